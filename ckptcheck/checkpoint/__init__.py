@@ -1,0 +1,1 @@
+"""The read model: what a checkpoint says about itself, read without torch and without trusting it."""

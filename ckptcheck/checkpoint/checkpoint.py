@@ -1,0 +1,195 @@
+"""The evidence that every rule of a scan looks at."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TypeVar
+
+from ckptcheck.checkpoint.config import Config, read_config
+from ckptcheck.checkpoint.document import Defect, impostor
+from ckptcheck.checkpoint.header import Shard, Tensor, read_shard
+from ckptcheck.checkpoint.index import Index, read_index
+from ckptcheck.checkpoint.layout import Layout, layout_of
+from ckptcheck.checkpoint.source import File, Source
+from ckptcheck.phrase import count, few, size
+from ckptcheck.rule import Problem, Skip
+
+T = TypeVar("T")
+ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
+"""The name of a shard: model-00002-of-00003.safetensors."""
+MODEL_INDEX = "model.safetensors.index.json"
+WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
+"""Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
+
+
+class Checkpoint:
+    """A Hugging Face checkpoint (or a single shard, or an adapter), each part read when it is first asked for.
+
+    A part that does not exist is None; one that is malformed has defects; one that exists but cannot be read is in
+    `unread`, and then no rule passes.
+    """
+
+    kind = "checkpoint"
+
+    def __init__(self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None) -> None:
+        """`single`: the target is one shard by itself, so nothing is said about what is beside it."""
+        self.source = source
+        self.single = single
+        self._index_file = index_file
+        self._jobs = jobs or os.cpu_count() or 1
+        self._unread: dict[str, str] = {}
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return self.source.target
+
+    @property
+    def files(self) -> Mapping[str, File]:
+        """The files of the folder, by name."""
+        return self.source.files
+
+    @cached_property
+    def shards(self) -> dict[str, Shard]:
+        """Every safetensors file of the folder, its header read; those that could not be read are in `unread`."""
+        names = [name for name in self.files if name.endswith(".safetensors")]
+        pool = ThreadPoolExecutor(min(self._jobs, max(len(names), 1)))
+        try:
+            read = list(pool.map(lambda name: self._read(name, Shard, read_shard), names))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # on Ctrl-C nobody waits for a slow disk
+        return {shard.name: shard for shard in read if shard is not None}
+
+    @cached_property
+    def index(self) -> Index | None:
+        """The index: the standard one, or the only one there is."""
+        indexes = [name for name in self.files if name.endswith(".safetensors.index.json")]
+        file = self._index_file or (MODEL_INDEX if MODEL_INDEX in indexes else indexes[0] if len(indexes) == 1 else None)
+        return self._read(file, Index, read_index) if file in self.files else None
+
+    @cached_property
+    def config(self) -> Config | None:
+        """config.json."""
+        return self._read("config.json", Config, read_config) if "config.json" in self.files else None
+
+    @cached_property
+    def adapter(self) -> Config | None:
+        """adapter_config.json of a PEFT adapter."""
+        return self._read("adapter_config.json", Config, read_config) if "adapter_config.json" in self.files else None
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the folder holds an adapter and no whole model."""
+        return any(name.startswith("adapter_model.") for name in self.files) and "config.json" not in self.files
+
+    @cached_property
+    def loaded(self) -> tuple[str, ...]:
+        """The files that make up the model, as loaders choose them; some may be missing.
+
+        The index decides where it fits the folder at all; then model.safetensors, the numbered shards, whatever is there.
+        """
+        if self.index is not None and self.index.readable and any(name in self.files for name in self.index.shards):
+            return self.index.shards
+        names = [name for name in self.files if name.endswith(".safetensors")]
+        if "model.safetensors" in names:
+            return ("model.safetensors",)
+        if "adapter_model.safetensors" in names and self.is_adapter:
+            return ("adapter_model.safetensors",)
+        own = [name for name in names if not name.startswith(("consolidated", "adapter_"))]
+        return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
+
+    @cached_property
+    def holders(self) -> dict[str, str]:
+        """Tensor → the loaded file that holds it (the last one, where there are several)."""
+        found: dict[str, str] = {}
+        for name in self.loaded:
+            if name in self.shards:
+                found.update(dict.fromkeys(self.shards[name].tensors, name))
+        return found
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the loaded files, by name, as far as they could be read."""
+        found: dict[str, Tensor] = {}
+        for name in self.loaded:
+            if name in self.shards:
+                found.update(self.shards[name].tensors)
+        return found
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the names of the loaded tensors say about the model."""
+        return layout_of(self.tensors)
+
+    def require_whole(self) -> None:
+        """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
+        absent = [name for name in self.loaded if name not in self.shards or not self.shards[name].readable]
+        if absent:
+            raise Skip(f"needs every tensor, but {few(absent)} could not be read")
+
+    def defects(self, *kinds: str) -> Iterator[Problem]:
+        """Yield one problem for each file that has defects of these kinds: the first one whole, the others counted."""
+        for file, defects in self._defects.items():
+            found = [defect for defect in defects if defect.kind in kinds]
+            if found:
+                others = f" ({count(len(found) - 1, 'more such place')} in this file)" if len(found) > 1 else ""
+                yield Problem(found[0].text + others, file=file, key=found[0].key)
+
+    @cached_property
+    def _defects(self) -> dict[str, tuple[Defect, ...]]:
+        """All defects of form, by file."""
+        parts = [self.index, self.config, self.adapter]
+        found = {name: shard.defects for name, shard in self.shards.items()}
+        found |= {part.file: part.defects for part in parts if part is not None}
+        for name, file in self.files.items():
+            if file.leaves is not None:
+                text = f"it is a link to {file.leaves}, outside the checkpoint, and was not followed"
+                found[name] = (Defect("escaping-link", text),)
+            elif name not in found and name.endswith(WATCHED) and (self.source.local is not None or file.size < 1024):
+                defect = self._read(name, Defect, lambda source, name: impostor(source.read(name, 0, 64)))
+                found[name] = (defect,) if defect else ()
+        return found
+
+    def _read(self, name: str | None, _: type[T], reader: Callable[[Source, str], T | None]) -> T | None:
+        """Read a part; note why it could not be read, and pass over a link that leaves the target (a finding)."""
+        assert name is not None
+        if self.files[name].leaves is not None:
+            return None
+        try:
+            return reader(self.source, name)
+        except FileNotFoundError:
+            self._unread[name] = "it disappeared while it was being read"
+        except OSError as error:
+            self._unread[name] = error.strerror or str(error)
+        return None
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read. Everything is read first, so that the answer is final."""
+        _ = self.shards, self._defects
+        return self._unread
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Safetensors files, tensors and bytes of tensor data in them."""
+        shards = self.shards.values()
+        return {
+            "files": len(self.shards),
+            "tensors": sum(len(shard.tensors) for shard in shards),
+            "bytes": sum(shard.size - shard.data_start for shard in shards if shard.readable),
+        }
+
+    @property
+    def subject(self) -> str:
+        """One line that says what the checkpoint is."""
+        counts = self.counts
+        parts = [count(counts["files"], "file"), count(counts["tensors"], "tensor"), size(counts["bytes"])]
+        if self.config is not None and self.config.architecture:
+            parts.insert(0, self.config.architecture)
+        elif self.is_adapter:
+            parts.insert(0, "PEFT adapter")
+        return " · ".join(parts)

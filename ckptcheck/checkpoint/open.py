@@ -1,0 +1,68 @@
+"""Turns what the user named into evidence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.source import Folder
+from ckptcheck.errors import CkptcheckError
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
+    """Open a folder, a .safetensors file, an index file, ``hf://org/name[@revision]`` or a bare ``org/name``.
+
+    Raises CkptcheckError when there is nothing to check, EvidenceError when the Hub cannot be asked.
+    """
+    if target.startswith("hf://"):
+        return _remote(target, target.removeprefix("hf://"), jobs)
+    path = Path(target).expanduser()
+    try:
+        if path.is_dir():
+            return _folder(target, path, jobs)
+        if path.is_file():
+            return _file(target, path, jobs)
+        if path.exists() or path.is_symlink():
+            raise CkptcheckError(f"{target} is neither a folder nor a file that can be read")
+    except OSError as error:
+        raise CkptcheckError(f"cannot open {target}: {error.strerror or error}") from error
+    if REPOSITORY.fullmatch(target):
+        return _remote(target, target, jobs)
+    raise CkptcheckError(
+        f"{target} does not exist", hint="name a folder, a .safetensors file, its index, or hf://org/name for the Hub"
+    )
+
+
+def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
+    source = Folder(path, target)
+    if not source.files:
+        raise CkptcheckError(f"{target} is an empty folder", hint="name the folder that holds the .safetensors files")
+    if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files):
+        weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
+        if weights:
+            raise CkptcheckError(
+                f"{target} holds no safetensors file, only {weights[0]}", hint="convert it to safetensors first: pickles are not read"
+            )
+        if "config.json" not in source.files and "adapter_config.json" not in source.files:
+            raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
+    return Checkpoint(source, jobs=jobs)
+
+
+def _file(target: str, path: Path, jobs: int | None) -> Checkpoint:
+    if path.name.endswith(".index.json"):
+        return Checkpoint(Folder(path.parent, target), index_file=path.name, jobs=jobs)
+    if path.suffix == ".safetensors":
+        return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, jobs=jobs)
+    raise CkptcheckError(
+        f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)", hint="name the folder instead"
+    )
+
+
+def _remote(target: str, repository: str, jobs: int | None) -> Checkpoint:
+    from ckptcheck.checkpoint.hub import Repository
+
+    name, _, revision = repository.partition("@")
+    return Checkpoint(Repository(name, revision or None, target), jobs=jobs or 16)

@@ -1,0 +1,77 @@
+"""Lists the tensors of a PyTorch .bin file without torch and without executing anything in it.
+
+A torch.save file is a zip whose ``data.pkl`` is a pickle. A pickle is a program; this reader runs it on a machine that
+knows five constructors and refuses every other name. Format: torch/serialization.py, torch/_utils.py.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from typing import Any
+
+MAX_PICKLE = 1 << 27
+"""Longest data.pkl that is read, in bytes unpacked; a zip bomb stops here."""
+
+
+class UnreadablePickle(Exception):
+    """The file is no torch.save zip, or its pickle asks for something that a list of tensors does not need."""
+
+
+def _tensor(storage: Any, offset: int, size: tuple[int, ...], *_: Any) -> tuple[int, ...]:
+    return tuple(size)
+
+
+def _parameter(data: Any, *_: Any) -> Any:
+    return data
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            ("collections", "OrderedDict"): OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("torch._utils", "_rebuild_tensor"): _tensor,
+            ("torch._utils", "_rebuild_parameter"): _parameter,
+        }
+        if (module, name) in known:
+            return known[module, name]
+        if module == "torch" and (name.endswith("Storage") or name in DTYPES):
+            return name
+        raise UnreadablePickle(f"it asks for {module}.{name}, which a list of tensors does not need")
+
+    def persistent_load(self, pid: Any) -> Any:
+        return None
+
+
+DTYPES = frozenset("float16 bfloat16 float32 float64 uint8 int8 int16 int32 int64 bool".split())
+
+
+def tensor_shapes(file: io.BufferedIOBase) -> dict[str, tuple[int, ...]]:
+    """Return name → shape of the tensors at the top of a torch.save file.
+
+    Raises UnreadablePickle with the reason where the file is something else, and OSError from reading.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+            inside = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
+            if len(inside) != 1:
+                raise UnreadablePickle("it holds no data.pkl")
+            if archive.getinfo(inside[0]).file_size > MAX_PICKLE:
+                raise UnreadablePickle("its data.pkl is too long")
+            with archive.open(inside[0]) as member:
+                raw = member.read(MAX_PICKLE)
+        found = _Reader(io.BytesIO(raw)).load()
+    except UnreadablePickle:
+        raise
+    except OSError:
+        raise
+    except Exception as error:  # a hostile pickle or zip may raise anything at all
+        raise UnreadablePickle(f"it is no torch.save file ({type(error).__name__})") from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict):
+        raise UnreadablePickle("it holds no state dict")
+    return {name: shape for name, shape in found.items() if isinstance(name, str) and isinstance(shape, tuple)}

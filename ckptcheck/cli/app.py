@@ -1,0 +1,63 @@
+"""The verbs, and the one place that turns trouble into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from ckptcheck.cli.doctor import doctor
+from ckptcheck.cli.rules import rule, rules
+from ckptcheck.cli.scan import scan
+from ckptcheck.errors import CkptcheckError
+
+app = typer.Typer(
+    name="ckptcheck",
+    help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(scan)
+app.command()(rules)
+app.command()(rule)
+app.command()(doctor)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from ckptcheck import __version__
+
+        typer.echo(f"ckptcheck {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line. Trouble is one sentence on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except CkptcheckError as error:
+        _stop(error.message, error.hint)
+    except KeyboardInterrupt:
+        _stop("interrupted")
+    except BrokenPipeError:  # the reader of our output has seen enough (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(2)
+
+
+def _stop(message: str, hint: str | None = None) -> NoReturn:
+    from ckptcheck.reporters.text import printable
+
+    text = f"ckptcheck: {printable(message)}\n" + (f"           {printable(hint)}\n" if hint else "")
+    sys.stderr.write(text)
+    _leave(2)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit at once: threads that still wait for a slow disk or network must not hold the user up."""
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,95 @@
+"""Opens each target, repairs it where asked, and runs the rules over it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.cli.output import talk
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.repair import index_repair
+from ckptcheck.report import Report
+from ckptcheck.rule import Rule, Severity
+from ckptcheck.run import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with every target."""
+
+    rules: Sequence[Rule]
+    ignored: Mapping[str, str]
+    severities: Mapping[str, Severity]
+    jobs: int | None = None
+    fix: bool = False
+    headers_only: bool = False
+
+
+def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
+    """Report on every target; with several, one that cannot be opened does not stop the others.
+
+    Raises CkptcheckError when the only target cannot be opened.
+    """
+    reports = []
+    for target in targets:
+        try:
+            with _no_collection():
+                reports.append(_one(target, plan))
+        except CkptcheckError as error:
+            if len(targets) == 1:
+                raise
+            talk(f"ckptcheck: {error.message}")
+            reports.append(Report(target, error=error.message))
+    return reports
+
+
+def _one(target: str, plan: Plan) -> Report:
+    ckpt = open_checkpoint(target, jobs=plan.jobs)
+    if plan.fix:
+        ckpt = _repaired(ckpt, target, plan)
+    return run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+
+
+def _repaired(ckpt: Checkpoint, target: str, plan: Plan) -> Checkpoint:
+    repair, reason = index_repair(ckpt)
+    if repair is None:
+        talk(f"{target}: the index was not repaired: {reason}" if reason else f"{target}: nothing to repair")
+        return ckpt
+    kept = repair.apply()
+    talk(f"{target}: {repair.done}" + (f"; the old one is {kept.name}" if kept else ""))
+    return open_checkpoint(target, jobs=plan.jobs)
+
+
+def show_repairs(targets: Sequence[str], plan: Plan) -> int:
+    """Print as a diff what --fix would change; return the exit code: 1 if it would change anything."""
+    changed = 0
+    for target in targets:
+        repair, reason = index_repair(open_checkpoint(target, jobs=plan.jobs))
+        if repair is not None:
+            sys.stdout.write(repair.diff())
+            changed = 1
+        else:
+            talk(f"{target}: the index would not be repaired: {reason}" if reason else f"{target}: nothing to repair")
+    return changed
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the cyclic garbage collector from walking hundreds of thousands of live tensors again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

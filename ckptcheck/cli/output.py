@@ -1,0 +1,41 @@
+"""stdout is the report, stderr is the talk."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckptcheck.report import Report
+from ckptcheck.rule import Rule
+
+
+def talk(message: str) -> None:
+    """Say something to the person at the terminal."""
+    from ckptcheck.reporters.text import printable
+
+    sys.stderr.write(printable(message) + "\n")
+
+
+def deliver(reports: Sequence[Report], rules: Sequence[Rule], form: str, output: Path | None, *, verbose: bool = False) -> None:
+    """Write the reports in the given form to stdout, or to a file whole or not at all."""
+    if form == "text":
+        from ckptcheck.reporters import text
+
+        if output is None:
+            text.write(reports, rules, sys.stdout, verbose=verbose)
+            return
+        buffer = io.StringIO()
+        text.write(reports, rules, buffer, verbose=verbose)
+        content = buffer.getvalue()
+    else:
+        from ckptcheck.reporters import render
+
+        content = render(form, reports, rules).rstrip("\n") + "\n"
+    if output is None:
+        sys.stdout.write(content)
+        return
+    from ckptcheck.writing import replace_file
+
+    replace_file(output, content.encode())

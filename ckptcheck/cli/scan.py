@@ -1,0 +1,98 @@
+"""``ckptcheck scan``: evidence, rules, report."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptcheck.errors import CkptcheckError
+
+
+class Format(enum.StrEnum):
+    """Forms of the report."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    junit = "junit"
+    github = "github"
+
+
+class FailOn(enum.StrEnum):
+    """The lightest severity that makes the exit code 1."""
+
+    error = "error"
+    warning = "warning"
+    info = "info"
+    never = "never"
+
+
+def scan(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET…", help="A folder, a .safetensors file, an index, or hf://org/name[@revision].")
+    ],
+    headers_only: Annotated[bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")] = False,
+    select: Annotated[list[str], typer.Option(help="Run only these rules: codes or beginnings of codes, IDX,CFG003.")] = [],  # noqa: B006
+    ignore: Annotated[list[str], typer.Option(help="Leave these rules out; they are reported as skipped.")] = [],  # noqa: B006
+    rules: Annotated[list[Path], typer.Option(metavar="DIR", help="Load further rules from this folder. Runs their code.")] = [],  # noqa: B006
+    format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")] = None,
+    fail_on: Annotated[FailOn | None, typer.Option(help="Exit 1 for findings of this severity or graver.  [default: error]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Files read at a time.  [default: cores]")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Make the safe repairs, then report what remains. Keeps the old file.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print what --fix would change, and nothing else.")] = False,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Leave out the findings that this file lists.")] = None,
+    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings to this file as known.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings.  [default: the nearest ckptcheck.toml or pyproject.toml]")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")] = False,
+) -> None:
+    """Check checkpoints: what is missing, broken, or not what its author meant.
+
+    Exit codes: 0 clean, 1 findings at or above --fail-on, 2 could not check.
+    """
+    from ckptcheck import baseline as known_findings
+    from ckptcheck import pack, settings
+    from ckptcheck.cli import output as out
+    from ckptcheck.cli.examine import Plan, examine, show_repairs
+    from ckptcheck.select import matching, selected
+
+    if fix and diff:
+        raise CkptcheckError("--fix makes the repairs and --diff only shows them; choose one")
+    written = settings.load(config) if config else settings.find(Path.cwd(), targets)
+    loaded = pack.load([*written.rule_folders, *rules])
+    ignored = written.ignored_codes(loaded)
+    for pattern in _split(ignore):
+        ignored |= {found.code: "ignored on the command line" for found in matching(loaded, pattern)}
+    plan = Plan(
+        rules=selected(loaded, _split(select) or written.select),
+        ignored=ignored,
+        severities=written.severity_codes(loaded),
+        jobs=jobs,
+        fix=fix,
+        headers_only=headers_only,
+    )
+    if diff:
+        raise typer.Exit(show_repairs(targets, plan))
+    known = known_findings.read(baseline) if baseline else frozenset()
+    reports = examine(targets, plan)
+    if write_baseline:
+        number = known_findings.write(write_baseline, reports)
+        out.talk(f"{number} finding{'' if number == 1 else 's'} written to {write_baseline}")
+        known = known_findings.read(write_baseline)
+    if known:
+        reports = [known_findings.without(report, known) for report in reports]
+    out.deliver(reports, loaded, format.value, output, verbose=verbose)
+    threshold = fail_on.value if fail_on else written.fail_on
+    sys.stdout.flush()
+    raise typer.Exit(max(report.exit_code(threshold) for report in reports))
+
+
+def _split(values: list[str]) -> list[str]:
+    """Split ``--select IDX,CFG003 --select MOE`` into its codes."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]

@@ -1,0 +1,112 @@
+"""The repairs that are safe: an index written anew from the shards' own headers. A shard is never touched."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.checkpoint import MODEL_INDEX, ORDINAL, Checkpoint
+from ckptcheck.checkpoint.header import Shard
+from ckptcheck.phrase import count, few
+from ckptcheck.writing import replace_file
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A file to write anew. done: what the repair does, in the past tense. before: its text now, None if absent."""
+
+    path: Path
+    done: str
+    before: str | None
+    after: str
+
+    def diff(self) -> str:
+        """Return the change as a unified diff."""
+        old = self.before.splitlines(keepends=True) if self.before is not None else []
+        name = self.path.name
+        lines = difflib.unified_diff(old, self.after.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}")
+        return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+    def apply(self) -> Path | None:
+        """Write the file and keep the old one beside it; return where that is, None if there was none."""
+        kept = None
+        if self.before is not None:
+            kept = next(name for name in _names(self.path) if not name.exists())
+            replace_file(kept, self.path.read_bytes())
+        replace_file(self.path, self.after.encode())
+        return kept
+
+
+def _names(path: Path) -> Any:
+    yield path.with_name(path.name + ".orig")
+    number = 1
+    while True:
+        yield path.with_name(f"{path.name}.orig{number}")
+        number += 1
+
+
+def index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
+    """Plan the repair of the index: (repair, None), (None, why it is not safe), or (None, None) if none is needed.
+
+    It is safe when the shards speak for themselves: all are there and readable, no tensor is in two of them, and the
+    index does not name a tensor that all of them lack (a new index would hide the loss).
+    """
+    folder = ckpt.source.local
+    if folder is None or ckpt.single or folder.is_file():
+        return None, None
+    index = ckpt.index
+    stale = index is not None and index.readable and not any(name in ckpt.files for name in index.shards)
+    usable = index is not None and index.readable and not stale
+    numbered = [name for name in ckpt.files if ORDINAL.fullmatch(name)]
+    if not usable and not numbered:
+        return None, None
+    names = index.shards if usable and index is not None else tuple(numbered)
+    if (reason := _unsafe(ckpt, names)) is not None:
+        return None, reason
+    shards = [ckpt.shards[name] for name in names]
+    places = {tensor: shard.name for shard in shards for tensor in shard.tensors}
+    if usable and index is not None and (lost := index.weight_map.keys() - places.keys()):
+        return None, f"the index names {few(lost)}, which no shard holds; a new index would hide that"
+    metadata: dict[str, Any] = dict(index.metadata) if index is not None and index.readable else {}
+    wrong = _correct(metadata, shards)
+    if usable and index is not None and places == index.weight_map and not wrong:
+        return None, None
+    file = index.file if index is not None else MODEL_INDEX
+    path = folder / file if folder.is_dir() else folder.parent / file
+    same = usable and index is not None and places == index.weight_map
+    what = "corrected metadata.total_size in" if same else "wrote"
+    done = f"{what} {file}" + ("" if same else f" from the headers of {count(len(shards), 'shard')}")
+    before = path.read_bytes().decode("utf-8", "replace") if path.exists() else None
+    after = json.dumps({"metadata": metadata, "weight_map": dict(sorted(places.items()))}, indent=2, ensure_ascii=False) + "\n"
+    return Repair(path, done, before, after), None
+
+
+def _unsafe(ckpt: Checkpoint, names: tuple[str, ...]) -> str | None:
+    """Say why these shards cannot speak for themselves, None if they can."""
+    bad = [name for name in names if name not in ckpt.shards or not ckpt.shards[name].readable]
+    if bad:
+        return f"{few(bad)} {'is' if len(bad) == 1 else 'are'} missing or unreadable"
+    families = {(match["stem"], match["total"]) for name in names if (match := ORDINAL.fullmatch(name))}
+    if len(families) > 1:
+        return "the folder holds more than one set of shards"
+    for _, total in families:
+        held = {int(match["number"]) for name in names if (match := ORDINAL.fullmatch(name))}
+        if held not in (set(range(1, int(total) + 1)), set(range(int(total)))):
+            return f"the folder holds {len(held)} of {int(total)} shards"
+    seen: set[str] = set()
+    for name in names:
+        if twice := seen & ckpt.shards[name].tensors.keys():
+            return f"{few(twice)} stands in more than one shard"
+        seen |= ckpt.shards[name].tensors.keys()
+    return None
+
+
+def _correct(metadata: dict[str, Any], shards: list[Shard]) -> bool:
+    """Set total_size to what the headers add up to; return whether it was missing or wrong."""
+    total = sum(tensor.nbytes for shard in shards for tensor in shard.tensors.values())
+    wrong = metadata.get("total_size") != total
+    metadata["total_size"] = total
+    return wrong

@@ -1,0 +1,76 @@
+"""What a run over one target came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckptcheck.rule import SEVERITIES, Finding, Severity
+
+SCHEMA = "ckptcheck-report/1"
+Verdict = Literal["clean", "findings", "incomplete"]
+FailOn = Literal["error", "warning", "info", "never"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Findings and the fate of every rule that applied.
+
+    passed: codes that ran and found nothing. skipped: applied, but could not or was told not to look (reason).
+    crashed: a rule that failed, or could not read its evidence (error); makes the verdict incomplete.
+    error: why the target could not be opened at all, else None.
+    known: findings that a baseline covers; they are not among `findings`.
+    counts: files, tensors and bytes (of tensor data) looked at.
+    """
+
+    target: str
+    subject: str = ""
+    findings: tuple[Finding, ...] = ()
+    passed: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    crashed: tuple[tuple[str, str], ...] = ()
+    error: str | None = None
+    known: int = 0
+    counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
+
+    @property
+    def verdict(self) -> Verdict:
+        """Incomplete wins over findings, findings over clean."""
+        if self.crashed or self.error:
+            return "incomplete"
+        return "findings" if self.findings else "clean"
+
+    def number(self, severity: Severity) -> int:
+        """How many findings have this severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def exit_code(self, fail_on: FailOn) -> int:
+        """0 clean, 1 findings at or above `fail_on`, 2 could not check; 2 wins over 1."""
+        if self.verdict == "incomplete":
+            return 2
+        if fail_on == "never":
+            return 0
+        grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+        return int(any(finding.severity in grave for finding in self.findings))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form (``ckptcheck/reporters/report.schema.json``)."""
+        from ckptcheck import __version__
+
+        result: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "target": self.target,
+            "verdict": self.verdict,
+            "findings": [
+                {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
+                for finding in self.findings
+            ],
+            "passed": list(self.passed),
+            "skipped": [{"code": code, "reason": reason} for code, reason in self.skipped],
+            "crashed": [{"code": code, "error": error} for code, error in self.crashed],
+            "counts": {**{severity: self.number(severity) for severity in SEVERITIES}, **self.counts},
+            "known": self.known,
+        }
+        return result | ({"error": self.error} if self.error else {})

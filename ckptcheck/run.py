@@ -1,0 +1,94 @@
+"""Runs rules over evidence and reports what became of each."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from ckptcheck.errors import EvidenceError
+from ckptcheck.phrase import few
+from ckptcheck.report import Report
+from ckptcheck.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
+
+
+class Evidence(Protocol):
+    """What every kind of evidence tells about itself; rules know the rest.
+
+    kind: matched with a rule's `on`. target: what the user named. subject: one line that says what it is.
+    unread: file → why it could not be read; while there is one, no rule can pass.
+    counts: files, tensors, bytes.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def unread(self) -> Mapping[str, str]: ...
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+
+
+def run(
+    evidence: Evidence,
+    rules: Iterable[Rule],
+    *,
+    ignored: Mapping[str, str] | None = None,
+    severities: Mapping[str, Severity] | None = None,
+) -> Report:
+    """Run every rule that applies; one that fails is reported and the others still run.
+
+    ignored: code → reason, for rules the user told not to look. severities: code → severity overrides.
+    """
+    findings: list[Finding] = []
+    passed: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    crashed: list[tuple[str, str]] = []
+    unread = few([f"{name}: {reason}" for name, reason in evidence.unread.items()])
+    for rule in rules:
+        if rule.on != evidence.kind:
+            continue
+        found = len(findings)
+        try:
+            if rule.when is not None and not rule.when(evidence):
+                continue
+            if ignored and rule.code in ignored:
+                skipped.append((rule.code, ignored[rule.code]))
+                continue
+            severity = (severities or {}).get(rule.code, rule.severity)
+            for problem in rule.check(evidence):
+                findings.append(_finding(rule, severity, problem))
+        except Skip as skip:
+            skipped.append((rule.code, str(skip)))
+        except EvidenceError as error:
+            crashed.append((rule.code, error.message))
+        except Exception as error:  # a rule is anybody's code: whatever it raises must not stop the others
+            crashed.append((rule.code, _last_words(error)))
+        else:
+            if unread:
+                crashed.append((rule.code, f"could not read {unread}"))
+            elif len(findings) == found:
+                passed.append(rule.code)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # stable: the order of the rules within
+    return Report(
+        target=evidence.target,
+        subject=evidence.subject,
+        findings=tuple(findings),
+        passed=tuple(passed),
+        skipped=tuple(skipped),
+        crashed=tuple(crashed),
+        error=None if passed or findings or crashed else "no selected rule looked at this target",
+        counts=evidence.counts,
+    )
+
+
+def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:
+    return Finding(rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint)
+
+
+def _last_words(error: BaseException) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}, line {where.lineno})"

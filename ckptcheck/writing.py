@@ -1,0 +1,43 @@
+"""Writes a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write to a temporary file beside `path` and rename it over it; what was there keeps its permissions.
+
+    Raises CkptcheckError when the folder cannot be written to; nothing half-written is left, also on Ctrl-C.
+    """
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
+        path.write_bytes(content)
+        return
+    temporary = None
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

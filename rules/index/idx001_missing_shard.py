@@ -1,0 +1,38 @@
+"""The index names a shard that is not there.
+
+## What it checks
+Every file that the index's `weight_map` names exists beside it. When none of them exists but another complete set does,
+the index is stale as a whole, and IDX006 says that instead.
+
+## Why it matters
+transformers stops at the missing file. Loaders that glob `*.safetensors`, as SGLang and vLLM do, start without it and
+serve layers that were never loaded; only the garbage they generate shows it.
+
+## How to fix
+Fetch or upload the file again. If it was removed on purpose, write the index anew.
+
+## Seen in
+sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.phrase import count
+
+
+@rule("IDX001", "missing-shard", severity="error", when=lambda ckpt: ckpt.index is not None and ckpt.index.readable)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.index_is_stale:
+        return
+    assert ckpt.index is not None
+    for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
+        if shard not in ckpt.files:
+            yield Problem(
+                f"{shard} is not there, but the index places {count(tensors, 'tensor')} in it",
+                file=ckpt.index.file,
+                key="weight_map",
+                hint=f"fetch {shard} again",
+            )

@@ -1,0 +1,152 @@
+"""The cases of the rules: a tiny checkpoint, what is done to it, and what the rule must say then.
+
+A case is a table of a rule's .toml. Its keys, applied in this order::
+
+    title    what the case shows
+    base     a folder of fixtures/checkpoints
+    delete   [file]                     rename  {file = new name}        copy  {file = new name}
+    json     {file = {"a.b" = value}}   unset   {file = ["a.b"]}         text  {file = "the whole content"}
+    tensors  {file = {name = {dtype, shape} | false}}    add, replace (filled with ones) or remove tensors
+    index    true                       write the index anew from the shards
+    header   {file = "the header's text"}                the data stays
+    patch    [{file, at, hex}]          overwrite bytes; append {file = hex}; truncate {file = bytes that stay}
+    link     {name = goal}              a symbolic link
+    target   a file in the folder to scan in its place
+    expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck import pack
+from ckptcheck.rule import Finding, Rule
+
+ROOT = Path(__file__).parent.parent
+CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
+KEYS = frozenset(
+    "title base delete rename copy json unset text tensors index header patch append truncate link target expect skip".split()
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: Rule
+    kind: str  # bad or ok
+    number: int
+    table: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.rule.code}-{self.kind}-{self.number}"
+
+
+def all_cases() -> Iterator[Case]:
+    for rule in pack.load():
+        assert rule.path is not None
+        tables = tomllib.loads(rule.path.with_suffix(".toml").read_text(encoding="utf-8"))
+        for kind, cases in tables.items():
+            for number, table in enumerate(cases):
+                yield Case(rule, kind, number, table)
+
+
+def build(table: dict[str, Any], folder: Path) -> Path:
+    """Build a case's checkpoint in `folder`; return what to scan."""
+    unknown = table.keys() - KEYS
+    assert not unknown, f"a case does not know {unknown}"
+    shutil.copytree(CHECKPOINTS / table["base"], folder, dirs_exist_ok=True)
+    for name in table.get("delete", []):
+        (folder / name).unlink()
+    for name, new in table.get("rename", {}).items():
+        (folder / name).rename(folder / new)
+    for name, new in table.get("copy", {}).items():
+        shutil.copy(folder / name, folder / new)
+    for name in table.get("json", {}).keys() | table.get("unset", {}).keys():
+        _edit_json(folder / name, table.get("json", {}).get(name, {}), table.get("unset", {}).get(name, []))
+    for name, text in table.get("text", {}).items():
+        (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    for name, changes in table.get("tensors", {}).items():
+        edit_tensors(folder / name, changes)
+    if table.get("index"):
+        _write_index(folder)
+    for name, text in table.get("header", {}).items():
+        raw = (folder / name).read_bytes()
+        data = raw[8 + int.from_bytes(raw[:8], "little") :]
+        (folder / name).write_bytes(len(text.encode()).to_bytes(8, "little") + text.encode() + data)
+    for patch in table.get("patch", []):
+        raw = bytearray((folder / patch["file"]).read_bytes())
+        new = bytes.fromhex(patch["hex"])
+        raw[patch["at"] : patch["at"] + len(new)] = new
+        (folder / patch["file"]).write_bytes(raw)
+    for name, tail in table.get("append", {}).items():
+        (folder / name).write_bytes((folder / name).read_bytes() + bytes.fromhex(tail))
+    for name, stay in table.get("truncate", {}).items():
+        (folder / name).write_bytes((folder / name).read_bytes()[:stay])
+    for name, goal in table.get("link", {}).items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(goal)
+    return folder / table["target"] if "target" in table else folder
+
+
+def line(finding: Finding) -> str:
+    """A finding as a case expects it."""
+    return f"{finding.place}: {finding.message}" if finding.place else finding.message
+
+
+def _edit_json(path: Path, changes: dict[str, Any], removed: list[str]) -> None:
+    value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for dotted, new in [*changes.items(), *((name, None) for name in removed)]:
+        part, keys = value, dotted.split("/") if "/" in dotted else dotted.split(".")
+        for key in keys[:-1]:
+            part = part.setdefault(key, {})
+        if dotted in removed:
+            del part[keys[-1]]
+        else:
+            part[keys[-1]] = new
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+NUMPY = {"F32": "f4", "F16": "f2", "F64": "f8", "I32": "i4", "I64": "i8", "U8": "u1", "I8": "i1", "BF16": "bf16", "F8_E4M3": "f8"}
+
+
+def edit_tensors(path: Path, changes: dict[str, Any]) -> None:
+    """Add, replace or remove tensors. dtypes that numpy lacks are written as raw bytes under their own name."""
+    tensors: dict[str, Any] = load_file(path) if path.exists() else {}
+    retyped = {}
+    for name, change in changes.items():
+        tensors.pop(name, None)
+        if change is False:
+            continue
+        dtype, shape = change["dtype"], tuple(change["shape"])
+        stand_in = {"BF16": np.uint16, "F8_E4M3": np.uint8}.get(dtype)
+        if stand_in is not None:
+            retyped[name] = dtype
+        tensors[name] = np.ones(shape, stand_in or NUMPY[dtype])
+    save_file(tensors, path, {"format": "pt"})
+    if retyped:
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        for name, dtype in retyped.items():
+            header[name]["dtype"] = dtype
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+def _write_index(folder: Path) -> None:
+    places, total = {}, 0
+    for shard in sorted(folder.glob("model-*.safetensors")):
+        for name, value in load_file(shard).items():
+            places[name] = shard.name
+            total += value.nbytes
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""Every case of every rule, and the hygiene of the pack."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from cases import ROOT, Case, all_cases, build, line
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.rule import Rule
+from ckptcheck.run import run
+
+RULES = pack.load()
+CASES = list(all_cases())
+SECTIONS = ["What it checks", "Why it matters", "How to fix", "Seen in"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, tmp_path: Path) -> None:
+    report = run(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))), [case.rule])
+    assert not report.crashed
+    assert [line(finding) for finding in report.findings] == case.table.get("expect", [])
+    assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])
+
+
+def test_a_case_says_what_it_shows() -> None:
+    for case in CASES:
+        assert case.table["title"], case
+        assert ("expect" in case.table) == (case.kind == "bad"), case
+    titles = [(case.rule.code, case.table["title"]) for case in CASES]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_hygiene(rule: Rule) -> None:
+    assert rule.path is not None
+    assert rule.path.stem == f"{rule.code.lower()}_{rule.name.replace('-', '_')}"
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.name)
+    assert not re.match(r"(check|no|invalid|bad|wrong|use)-", rule.name), "name the defect"
+    assert re.findall(r"^## (.+)$", rule.explanation, re.MULTILINE) == SECTIONS
+    for section in SECTIONS:
+        body = rule.explanation.split(f"## {section}\n")[1].split("\n## ")[0]
+        assert len(body.strip()) > 10, f"{section} is empty"
+    assert rule.summary.endswith(".")
+    assert len(rule.summary) < 100
+    cases = tomllib.loads(rule.path.with_suffix(".toml").read_text(encoding="utf-8"))
+    assert cases.keys() == {"bad", "ok"}
+    assert len(cases["ok"]) >= len(cases["bad"]) >= 1
+
+
+def test_no_case_file_without_a_rule() -> None:
+    named = {rule.path.with_suffix(".toml") for rule in RULES if rule.path}
+    assert set((ROOT / "rules").rglob("*.toml")) == named
+
+
+@pytest.mark.parametrize("base", sorted(path.name for path in (ROOT / "fixtures/checkpoints").iterdir()))
+def test_the_bases_are_sound(base: str) -> None:
+    report = run(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base)), RULES)
+    assert [line(finding) for finding in report.findings] == []
+    assert report.verdict == "clean"
