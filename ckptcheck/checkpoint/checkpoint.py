@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect, impostor
 from ckptcheck.checkpoint.header import Shard, Tensor, read_shard
@@ -24,6 +27,24 @@ ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\
 MODEL_INDEX = "model.safetensors.index.json"
 WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
 """Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A set of numbered shards: ``stem-00002-of-00003.safetensors``. files: number → name."""
+
+    stem: str
+    total: int
+    files: dict[int, str]
+
+    @property
+    def expected(self) -> range:
+        """The numbers that a whole set has, counted from 0 if this one has a 0."""
+        return range(self.total) if 0 in self.files else range(1, self.total + 1)
+
+    def name(self, number: int) -> str:
+        """Write the name of a shard of this set as the others are written."""
+        return re.sub(r"\d+(?=-of-\d+\.safetensors$)", f"{number:05}", next(iter(self.files.values())))
 
 
 class Checkpoint:
@@ -92,7 +113,7 @@ class Checkpoint:
 
         The index decides where it fits the folder at all; then model.safetensors, the numbered shards, whatever is there.
         """
-        if self.index is not None and self.index.readable and any(name in self.files for name in self.index.shards):
+        if self.index is not None and self.index_decides:
             return self.index.shards
         names = [name for name in self.files if name.endswith(".safetensors")]
         if "model.safetensors" in names:
@@ -101,6 +122,31 @@ class Checkpoint:
             return ("adapter_model.safetensors",)
         own = [name for name in names if not name.startswith(("consolidated", "adapter_"))]
         return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
+
+    @cached_property
+    def families(self) -> tuple[Family, ...]:
+        """The sets of numbered shards in the folder."""
+        found: dict[tuple[str, str], dict[int, str]] = {}
+        for name in self.files:
+            if match := ORDINAL.fullmatch(name):
+                found.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
+        return tuple(Family(stem, int(total), files) for (stem, total), files in sorted(found.items()))
+
+    @cached_property
+    def globbed(self) -> tuple[str, ...]:
+        """The readable files whose every tensor vLLM and SGLang load: those of the index, without one all of the folder.
+
+        Both drop Mistral's consolidated files where others are there, and adapters are loaded apart.
+        """
+        names = self.loaded if self.index_decides else tuple(self.shards)
+        return tuple(
+            name
+            for name in names
+            if name in self.shards
+            and self.shards[name].readable
+            and not name.startswith("adapter_")
+            and (name in self.loaded or not name.startswith("consolidated"))
+        )
 
     @cached_property
     def holders(self) -> dict[str, str]:
@@ -125,15 +171,47 @@ class Checkpoint:
         """What the names of the loaded tensors say about the model."""
         return layout_of(self.tensors)
 
+    @cached_property
+    def anatomy(self) -> Anatomy:
+        """Which of the loaded tensors play which part."""
+        return Anatomy(self.config, self.layout, self.tensors)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the target is not a whole model by design: one shard, or an adapter."""
+        return self.single or self.is_adapter
+
+    def holder(self, prefix: str) -> str | None:
+        """Return the file that holds (most of) the tensors below a name."""
+        files = Counter(file for name, file in self.holders.items() if name.startswith(prefix + "."))
+        return files.most_common(1)[0][0] if files else None
+
+    @property
+    def has_index(self) -> bool:
+        """Whether there is an index that can be read."""
+        return self.index is not None and self.index.readable
+
+    @property
+    def index_is_stale(self) -> bool:
+        """Whether the index can be read, none of its shards exists, and other shards do."""
+        return self.has_index and bool(self.shards) and not any(name in self.files for name in self.index.shards)  # type: ignore[union-attr]
+
+    @property
+    def index_decides(self) -> bool:
+        """Whether the index chooses the files that make up the model."""
+        return self.has_index and not self.index_is_stale
+
     def require_whole(self) -> None:
         """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
         absent = [name for name in self.loaded if name not in self.shards or not self.shards[name].readable]
         if absent:
             raise Skip(f"needs every tensor, but {few(absent)} could not be read")
 
-    def defects(self, *kinds: str) -> Iterator[Problem]:
-        """Yield one problem for each file that has defects of these kinds: the first one whole, the others counted."""
+    def defects(self, *kinds: str, files: Container[str] | None = None) -> Iterator[Problem]:
+        """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""
         for file, defects in self._defects.items():
+            if files is not None and file not in files:
+                continue
             found = [defect for defect in defects if defect.kind in kinds]
             if found:
                 others = f" ({count(len(found) - 1, 'more such place')} in this file)" if len(found) > 1 else ""

@@ -3,59 +3,60 @@
 Format: https://github.com/huggingface/safetensors#format. 8 bytes N (unsigned, little-endian), N bytes of UTF-8 JSON
 ``{"name": {"dtype", "shape", "data_offsets": [begin, end]}, …, "__metadata__": {str: str}}``, then the data, which the
 tensors cover without gap or overlap. `safetensors` stops at the first defect with one exception for all; here each is
-recorded and the rest is still read.
+recorded and the rest is still read. What follows from a recorded defect is not recorded again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from ckptcheck.checkpoint.document import Defect, impostor, parse_object
+from ckptcheck.checkpoint.document import Defect, clipped, depth, impostor, parse_object
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.phrase import count, shape
+from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
+from ckptcheck.phrase import count
 
 MAX_HEADER = 100_000_000
 """Longest header that safetensors accepts, in bytes (`MAX_HEADER_SIZE` in its tensor.rs)."""
-MAX_SIZE = 2**64
+KEYS = ("dtype", "shape", "data_offsets")
+MAX_DEPTH = 125
+"""How deeply a value in an entry may nest before safetensors' JSON parser gives up (128, less header and entry)."""
 FIRST_READ = 1 << 18
 """What is read before the header's length is known; most headers fit, so most shards take one read."""
 
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
-"""Bits of one element of every dtype that safetensors 0.8 knows."""
+OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive, as torch.save writes",
+    b"\x80\x02": "a Python pickle, as old versions of torch.save write",
+    b"GGUF": "a GGUF file",
+    b"\x1f\x8b": "a gzip archive",
+    b"\x89HDF": "an HDF5 file",
+}
+"""What is found under the name of a safetensors file, by its first bytes."""
+
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""The bound is msgspec's; what lies between it and 2^64 goes the slow way."""
+
+PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
 
-class Tensor(msgspec.Struct, gc=False, frozen=True):
+class Tensor(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
     """A tensor as the header describes it. data_offsets: [begin, end) in bytes from the start of the data."""
 
     dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
 
     @property
     def nbytes(self) -> int:
         """Bytes that the tensor occupies in the file."""
         return self.data_offsets[1] - self.data_offsets[0]
 
-
-class _Metadata(msgspec.Struct):
-    metadata: dict[str, str] | None = msgspec.field(name="__metadata__", default=None)
-
-
-class _Loose(msgspec.Struct, gc=False):
-    """An entry of any kind, `__metadata__` too: its absence of fields tells which."""
-
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
-    data_offsets: tuple[int, int] | None = None
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element is one number of the model, so that the shape is the model's own (not packed)."""
+        return self.dtype in PLAIN
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Shard:
     """One safetensors file: its tensors, its `__metadata__`, and what is wrong with it.
 
     size: of the file, data_start: where the data begins, both in bytes. metadata: None where the header has none.
-    readable: the header could be parsed, so `tensors` is what the file says (defects may remain).
+    readable: the header could be parsed and every entry in it understood, so `tensors` is what the file says (defects
+    may remain).
     """
 
     name: str
@@ -81,12 +83,17 @@ def read_shard(source: Source, name: str) -> Shard:
     try:
         raw = source.read(name, 0, FIRST_READ)
         length = int.from_bytes(raw[:8], "little")
-        if FIRST_READ < 8 + length <= size and length <= MAX_HEADER:
+        # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB.
+        if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{":
             raw += source.read(name, FIRST_READ, 8 + length - FIRST_READ)
+            due = 8 + length
+        else:
+            due = min(size, FIRST_READ)
     except FileNotFoundError:
         return Shard(name, size, defects=(Defect("vanished", "the file disappeared while it was being read"),))
-    if len(raw) < min(size, 8 + length, MAX_HEADER) and len(raw) < min(size, FIRST_READ):
-        return Shard(name, size, defects=(Defect("vanished", f"the file shrank to {len(raw):,} bytes while it was being read"),))
+    if len(raw) != due:
+        text = f"the file changed while it was being read: it had {count(size, 'byte')} when it was listed"
+        return Shard(name, size, defects=(Defect("vanished", text),))
     return parse_header(name, size, raw)
 
 
@@ -100,85 +107,106 @@ def parse_header(name: str, size: int, raw: bytes) -> Shard:
         return unreadable("empty-file", "the file is empty")
     if (found := impostor(raw[:64])) is not None:
         return Shard(name, size, defects=(found,))
-    if not any(raw[: min(len(raw), 4096)]):
-        return unreadable("zeroed-header", "the file begins with zero bytes where its header should be")
     if size < 8:
         return unreadable("truncated", f"the file ends after {count(size, 'byte')}, before its header begins")
     length = int.from_bytes(raw[:8], "little")
+    if length == 0:
+        return unreadable("zeroed-header", "the file begins with zero bytes where the length of its header should be")
     if length > MAX_HEADER:
-        return unreadable("oversized-header", f"the header claims {length:,} bytes; safetensors accepts at most {MAX_HEADER:,}")
+        return unreadable("oversized-header", _oversized(raw, length))
+    start = raw[8 : 8 + min(length, 16)]
+    if start and not start.startswith(b"{"):
+        seen = clipped(repr(start.decode("utf-8", "replace")))
+        return unreadable("header-not-json", f"the header is not a JSON object: it begins with {seen}")
     if 8 + length > size:
-        return unreadable("truncated", f"the header claims {length:,} bytes, but the file has only {size:,} in all")
+        return unreadable("truncated", f"the file ends after {size:,} bytes, inside its header, which has {length:,}")
     header = raw[8 : 8 + length]
-    if len(header) < length:
-        return unreadable("vanished", "the file shrank while it was being read")
     try:
-        text = header.decode("utf-8")
+        header.decode("utf-8")
     except UnicodeDecodeError as error:
-        return unreadable("header-not-utf8", f"the header is not UTF-8 text (byte {8 + error.start})")
-    if not header.startswith(b"{"):
-        start = text[:12]
-        return unreadable("header-not-json", f"the header is not a JSON object; it begins with {start!r}" if start else "the header is empty")
+        return unreadable("header-not-utf8", f"the header is not UTF-8 text (byte {8 + error.start:,} of the file)")
     return _described(name, size, header, 8 + length)
+
+
+def _oversized(raw: bytes, length: int) -> str:
+    for magic, what in OTHER_FORMATS.items():
+        if raw.startswith(magic):
+            return f"this is {what}, not a safetensors file"
+    if raw[8:9] == b"{":
+        return f"the header has {length:,} bytes; safetensors accepts at most {MAX_HEADER:,}"
+    return f"this is not a safetensors file: its first 8 bytes would announce a header of {length:,} bytes"
 
 
 def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
     tensors, metadata, defects = _fast(header) or _slow(header)
     if tensors is None:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
-    if not tensors:
-        defects.append(Defect("no-tensors", "the header lists no tensor"))
-    defects += _layout_defects(tensors, size - data_start)
+    kinds = {defect.kind for defect in defects}
+    layout = layout_defects(tensors, size - data_start)
+    if kinds & {
+        "malformed-entry",
+        "duplicate-key",
+    }:  # then a hole is where the data of the entry that is lost should be
+        layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
+    elif not tensors and not layout:
+        layout = [Defect("no-tensors", "the header lists no tensor")]
+    defects += layout
     if data_start % 8:
         defects.append(Defect("misaligned-data", f"the data begins at byte {data_start:,}, which is no multiple of 8"))
-    return Shard(name, size, tensors, metadata, data_start, tuple(defects), readable=True)
+    return Shard(name, size, tensors, metadata, data_start, tuple(defects), readable="malformed-entry" not in kinds)
 
 
 _Parsed = tuple[dict[str, Tensor] | None, dict[str, str] | None, list[Defect]]
-_DECODER = msgspec.json.Decoder(dict[str, Tensor])
-_METADATA = msgspec.json.Decoder(_Metadata)
-_LOOSE = msgspec.json.Decoder(dict[str, _Loose])
+_TENSORS = msgspec.json.Decoder(dict[str, Tensor])
+_METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def _fast(header: bytes) -> _Parsed | None:
     """Parse a header in which nothing is unusual; None sends it to `_slow`, which can say what is.
 
-    Every entry shows each of its three keys once, so a count of the keys in the bytes that differs from the number of
-    entries betrays a key that stands twice, which JSON parsers swallow. A backslash could spell a key differently.
+    Without a backslash every quotation mark begins or ends a string, and an entry has five: its name, its three keys
+    and its dtype. More than that betray a key that stands twice, which JSON parsers swallow. A minus sign outside a
+    name is a negative number or -0, which msgspec takes for 0 and safetensors refuses.
     """
-    metadata = None
-    body = header
+    if b"\\" in header:
+        return None
+    metadata, body = None, header
     if header.startswith(b'{"__metadata__":{'):
-        end = header.find(b"}", 17)
+        end = header.find(b"}") + 1
+        after = header[end : end + 1]
         try:
-            metadata = msgspec.json.decode(header[16 : end + 1], type=dict[str, str])
+            metadata = _METADATA.decode(header[16:end])
         except msgspec.MsgspecError:
             return None
-        if header[16 : end + 1].count(b'":') != len(metadata):
+        if header.count(b'"', 16, end) != 4 * len(metadata) or after not in (b",", b"}"):
             return None
-        body = b"{" + header[end + 2 :] if header[end + 1 : end + 2] == b"," else b"{" + header[end + 1 :]
-    if b"\\" in header or b'"__metadata__"' in body:
-        return None
+        body = b"{" + header[end + (after == b",") :]
+        if after == b"," and body.startswith(b"{}"):  # a comma with nothing after it
+            return None
     try:
-        tensors = _DECODER.decode(body)
+        tensors = _TENSORS.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    if any(body.count(key) != len(tensors) for key in (b'"dtype"', b'"shape"', b'"data_offsets"')):
+    if body.count(b'"') != 10 * len(tensors) or "__metadata__" in tensors:
         return None
-    if any(min(tensor.data_offsets) < 0 for tensor in tensors.values()):
+    if b"-" in body and any(sign in body for sign in _MINUS):
         return None
     return tensors, metadata, []
 
 
+_MINUS = tuple(before + b"-" for before in (b"[", b",", b" ", b"\t", b"\n", b"\r"))
+
+
 def _slow(header: bytes) -> _Parsed:
     """Parse any header, entry by entry, and say what is wrong with each."""
-    found, defects = parse_object(header)
+    found, defects = parse_object(header, strict=True)
     if found is None:
-        return None, None, [Defect("header-not-json", f"the header cannot be read: {defect.text}") for defect in defects]
+        return None, None, [Defect("header-not-json", f"the header cannot be read: {defects[0].text}")]
+    absent = "__metadata__" not in found
     metadata = found.pop("__metadata__", None)
-    if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    ):
+    if metadata is None and not absent:  # safetensors lets null pass, and it says as much as {}
+        metadata = {}
+    if metadata is not None and not _strings(metadata):
         defects.append(Defect("malformed-metadata", "__metadata__ is not an object of strings", "__metadata__"))
         metadata = None
     tensors = {}
@@ -190,11 +218,15 @@ def _slow(header: bytes) -> _Parsed:
     return tensors, metadata, defects
 
 
+def _strings(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
 def _entry(entry: Any) -> Tensor:
     """Check one entry of a header. Raises ValueError with what is wrong."""
     if not isinstance(entry, dict):
-        raise ValueError("the header describes it with something that is no object")
-    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in entry]
+        raise ValueError("its entry in the header is no JSON object")
+    missing = [key for key in KEYS if key not in entry]
     if missing:
         raise ValueError(f"the header does not give its {' and '.join(missing)}")
     dtype, dimensions, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -204,72 +236,10 @@ def _entry(entry: Any) -> Tensor:
         raise ValueError("its shape is not a list of whole numbers from 0 to 2^64")
     if not _naturals(offsets) or len(offsets) != 2:
         raise ValueError("its data_offsets are not two whole numbers from 0 to 2^64")
+    if any(depth(value, MAX_DEPTH) > MAX_DEPTH for key, value in entry.items() if key not in KEYS):
+        raise ValueError("a value in its entry is nested too deeply to be read")
     return Tensor(dtype, tuple(dimensions), (offsets[0], offsets[1]))
 
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < MAX_SIZE for item in value)
-
-
-def _layout_defects(tensors: dict[str, Tensor], available: int) -> list[Defect]:
-    """Check that the tensors tile the data section of `available` bytes, each with the size its dtype and shape say.
-
-    Follows `Metadata::validate` of safetensors 0.8, which wants the tensors, sorted by offsets, to touch each other.
-    """
-    defects: list[Defect] = []
-    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
-    reached, before = 0, ""
-    for name, tensor in sorted(tensors.items(), key=_offsets):
-        begin, end = tensor.data_offsets
-        if begin != reached or end < begin:
-            if end < begin:
-                defects.append(Defect("overlap", f"its data would end at byte {end:,}, before it begins at {begin:,}", name))
-            elif begin > reached:
-                where = f"between {before} and it" if before else "before it"
-                defects.append(Defect("hole", f"{count(begin - reached, 'byte')} {where} belong to no tensor", name))
-            elif before:
-                defects.append(Defect("overlap", f"it begins at byte {begin:,}, inside or before the end of {before}", name))
-        key = tensor.dtype, tensor.shape
-        nbytes = sizes.get(key)
-        if nbytes is None:
-            nbytes = sizes[key] = _nbytes(*key)
-        if nbytes < 0:
-            defects.append(_size_defect(name, tensor))
-        elif nbytes != end - begin:
-            text = f"its data takes {max(end - begin, 0):,} bytes, but {tensor.dtype} {shape(tensor.shape)} needs {nbytes:,}"
-            defects.append(Defect("size-mismatch", text, name))
-        reached, before = max(reached, end), name
-    if reached > available:
-        text = f"the file ends {count(reached - available, 'byte')} before its data does"
-        defects.append(Defect("truncated", f"{text} (the last tensor is {before})"))
-    elif reached < available:
-        defects.append(Defect("trailing-bytes", f"{count(available - reached, 'byte')} follow the last tensor and belong to none"))
-    return defects
-
-
-def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
-    return item[1].data_offsets
-
-
-def _nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:
-    """Bytes of a tensor; -1 unknown dtype, -2 more than 2^64 (as safetensors multiplies), -3 no whole byte."""
-    if dtype not in BITS:
-        return -1
-    total = 1
-    for dimension in dimensions:
-        total *= dimension
-        if total >= MAX_SIZE:
-            return -2
-    total *= BITS[dtype]
-    if total >= MAX_SIZE:
-        return -2
-    return -3 if total % 8 else total // 8
-
-
-def _size_defect(name: str, tensor: Tensor) -> Defect:
-    nbytes = _nbytes(tensor.dtype, tensor.shape)
-    if nbytes == -1:
-        return Defect("unknown-dtype", f"its dtype {tensor.dtype!r} is none that safetensors knows", name)
-    if nbytes == -2:
-        return Defect("shape-overflow", f"its shape {shape(tensor.shape)} has more elements than 64 bits can count", name)
-    return Defect("size-mismatch", f"{tensor.dtype} {shape(tensor.shape)} does not fill a whole number of bytes", name)

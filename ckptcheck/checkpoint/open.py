@@ -46,8 +46,7 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
             raise CkptcheckError(
                 f"{target} holds no safetensors file, only {weights[0]}", hint="convert it to safetensors first: pickles are not read"
             )
-        if "config.json" not in source.files and "adapter_config.json" not in source.files:
-            raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
+        raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
     return Checkpoint(source, jobs=jobs)
 
 

@@ -1,8 +1,8 @@
 """The index names a shard that is not there.
 
 ## What it checks
-Every file that the index's `weight_map` names exists beside it. When none of them exists but another complete set does,
-the index is stale as a whole, and IDX006 says that instead.
+Every file that the index's `weight_map` names exists beside it. When none of them exists but other shards do, the index
+is stale as a whole, and IDX006 says that instead.
 
 ## Why it matters
 transformers stops at the missing file. Loaders that glob `*.safetensors`, as SGLang and vLLM do, start without it and
@@ -12,7 +12,7 @@ serve layers that were never loaded; only the garbage they generate shows it.
 Fetch or upload the file again. If it was removed on purpose, write the index anew.
 
 ## Seen in
-sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306
+sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317
 """
 
 from collections import Counter
@@ -20,19 +20,19 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.index import leaves_folder
 from ckptcheck.phrase import count
 
 
-@rule("IDX001", "missing-shard", severity="error", when=lambda ckpt: ckpt.index is not None and ckpt.index.readable)
+@rule("IDX001", "missing-shard", severity="error", when=lambda ckpt: ckpt.has_index)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.index_is_stale:
+    if ckpt.index is None or ckpt.index_is_stale:
         return
-    assert ckpt.index is not None
     for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
-        if shard not in ckpt.files:
+        if shard not in ckpt.files and not leaves_folder(shard):
             yield Problem(
                 f"{shard} is not there, but the index places {count(tensors, 'tensor')} in it",
                 file=ckpt.index.file,
                 key="weight_map",
-                hint=f"fetch {shard} again",
+                hint=f"fetch {shard} again, or find out why it was never uploaded",
             )

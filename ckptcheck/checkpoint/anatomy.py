@@ -1,0 +1,129 @@
+"""Which tensors play which part in a language model, by what the checkpoint itself shows and its config declares."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckptcheck.checkpoint.architecture import tied_by_default
+from ckptcheck.checkpoint.config import EXPERTS, LAYERS, Config
+from ckptcheck.checkpoint.header import Tensor
+from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
+
+EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|input_embedding|w)\.weight$"
+)
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|logits)(\.|$)")
+SCORE = re.compile(
+    r"(^|\.)(score|classifier|classification_head|value_head|v_head|reward_head|rm_head|regression_head|critic_head|qa_outputs)(\.|$)"
+)
+MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
+"""What layers of multi-token prediction have and ordinary layers have not (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The language model in a checkpoint."""
+
+    config: Config | None
+    layout: Layout
+    tensors: dict[str, Tensor]
+
+    @cached_property
+    def stack(self) -> Stack | None:
+        """The language model's stack of layers."""
+        return self.layout.main
+
+    @cached_property
+    def depth_names(self) -> tuple[str, ...]:
+        """The settings that may give the stack's depth, best first."""
+        if self.stack is not None and "decoder" in self.stack.prefix.split("."):
+            return ("decoder_layers", "num_decoder_layers", *LAYERS)
+        return LAYERS
+
+    @cached_property
+    def depth(self) -> int | None:
+        """How many layers the config declares, None where it does not say."""
+        found = self.config.integer(*self.depth_names) if self.config is not None else None
+        return found if found is not None and 0 <= found <= 10**6 else None
+
+    @cached_property
+    def mtp_layers(self) -> frozenset[int]:
+        """Layers after the declared ones that predict further tokens: they are numbered on (DeepSeek-V3's layer 61)."""
+        if self.stack is None or self.depth is None:
+            return frozenset()
+        declared = (self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0) if self.config else 0
+        beyond = [layer for layer in self.stack.layers if layer >= self.depth]
+        return frozenset(
+            layer
+            for layer in beyond
+            if layer < self.depth + declared or any(MTP.search(name) for name in self.stack.layers[layer])
+        )
+
+    @cached_property
+    def has_mtp(self) -> bool:
+        """Whether there are tensors of multi-token prediction anywhere."""
+        return bool(self.mtp_layers) or any(
+            MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside)
+        )
+
+    @cached_property
+    def layers(self) -> dict[int, set[str]]:
+        """The ordinary layers: number → names within the layer."""
+        if self.stack is None:
+            return {}
+        return {number: names for number, names in self.stack.layers.items() if number not in self.mtp_layers}
+
+    @cached_property
+    def embedding(self) -> str | None:
+        """The table of token embeddings: of the tensors called so, the one nearest to the layers."""
+        found = [
+            name
+            for name in self.layout.outside
+            if EMBEDDING.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+        ]
+        near = self.stack.prefix.rpartition(".")[0] if self.stack is not None else ""
+        return max(found, key=lambda name: (name.startswith(near + "."), -len(name)), default=None)
+
+    @cached_property
+    def head(self) -> str | None:
+        """The weight that maps hidden states to the vocabulary, where it is stored under a name of its own."""
+        found = [
+            name
+            for name in self.layout.outside
+            if HEAD.search(name) and name.endswith("weight") and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+        ]
+        return min(found, key=len, default=None)
+
+    @cached_property
+    def scores(self) -> tuple[str, ...]:
+        """Tensors of a reward, value or classification head."""
+        return tuple(name for name in self.layout.outside if SCORE.search(name) and not ASIDE.search(name))
+
+    @cached_property
+    def tied(self) -> bool | None:
+        """Whether input and output embeddings are one tensor; None where neither config nor architecture says.
+
+        Composite configs carry the flag on two levels, and transformers reads one or the other by architecture: either
+        saying yes counts as yes.
+        """
+        if self.config is None:
+            return None
+        levels = {id(part): part for part in (self.config.value, self.config.text)}.values()
+        flags = [part["tie_word_embeddings"] for part in levels if isinstance(part.get("tie_word_embeddings"), bool)]
+        if flags:
+            return any(flags)
+        return tied_by_default(self.config.architecture)
+
+    @cached_property
+    def experts(self) -> int | list[Any] | None:
+        """How many routed experts the config declares for a layer; a list where layers differ, None where it does not say."""
+        if self.config is None:
+            return None
+        for name in EXPERTS:
+            value = self.config.get(name)
+            if type(value) is int or isinstance(value, list):
+                return value
+        return None

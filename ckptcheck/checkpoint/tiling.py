@@ -1,0 +1,116 @@
+"""Checks that the tensors of a safetensors file tile its data, as safetensors wants it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.document import Defect, clipped
+from ckptcheck.phrase import count, shape
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.header import Tensor
+
+MAX_SIZE = 2**64
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""Bits of one element of every dtype that safetensors 0.8 knows."""
+
+
+def layout_defects(tensors: dict[str, Tensor], available: int) -> list[Defect]:
+    """Check that the tensors tile the data section of `available` bytes, each with the size its dtype and shape say.
+
+    Follows `Metadata::validate` of safetensors 0.8, which wants the tensors, sorted by offsets, to touch each other.
+    """
+    defects: list[Defect] = []
+    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
+    reached, proper, before = 0, 0, ""  # proper: where the last tensor would end if its entry were in order
+    for name, tensor in sorted(tensors.items(), key=_offsets):
+        begin, end = tensor.data_offsets
+        key = tensor.dtype, tensor.shape
+        try:
+            nbytes = sizes[key]
+        except KeyError:
+            nbytes = sizes[key] = _nbytes(*key)
+        if begin == reached and end - begin == nbytes:
+            reached = proper = end
+        else:
+            defect, proper = _misfit(name, tensor, nbytes, (reached, proper), before)
+            defects += [defect] if defect else []
+            reached = max(reached, begin, end) if defect else end
+        before = name
+    if min(reached, proper) > available:
+        missing = count(min(reached, proper) - available, "byte")
+        cut = [name for name, tensor in tensors.items() if tensor.data_offsets[1] > available]
+        first = min(cut, key=lambda name: tensors[name].data_offsets, default=before)
+        text = f"the file ends {missing} too early, and cuts off {count(len(cut), 'tensor')} from {clipped(first)} on"
+        defects.append(Defect("truncated", text))
+    elif reached < available and not defects:
+        extra = count(available - reached, "byte")
+        where = "the last tensor" if tensors else "a header that lists no tensor"
+        defects.append(Defect("trailing-bytes", f"{extra} follow {where} and belong to none"))
+    return defects
+
+
+def _misfit(
+    name: str, tensor: Tensor, nbytes: int | None, reached: tuple[int, int], before: str
+) -> tuple[Defect | None, int]:
+    """Say what is wrong with a tensor that is not where it should be or not as long, and where it should end.
+
+    reached: the ends that the tensor before has and should have; one that begins at either is in its place.
+    """
+    begin, end = tensor.data_offsets
+    start = begin if begin in reached else reached[0]
+    proper = end if nbytes is None or end < begin else start + nbytes
+    if end < begin:
+        kind, text = "malformed-entry", f"its data would end at byte {end:,}, before it begins at {begin:,}"
+    elif nbytes is None:
+        kind, text = _unsized(tensor)
+    elif nbytes != end - begin:
+        kind, text = "size-mismatch", f"its data takes {end - begin:,} bytes, but {_typed(tensor)} needs {nbytes:,}"
+    elif start == begin:
+        return None, end
+    elif begin > start:
+        where = f"between {clipped(before)} and it" if before else "before it"
+        kind, text = "hole", f"{count(begin - start, 'byte')} {where} belong to no tensor"
+    else:
+        kind, text = "overlap", f"it begins at byte {begin:,}, inside or before the end of {clipped(before)}"
+    return Defect(kind, text, name), proper
+
+
+def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
+    return item[1].data_offsets
+
+
+def _nbytes(dtype: str, dimensions: tuple[int, ...]) -> int | None:
+    """Bytes of a tensor; None where safetensors cannot tell: `_unsized` says why."""
+    bits = _bits(dtype, dimensions)
+    return bits // 8 if bits is not None and bits < MAX_SIZE and bits % 8 == 0 else None
+
+
+def _bits(dtype: str, dimensions: tuple[int, ...]) -> int | None:
+    """Bits of a tensor, multiplied in safetensors' order; at least 2^64 where it overflows on the way."""
+    total = 1
+    for dimension in dimensions:
+        total *= dimension
+        if total >= MAX_SIZE:
+            return MAX_SIZE
+    return total * BITS[dtype] if dtype in BITS else None
+
+
+def _unsized(tensor: Tensor) -> tuple[str, str]:
+    bits = _bits(tensor.dtype, tensor.shape)
+    if bits is None:
+        return "unknown-dtype", f"safetensors knows no dtype {clipped(repr(tensor.dtype))}"
+    if bits >= MAX_SIZE:
+        return "shape-overflow", f"{_typed(tensor)} has more bits than a 64-bit number can count"
+    return "size-mismatch", f"{_typed(tensor)} does not fill a whole number of bytes"
+
+
+def _typed(tensor: Tensor) -> str:
+    rest = f" and {len(tensor.shape) - 8:,} more dimensions" if len(tensor.shape) > 8 else ""
+    return f"{clipped(tensor.dtype)} {shape(tensor.shape[:8])}{rest}"

@@ -1,0 +1,17 @@
+"""Makes text from a checkpoint safe to show: tensor and file names are anybody's, and may be meant to deceive."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    r"""Write what a reader cannot see, a terminal would obey or XML cannot hold as an escape; the result is one line.
+
+    That is control and format characters, line ends, every space but the plain one, and lone surrogates (a file name
+    that is not UTF-8, or "\ud800" in JSON).
+
+    >>> print(printable("lm_head\n::error::\x1b[2K"))
+    lm_head\n::error::\x1b[2K
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)

@@ -1,0 +1,41 @@
+"""Half of a LoRA pair is missing.
+
+## What it checks
+Every `lora_A` has its `lora_B` and the reverse, for linear layers and embeddings.
+
+## Why it matters
+PEFT starts the missing half afresh: without B the update is zero, without A it is random. vLLM stops with an assertion.
+
+## How to fix
+Save the adapter again, gathering all ranks.
+
+## Seen in
+deepspeedai/DeepSpeed#7900
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.phrase import count, few
+
+HALF = re.compile(r"lora_(embedding_)?([AB])(?=\.|$)")
+
+
+@rule("ADP003", "unpaired-lora", severity="error", when=lambda ckpt: ckpt.is_adapter)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    ckpt.require_whole()
+    lost: dict[str, list[str]] = {}
+    for name in ckpt.tensors:
+        if match := HALF.search(name):
+            other = "B" if match[2] == "A" else "A"
+            if name[: match.start(2)] + other + name[match.end(2) :] not in ckpt.tensors:
+                lost.setdefault(other, []).append(name)
+    for half, names in sorted(lost.items()):
+        yield Problem(
+            f"{count(len(names), 'tensor has', 'tensors have')} no lora_{half} to go with: {few(names)}",
+            file=ckpt.holders[names[0]],
+            key=names[0],
+            hint="save the adapter again; without both halves there is no update",
+        )

@@ -1,0 +1,31 @@
+"""There is no config.json.
+
+## What it checks
+A folder with a model has a `config.json`. Adapters have `adapter_config.json` instead, and models in Mistral's own format
+`params.json`.
+
+## Why it matters
+transformers, vLLM and SGLang refuse the folder: without it nobody knows which model the tensors belong to. And every rule
+that compares the tensors with it cannot look.
+
+## How to fix
+Copy `config.json` from the model this one was trained or converted from.
+
+## Seen in
+No public report: the three loaders' refusal was observed.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule("CFG001", "missing-config", severity="error", when=lambda ckpt: not ckpt.single and not ckpt.is_adapter)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if "config.json" not in ckpt.files and "params.json" not in ckpt.files:
+        yield Problem(
+            "there is no config.json, so transformers, vLLM and SGLang refuse the folder",
+            file="config.json",
+            hint="copy it from the model this one was trained or converted from",
+        )

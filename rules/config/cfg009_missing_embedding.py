@@ -1,0 +1,46 @@
+"""The token embedding is missing.
+
+## What it checks
+A language model with layers holds a table of token embeddings (`embed_tokens`, `wte`, `word_embeddings`, …), or an output
+head that is tied to it.
+
+## Why it matters
+transformers starts it from random numbers, or leaves it without memory on the meta device. Conversions that drop shared
+tensors lose it when they keep the wrong one of the two names.
+
+## How to fix
+Convert again from a checkpoint that has it.
+
+## Seen in
+huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 (opt-125m)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.anatomy import EMBEDDING
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule(
+    "CFG009",
+    "missing-embedding",
+    severity="error",
+    when=lambda ckpt: bool(ckpt.anatomy.layers) and ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    ckpt.require_whole()
+    anatomy = ckpt.anatomy
+    if anatomy.embedding is not None or (anatomy.tied and anatomy.head is not None):
+        return
+    if any(EMBEDDING.search(name) for name in anatomy.layout.outside):
+        return  # packed by a quantization, so no matrix
+    if any("embed" in prefix for prefix in anatomy.layout.stacks):
+        return  # one table for each codebook (MusicGen)
+    assert anatomy.stack is not None
+    yield Problem(
+        f"there are {len(anatomy.layers)} layers in {anatomy.stack.prefix}, but no token embedding; "
+        "transformers starts it from random numbers",
+        file=ckpt.holder(anatomy.stack.name(min(anatomy.layers))),
+        hint="convert again from a checkpoint that has it",
+    )

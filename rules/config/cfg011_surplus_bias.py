@@ -1,0 +1,45 @@
+"""Attention biases are stored that the model does not have.
+
+## What it checks
+In the families of CFG010, no projection has a bias when the config turns biases off and nowhere says otherwise.
+
+## Why it matters
+transformers leaves them out with a warning, so it computes another function than the trainer did; vLLM stops with a
+KeyError.
+
+## How to fix
+Set the flag (`attention_bias` and its synonyms) if the model was trained with biases, else export without them.
+
+## Seen in
+No public report: the reverse of paiml/entrenar#258.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.families import QKVO, biases_expected, family_of
+from ckptcheck.phrase import ranges
+
+
+@rule("CFG011", "surplus-bias", severity="error", when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    family, stack = family_of(ckpt.config), ckpt.anatomy.stack
+    if family is None or stack is None:
+        return
+    expected = family.biased if biases_expected(family, ckpt.config) else ()
+    surplus: dict[str, list[int]] = {}
+    for layer, names in ckpt.anatomy.layers.items():
+        for part in QKVO:
+            if part not in expected and f"self_attn.{part}.bias" in names:
+                surplus.setdefault(part, []).append(layer)
+    if surplus:
+        layers = sorted({layer for where in surplus.values() for layer in where})
+        flag = f"{family.bias_flag} is not set" if family.bias_flag and not expected else "this family has none there"
+        yield Problem(
+            f"{stack.prefix}: layers {ranges(layers)} have a bias for {', '.join(surplus)}, but {flag}; "
+            "transformers leaves it out",
+            file=ckpt.holder(stack.name(layers[0])),
+            key=stack.name(layers[0], f"self_attn.{next(iter(surplus))}.bias"),
+            hint=f"set {family.bias_flag} if the model was trained with biases" if family.bias_flag else "export without it",
+        )

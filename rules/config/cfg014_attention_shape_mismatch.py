@@ -1,0 +1,50 @@
+"""Attention projections do not fit the heads that the config declares.
+
+## What it checks
+In the common decoder families: `q_proj` and `o_proj` have `num_attention_heads × head_dim` rows or columns, `k_proj` and
+`v_proj` have `num_key_value_heads × head_dim`, all the others `hidden_size`. `head_dim` is `hidden_size / heads` where the
+config does not give it. Packed (quantized) tensors are left out.
+
+## Why it matters
+transformers and vLLM stop with a size mismatch. When only the number of heads is wrong and the product is right, nothing
+stops and every attention score is computed over the wrong slices.
+
+## How to fix
+Take the config of this model; check tensor-parallel merges, which leave a multiple or a fraction of the rows.
+
+## Seen in
+charlie12345/ROCmFPX#49, verl-project/verl#7612
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.families import attention_shapes, family_of
+from ckptcheck.phrase import ranges, shape
+
+
+@rule(
+    "CFG014",
+    "attention-shape-mismatch",
+    severity="error",
+    when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    stack = ckpt.anatomy.stack
+    if stack is None or ckpt.config is None:
+        return
+    for name, expected in attention_shapes(ckpt.config).items():
+        odd: dict[tuple[int, ...], list[int]] = {}
+        for layer, names in ckpt.anatomy.layers.items():
+            tensor = ckpt.tensors[stack.name(layer, name)] if name in names else None
+            if tensor is not None and tensor.is_plain and tensor.shape != expected:
+                odd.setdefault(tensor.shape, []).append(layer)
+        for found, layers in odd.items():
+            full = stack.name(layers[0], name)
+            yield Problem(
+                f"in layers {ranges(layers)} {name} has the shape {shape(found)}; the heads in the config need {shape(expected)}",
+                file=ckpt.holders[full],
+                key=full,
+                hint="compare num_attention_heads, num_key_value_heads and head_dim with the model's own config",
+            )

@@ -1,0 +1,35 @@
+"""The reward or value head is missing.
+
+## What it checks
+A model whose architecture is a sequence or token classifier (what reward models and critics are saved as) holds a head:
+`score`, `classifier`, `value_head`, `v_head` and the like.
+
+## Why it matters
+transformers and vLLM start it from random numbers, so every reward or value is noise, and training goes on.
+
+## How to fix
+Export the head with the model; it often lies in a file of its own (`value_head.safetensors`).
+
+## Seen in
+hiyouga/LlamaFactory#4379
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.heads import is_scorer
+
+@rule("HEAD001", "missing-score-head", severity="error", when=lambda ckpt: is_scorer(ckpt.config) and not ckpt.is_partial)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    ckpt.require_whole()
+    assert ckpt.config is not None
+    if ckpt.tensors and not ckpt.anatomy.scores:
+        lm_head = ", only a language-modelling head" if ckpt.anatomy.head else ""
+        yield Problem(
+            f"{ckpt.config.architecture} needs a head (score.weight), but there is none{lm_head}; "
+            "transformers starts it from random numbers",
+            file=ckpt.config.file,
+            key="architectures",
+            hint="export the head with the model, or correct architectures",
+        )

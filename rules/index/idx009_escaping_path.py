@@ -1,0 +1,37 @@
+"""The index names a path where only the name of a file may stand.
+
+## What it checks
+Every value of `weight_map` is the plain name of a file beside the index: no `/`, no `\\`, no `..`.
+
+## Why it matters
+transformers joins the path and opens what it leads to, so an index can point a loader at any file of the machine. vLLM and
+SGLang match the names against the folder's own files, so a shard in a subfolder is left out without a word.
+
+## How to fix
+Put the shards beside the index and write their plain names.
+
+## Seen in
+The attack is described with CVE-2007-4559 for archives; an index is the same door.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.index import leaves_folder
+from ckptcheck.phrase import count
+
+
+@rule("IDX009", "escaping-path", severity="error", when=lambda ckpt: ckpt.has_index)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    assert ckpt.index is not None
+    for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
+        if leaves_folder(shard):
+            yield Problem(
+                f"the index places {count(tensors, 'tensor')} in {shard!r}, which is not the name of a file beside it; "
+                "it was not opened",
+                file=ckpt.index.file,
+                key="weight_map",
+                hint="put the shard beside the index and write its plain name",
+            )

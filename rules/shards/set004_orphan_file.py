@@ -1,0 +1,41 @@
+"""A file of weights belongs to nothing that is loaded.
+
+## What it checks
+Every `.safetensors` file is named by the index, or is the model itself. Adapters, `consolidated` files (SET005) and
+`model.safetensors` beside an index (SET003) have rules of their own.
+
+## Why it matters
+Consumers disagree about it. vLLM and SGLang drop files that the index does not name, so weights of multi-token prediction
+packaged this way are lost; loaders that glob (MLX) merge them into the model. Without an index vLLM and SGLang merge too.
+
+## How to fix
+If the file belongs to the model, list it in the index; otherwise move it to a folder of its own.
+
+## Seen in
+sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408, jundot/omlx#2062
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.phrase import count
+
+
+@rule("SET004", "orphan-file", severity="warning", when=lambda ckpt: not ckpt.single and len(ckpt.shards) > 1)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for name, shard in ckpt.shards.items():
+        if name in ckpt.loaded or name.startswith(("consolidated", "adapter_")):
+            continue
+        if name == "model.safetensors" and ckpt.index_decides:
+            continue
+        what = f"its {count(len(shard.tensors), 'tensor')}" if shard.readable else "it"
+        if ckpt.index is not None and ckpt.index_decides:
+            who = "the index does not name this file: vLLM and SGLang leave it out, loaders that glob merge"
+        else:
+            who = "this file is no part of the model for transformers, but vLLM and SGLang merge"
+        yield Problem(
+            f"{who} {what}",
+            file=name,
+            hint="list it in the index if it belongs to the model, else move it to a folder of its own",
+        )
