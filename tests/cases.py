@@ -13,6 +13,7 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     link     {name = goal}              a symbolic link
     target   a file in the folder to scan in its place
     expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
+    python   "test_file.py::test"       the test that plays a case which no files can show, such as a race
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ckptcheck.rule import Finding, Rule
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 KEYS = frozenset(
-    "title base delete rename copy json unset text tensors index header patch append truncate link target expect skip".split()
+    "title base delete rename copy json unset text tensors index header patch append truncate link target expect skip python".split()
 )
 
 

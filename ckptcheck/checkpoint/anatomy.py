@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ckptcheck.checkpoint.architecture import tied_by_default
+from ckptcheck.checkpoint.architecture import can_tie, tied_by_default
 from ckptcheck.checkpoint.config import EXPERTS, LAYERS, Config
 from ckptcheck.checkpoint.header import Tensor
 from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
 
 EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|input_embedding|w)\.weight$"
+    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"
 )
-HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|logits)(\.|$)")
+HEAD = re.compile(
+    r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions)(\.decoder|\.proj)?\.weight$"
+)
 SCORE = re.compile(
     r"(^|\.)(score|classifier|classification_head|value_head|v_head|reward_head|rm_head|regression_head|critic_head|qa_outputs)(\.|$)"
 )
@@ -41,7 +43,7 @@ class Anatomy:
         """The settings that may give the stack's depth, best first."""
         if self.stack is not None and "decoder" in self.stack.prefix.split("."):
             return ("decoder_layers", "num_decoder_layers", *LAYERS)
-        return LAYERS
+        return ("num_layers_per_stack", *LAYERS)
 
     @cached_property
     def depth(self) -> int | None:
@@ -54,12 +56,10 @@ class Anatomy:
         """Layers after the declared ones that predict further tokens: they are numbered on (DeepSeek-V3's layer 61)."""
         if self.stack is None or self.depth is None:
             return frozenset()
-        declared = (self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0) if self.config else 0
-        beyond = [layer for layer in self.stack.layers if layer >= self.depth]
         return frozenset(
             layer
-            for layer in beyond
-            if layer < self.depth + declared or any(MTP.search(name) for name in self.stack.layers[layer])
+            for layer, names in self.stack.layers.items()
+            if layer >= self.depth and any(MTP.search(name) for name in names)
         )
 
     @cached_property
@@ -93,7 +93,7 @@ class Anatomy:
         found = [
             name
             for name in self.layout.outside
-            if HEAD.search(name) and name.endswith("weight") and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+            if HEAD.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
         ]
         return min(found, key=len, default=None)
 
@@ -112,6 +112,8 @@ class Anatomy:
         if self.config is None:
             return None
         levels = {id(part): part for part in (self.config.value, self.config.text)}.values()
+        if can_tie(self.config.architecture) is False:
+            return False
         flags = [part["tie_word_embeddings"] for part in levels if isinstance(part.get("tie_word_embeddings"), bool)]
         if flags:
             return any(flags)

@@ -29,6 +29,12 @@ def tied_by_default(architecture: str | None) -> bool | None:
     return None if found is None else bool(found["tied_by_default"])
 
 
+def can_tie(architecture: str | None) -> bool | None:
+    """Whether an architecture ties its head at all, whatever the config says; None if it is unknown."""
+    found = _facts()["architectures"].get(architecture)
+    return None if found is None else bool(found["can_tie"])
+
+
 @dataclass(frozen=True)
 class KnownNames:
     """The modules of one architecture, numbers written {}: ``model.layers.{}.self_attn.q_proj``."""

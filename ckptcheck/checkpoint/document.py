@@ -95,7 +95,7 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
         return None, [Defect("not-json", "it holds a number that JSON does not have or that is too large to be read")]
     defects = [_twice(path) for path in _paths(value)] if doubled else []
     if not isinstance(value, dict):
-        return None, [*defects, Defect("not-object", f"it holds a JSON {_kind(value)}, not an object")]
+        return None, [*defects, Defect("not-object", f"it holds a JSON {kind_of(value)}, not an object")]
     return value, defects
 
 
@@ -143,6 +143,7 @@ def _paths(value: Any) -> list[str]:
     return found
 
 
-def _kind(value: object) -> str:
-    names = {list: "list", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
-    return names.get(type(value), "value")
+def kind_of(value: object) -> str:
+    """Name the JSON kind of a value: list, string, number, …"""
+    names = {list: "list", str: "string", bool: "boolean", int: "number", float: "number", dict: "object"}
+    return names.get(type(value), "null")

@@ -8,13 +8,22 @@ from ckptcheck.checkpoint.anatomy import Anatomy
 
 
 def numbered_experts(anatomy: Anatomy) -> Iterator[tuple[int, str, set[int], dict[str, set[int]]]]:
-    """Yield layer, group (``mlp.experts``), the experts there, and name within an expert → the experts that have it."""
+    """Yield layer, group (``mlp.experts``), the experts there, and name within an expert → the experts that have it.
+
+    Left out are the experts that compute nothing (LongCat's `zero_expert_num`), numbered after the real ones: writers
+    store them in part, in full or not at all.
+    """
     if anatomy.stack is None:
         return
+    virtual = anatomy.config is not None and (anatomy.config.integer("zero_expert_num") or 0) > 0
+    real = anatomy.experts if virtual and isinstance(anatomy.experts, int) else None
     for layer in anatomy.layers:
         for group, parts in anatomy.stack.groups.get(layer, {}).items():
             if group.rpartition(".")[2] in ("experts", "local_experts") and "shared" not in group:
-                yield layer, group, set().union(*parts.values()), parts
+                kept = {part: {expert for expert in having if expert < real} for part, having in parts.items()} if real else parts
+                members = set().union(*kept.values())
+                if members:
+                    yield layer, group, members, kept
 
 
 def fused_names(anatomy: Anatomy) -> Iterator[tuple[int, str]]:

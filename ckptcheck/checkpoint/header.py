@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ckptcheck.checkpoint.document import Defect, clipped, depth, impostor, parse_object
+from ckptcheck.checkpoint.document import Defect, clipped, depth, impostor, kind_of, parse_object
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
 from ckptcheck.phrase import count
@@ -142,17 +142,15 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
     if tensors is None:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
     kinds = {defect.kind for defect in defects}
-    layout = layout_defects(tensors, size - data_start)
+    layout = layout_defects(tensors, data_start, size)
     if kinds & {
         "malformed-entry",
         "duplicate-key",
     }:  # then a hole is where the data of the entry that is lost should be
         layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
-    elif not tensors and not layout:
+    elif not tensors and data_start == size:
         layout = [Defect("no-tensors", "the header lists no tensor")]
     defects += layout
-    if data_start % 8:
-        defects.append(Defect("misaligned-data", f"the data begins at byte {data_start:,}, which is no multiple of 8"))
     return Shard(name, size, tensors, metadata, data_start, tuple(defects), readable="malformed-entry" not in kinds)
 
 
@@ -206,8 +204,8 @@ def _slow(header: bytes) -> _Parsed:
     metadata = found.pop("__metadata__", None)
     if metadata is None and not absent:  # safetensors lets null pass, and it says as much as {}
         metadata = {}
-    if metadata is not None and not _strings(metadata):
-        defects.append(Defect("malformed-metadata", "__metadata__ is not an object of strings", "__metadata__"))
+    if metadata is not None and (defect := _metadata_defect(metadata)):
+        defects.append(defect)
         metadata = None
     tensors = {}
     for name, entry in found.items():
@@ -218,8 +216,16 @@ def _slow(header: bytes) -> _Parsed:
     return tensors, metadata, defects
 
 
-def _strings(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+def _metadata_defect(value: Any) -> Defect | None:
+    if not isinstance(value, dict):
+        return Defect(
+            "malformed-metadata", f"this is a JSON {kind_of(value)}, not an object of strings", "__metadata__"
+        )
+    for key, item in value.items():
+        if not isinstance(item, str):
+            text = f"this is a JSON {kind_of(item)}, and the values of __metadata__ have to be strings"
+            return Defect("malformed-metadata", text, f"__metadata__.{key}")
+    return None
 
 
 def _entry(entry: Any) -> Tensor:

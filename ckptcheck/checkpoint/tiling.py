@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.document import Defect, clipped
@@ -21,12 +22,13 @@ BITS = {
 """Bits of one element of every dtype that safetensors 0.8 knows."""
 
 
-def layout_defects(tensors: dict[str, Tensor], available: int) -> list[Defect]:
-    """Check that the tensors tile the data section of `available` bytes, each with the size its dtype and shape say.
+def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> list[Defect]:
+    """Check that the tensors tile the data, bytes `data_start` to `size` of the file, each as long as its shape says.
 
     Follows `Metadata::validate` of safetensors 0.8, which wants the tensors, sorted by offsets, to touch each other.
     """
     defects: list[Defect] = []
+    available = size - data_start
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
     reached, proper, before = 0, 0, ""  # proper: where the last tensor would end if its entry were in order
     for name, tensor in sorted(tensors.items(), key=_offsets):
@@ -53,7 +55,21 @@ def layout_defects(tensors: dict[str, Tensor], available: int) -> list[Defect]:
         extra = count(available - reached, "byte")
         where = "the last tensor" if tensors else "a header that lists no tensor"
         defects.append(Defect("trailing-bytes", f"{extra} follow {where} and belong to none"))
+    if data_start % 8:
+        defects.append(Defect("misaligned-data", f"the data begins at byte {data_start:,}, which is no multiple of 8"))
+    elif not defects and any(nbytes and nbytes % 8 for nbytes in sizes.values()):
+        defects += _misaligned(tensors, data_start)
     return defects
+
+
+def _misaligned(tensors: dict[str, Tensor], data_start: int) -> Iterator[Defect]:
+    """Find tensors that begin inside a word of their own dtype, as they may behind one of odd length."""
+    for name, tensor in tensors.items():
+        width = max(BITS[tensor.dtype] // 8, 1)
+        if tensor.data_offsets[0] % width and tensor.nbytes:
+            begin = data_start + tensor.data_offsets[0]
+            text = f"it begins at byte {begin:,} of the file, no multiple of the {width} bytes of {tensor.dtype}"
+            yield Defect("misaligned-data", text, name)
 
 
 def _misfit(

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.anatomy import EMBEDDING
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.layout import ASIDE
 
 
 @rule(
@@ -33,10 +34,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     anatomy = ckpt.anatomy
     if anatomy.embedding is not None or (anatomy.tied and anatomy.head is not None):
         return
-    if any(EMBEDDING.search(name) for name in anatomy.layout.outside):
-        return  # packed by a quantization, so no matrix
-    if any("embed" in prefix for prefix in anatomy.layout.stacks):
-        return  # one table for each codebook (MusicGen)
+    # Packed by a quantization it is no matrix; with several codebooks (MusicGen) there is a table for each.
+    named = [*anatomy.layout.outside, *(f"{prefix}.weight" for prefix in anatomy.layout.stacks)]
+    if any(EMBEDDING.search(name) and not ASIDE.search(name) for name in named):
+        return
     assert anatomy.stack is not None
     yield Problem(
         f"there are {len(anatomy.layers)} layers in {anatomy.stack.prefix}, but no token embedding; "

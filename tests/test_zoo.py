@@ -1,0 +1,164 @@
+"""Every causal-LM architecture that transformers can build: no error on sound ones, and damage is seen on all kinds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import damage
+import pytest
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.architecture import transformers_version
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import LAYERS
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.report import Report
+from ckptcheck.run import run
+
+pytestmark = pytest.mark.zoo
+RULES = pack.load()
+
+JUSTIFIED = {
+    # transformers drops the layer of multi-token prediction when it saves, and leaves the number in the config: an
+    # engine with speculative decoding would build a draft layer without weights. That is what the rule is there to say.
+    "CFG006": {"BailingHybridForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM"},
+}
+
+
+def scan(folder: Path) -> Report:
+    return run(open_checkpoint(str(folder)), RULES)
+
+
+def test_the_zoo_is_the_one_the_names_were_learned_from(zoo: Path) -> None:
+    built = json.loads((zoo / "zoo.json").read_text(encoding="utf-8"))
+    assert len(built["built"]) >= 150
+    assert built["transformers"].split(".")[0] == transformers_version().split(".")[0]
+
+
+def test_sound_checkpoints_of_every_architecture(zoo: Path, zoo_architectures: list[str]) -> None:
+    seen: dict[str, set[str]] = {}
+    for architecture in zoo_architectures:
+        report = scan(zoo / architecture)
+        assert not report.crashed, (architecture, report.crashed)
+        assert not report.skipped, (architecture, report.skipped)
+        assert len(report.passed) >= 20, architecture
+        for finding in report.findings:
+            assert finding.severity != "error", (architecture, finding)
+            seen.setdefault(finding.code, set()).add(architecture)
+    assert seen == JUSTIFIED
+
+
+def damaged(zoo: Path, architecture: str, tmp_path: Path) -> tuple[Path, Checkpoint]:
+    shutil.rmtree(tmp_path / architecture, ignore_errors=True)
+    folder = damage.linked_copy(zoo / architecture, tmp_path / architecture)
+    return folder, open_checkpoint(str(folder))
+
+
+def lose_last_layer(folder: Path, ckpt: Checkpoint) -> bool:
+    stack = ckpt.anatomy.stack
+    if stack is None:
+        return False
+    last = stack.name(max(ckpt.anatomy.layers)) + "."
+    damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(last)})
+    return True
+
+
+def lose_middle_layer(folder: Path, ckpt: Checkpoint) -> bool:
+    stack = ckpt.anatomy.stack
+    if stack is None:
+        return False
+    damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(stack.name(1) + ".")})
+    return True
+
+
+def lose_matrix(folder: Path, ckpt: Checkpoint) -> bool:
+    """Drop one matrix of a layer that has at least two siblings of its kind."""
+    stack = ckpt.anatomy.stack
+    if stack is None:
+        return False
+    kinds = [frozenset(names) for names in ckpt.anatomy.layers.values()]
+    for layer, names in sorted(ckpt.anatomy.layers.items(), reverse=True):
+        matrices = [name for name in sorted(names) if "{}" not in name and len(ckpt.tensors[stack.name(layer, name)].shape) > 1]
+        if kinds.count(frozenset(names)) >= 3 and matrices:
+            return damage.drop_tensors(folder, {stack.name(layer, matrices[len(matrices) // 2])}) == 1
+    return False
+
+
+def lose_expert(folder: Path, ckpt: Checkpoint) -> bool:
+    stack = ckpt.anatomy.stack
+    experts = [name for name in ckpt.tensors if ".experts.2." in name and stack is not None and name.startswith(stack.prefix)]
+    if not experts or ckpt.config is None or ckpt.config.integer("zero_expert_num"):
+        return False
+    prefix = experts[-1].split(".experts.2.")[0] + ".experts.2."
+    return damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(prefix)}) > 0
+
+
+def lose_embedding(folder: Path, ckpt: Checkpoint) -> bool:
+    name = ckpt.anatomy.embedding
+    return name is not None and damage.drop_tensors(folder, {name}) == 1
+
+
+def change_config(folder: Path, ckpt: Checkpoint, names: tuple[str, ...], by: int) -> bool:
+    if ckpt.config is None or ckpt.config.text is not ckpt.config.value or (old := ckpt.config.integer(*names)) is None:
+        return False
+    damage.edit_json(folder / "config.json", {ckpt.config.key(*names): old + by})
+    return True
+
+
+def declare_more_layers(folder: Path, ckpt: Checkpoint) -> bool:
+    return ckpt.anatomy.stack is not None and change_config(folder, ckpt, ckpt.anatomy.depth_names, 1)
+
+
+def declare_fewer_layers(folder: Path, ckpt: Checkpoint) -> bool:
+    return ckpt.anatomy.stack is not None and change_config(folder, ckpt, ckpt.anatomy.depth_names, -1)
+
+
+def declare_larger_vocabulary(folder: Path, ckpt: Checkpoint) -> bool:
+    return ckpt.anatomy.embedding is not None and change_config(folder, ckpt, ("vocab_size",), 7)
+
+
+def rename_layers(folder: Path, ckpt: Checkpoint) -> bool:
+    """Give the checkpoint to another architecture."""
+    assert LAYERS
+    stack = ckpt.anatomy.stack
+    if stack is None or stack.prefix == "transformer.h":
+        return False
+    damage.edit_json(folder / "config.json", {"architectures": ["GPT2LMHeadModel"]})
+    return True
+
+
+@pytest.mark.parametrize(
+    ("damage_done", "codes", "least"),
+    [
+        (lose_last_layer, {"CFG003"}, 0.98),
+        (lose_middle_layer, {"CFG003"}, 0.98),
+        (lose_matrix, {"CFG005"}, 0.98),
+        (lose_expert, {"MOE001"}, 0.98),
+        (lose_embedding, {"CFG009", "CFG007"}, 0.98),
+        (declare_more_layers, {"CFG003"}, 0.98),
+        (declare_fewer_layers, {"CFG004"}, 0.98),
+        (declare_larger_vocabulary, {"CFG012"}, 0.98),
+        (rename_layers, {"CFG016"}, 0.98),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_damage_is_seen(
+    zoo: Path,
+    zoo_architectures: list[str],
+    tmp_path: Path,
+    damage_done: Callable[[Path, Checkpoint], bool],
+    codes: set[str],
+    least: float,
+) -> None:
+    seen, missed = [], []
+    for architecture in zoo_architectures:
+        folder, ckpt = damaged(zoo, architecture, tmp_path)
+        if damage_done(folder, ckpt):
+            found = {finding.code for finding in scan(folder).findings if finding.severity == "error"}
+            (seen if found & codes else missed).append(architecture)
+        shutil.rmtree(folder)
+    assert len(seen) >= 20
+    assert len(seen) / (len(seen) + len(missed)) >= least, missed
