@@ -191,6 +191,11 @@ class Checkpoint:
         """Whether there is an index that can be read."""
         return self.index is not None and self.index.readable
 
+    @cached_property
+    def index_agrees(self) -> bool:
+        """Whether the index says of every tensor exactly what the shards' headers say."""
+        return self.index is not None and self.index.weight_map == self.holders
+
     @property
     def index_is_stale(self) -> bool:
         """Whether the index can be read, none of its shards exists, and other shards do."""

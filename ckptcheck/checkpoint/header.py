@@ -8,12 +8,14 @@ recorded and the rest is still read. What follows from a recorded defect is not 
 
 from __future__ import annotations
 
+import errno
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
-from ckptcheck.checkpoint.document import Defect, clipped, depth, impostor, kind_of, parse_object
+from ckptcheck.checkpoint.document import Defect, depth, impostor, kind_of, parse_object
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
 from ckptcheck.phrase import count
@@ -23,6 +25,8 @@ MAX_HEADER = 100_000_000
 KEYS = ("dtype", "shape", "data_offsets")
 MAX_DEPTH = 125
 """How deeply a value in an entry may nest before safetensors' JSON parser gives up (128, less header and entry)."""
+MAX_UNUSUAL = 1 << 25
+"""Longest header that is examined entry by entry when it is not written as programs write it, in bytes."""
 FIRST_READ = 1 << 18
 """What is read before the header's length is known; most headers fit, so most shards take one read."""
 
@@ -76,6 +80,11 @@ class Shard:
     defects: tuple[Defect, ...] = ()
     readable: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors. A sound file is nothing but its header and them."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) if self.defects else self.size - self.data_start
+
 
 def read_shard(source: Source, name: str) -> Shard:
     """Read one shard's header. Raises OSError when the file exists but cannot be read."""
@@ -83,12 +92,11 @@ def read_shard(source: Source, name: str) -> Shard:
     try:
         raw = source.read(name, 0, FIRST_READ)
         length = int.from_bytes(raw[:8], "little")
+        due = min(size, FIRST_READ)
         # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB.
         if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{":
-            raw += source.read(name, FIRST_READ, 8 + length - FIRST_READ)
             due = 8 + length
-        else:
-            due = min(size, FIRST_READ)
+            raw = source.read(name, 0, due)  # from the start: joining two parts would hold them twice
     except FileNotFoundError:
         return Shard(name, size, defects=(Defect("vanished", "the file disappeared while it was being read"),))
     if len(raw) != due:
@@ -116,8 +124,8 @@ def parse_header(name: str, size: int, raw: bytes) -> Shard:
         return unreadable("oversized-header", _oversized(raw, length))
     start = raw[8 : 8 + min(length, 16)]
     if start and not start.startswith(b"{"):
-        seen = clipped(repr(start.decode("utf-8", "replace")))
-        return unreadable("header-not-json", f"the header is not a JSON object: it begins with {seen}")
+        seen = start.decode("utf-8", "replace")
+        return unreadable("header-not-json", f"the header is not a JSON object: it begins with {seen!r}")
     if 8 + length > size:
         return unreadable("truncated", f"the file ends after {size:,} bytes, inside its header, which has {length:,}")
     header = raw[8 : 8 + length]
@@ -143,10 +151,7 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
     kinds = {defect.kind for defect in defects}
     layout = layout_defects(tensors, data_start, size)
-    if kinds & {
-        "malformed-entry",
-        "duplicate-key",
-    }:  # then a hole is where the data of the entry that is lost should be
+    if not kinds.isdisjoint(("malformed-entry", "duplicate-key")):  # what these describe is missing from `tensors`
         layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
     elif not tensors and data_start == size:
         layout = [Defect("no-tensors", "the header lists no tensor")]
@@ -157,6 +162,8 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
 _Parsed = tuple[dict[str, Tensor] | None, dict[str, str] | None, list[Defect]]
 _TENSORS = msgspec.json.Decoder(dict[str, Tensor])
 _METADATA = msgspec.json.Decoder(dict[str, str])
+_LEADING = re.compile(rb'\{[ \t\n\r]*"__metadata__"[ \t\n\r]*:[ \t\n\r]*(\{[^{}]*\})[ \t\n\r]*(?:,[ \t\n\r]*"|\})')
+"""A `__metadata__` that stands first, and whether more follows: a comma has to be followed by a name."""
 
 
 def _fast(header: bytes) -> _Parsed | None:
@@ -169,34 +176,36 @@ def _fast(header: bytes) -> _Parsed | None:
     if b"\\" in header:
         return None
     metadata, body = None, header
-    if header.startswith(b'{"__metadata__":{'):
-        end = header.find(b"}") + 1
-        after = header[end : end + 1]
+    if leading := _LEADING.match(header):
         try:
-            metadata = _METADATA.decode(header[16:end])
+            metadata = _METADATA.decode(leading[1])
         except msgspec.MsgspecError:
             return None
-        if header.count(b'"', 16, end) != 4 * len(metadata) or after not in (b",", b"}"):
+        if leading[1].count(b'"') != 4 * len(metadata):
             return None
-        body = b"{" + header[end + (after == b",") :]
-        if after == b"," and body.startswith(b"{}"):  # a comma with nothing after it
-            return None
+        body = b"{" + header[leading.end(1) :].lstrip().removeprefix(b",")
     try:
         tensors = _TENSORS.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         return None
     if body.count(b'"') != 10 * len(tensors) or "__metadata__" in tensors:
         return None
-    if b"-" in body and any(sign in body for sign in _MINUS):
+    if b"-" in body and any(before + b"-" in body for before in (b"[", b",", b" ", b"\t", b"\n", b"\r")):
         return None
     return tensors, metadata, []
 
 
-_MINUS = tuple(before + b"-" for before in (b"[", b",", b" ", b"\t", b"\n", b"\r"))
-
-
 def _slow(header: bytes) -> _Parsed:
-    """Parse any header, entry by entry, and say what is wrong with each."""
+    """Parse any header, entry by entry, and say what is wrong with each.
+
+    Python's objects take up to 25 times the header's length, so of a long one nothing but its JSON is checked.
+    """
+    if len(header) > MAX_UNUSUAL:
+        try:
+            msgspec.json.decode(header, type=msgspec.Raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            return None, None, [Defect("header-not-json", f"the header cannot be read: {error}")]
+        raise OSError(errno.EFBIG, f"its header of {len(header):,} bytes is too unusual to be examined at that length")
     found, defects = parse_object(header, strict=True)
     if found is None:
         return None, None, [Defect("header-not-json", f"the header cannot be read: {defects[0].text}")]
@@ -209,18 +218,17 @@ def _slow(header: bytes) -> _Parsed:
         metadata = None
     tensors = {}
     for name, entry in found.items():
-        try:
-            tensors[name] = _entry(entry)
-        except ValueError as error:
-            defects.append(Defect("malformed-entry", str(error), name))
+        if isinstance(tensor := _entry(entry), Tensor):
+            tensors[name] = tensor
+        else:
+            defects.append(Defect("malformed-entry", tensor, name))
     return tensors, metadata, defects
 
 
 def _metadata_defect(value: Any) -> Defect | None:
     if not isinstance(value, dict):
-        return Defect(
-            "malformed-metadata", f"this is a JSON {kind_of(value)}, not an object of strings", "__metadata__"
-        )
+        text = f"this is a JSON {kind_of(value)}, not an object of strings"
+        return Defect("malformed-metadata", text, "__metadata__")
     for key, item in value.items():
         if not isinstance(item, str):
             text = f"this is a JSON {kind_of(item)}, and the values of __metadata__ have to be strings"
@@ -228,22 +236,22 @@ def _metadata_defect(value: Any) -> Defect | None:
     return None
 
 
-def _entry(entry: Any) -> Tensor:
-    """Check one entry of a header. Raises ValueError with what is wrong."""
+def _entry(entry: Any) -> Tensor | str:
+    """Check one entry of a header; where something is wrong with it, return that in place of the tensor."""
     if not isinstance(entry, dict):
-        raise ValueError("its entry in the header is no JSON object")
+        return "its entry in the header is no JSON object"
     missing = [key for key in KEYS if key not in entry]
     if missing:
-        raise ValueError(f"the header does not give its {' and '.join(missing)}")
+        return f"the header does not give its {' and '.join(missing)}"
     dtype, dimensions, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise ValueError("its dtype is not a string")
+        return "its dtype is not a string"
     if not _naturals(dimensions):
-        raise ValueError("its shape is not a list of whole numbers from 0 to 2^64")
+        return "its shape is not a list of whole numbers from 0 to 2^64"
     if not _naturals(offsets) or len(offsets) != 2:
-        raise ValueError("its data_offsets are not two whole numbers from 0 to 2^64")
+        return "its data_offsets are not two whole numbers from 0 to 2^64"
     if any(depth(value, MAX_DEPTH) > MAX_DEPTH for key, value in entry.items() if key not in KEYS):
-        raise ValueError("a value in its entry is nested too deeply to be read")
+        return "a value in its entry is nested too deeply to be read"
     return Tensor(dtype, tuple(dimensions), (offsets[0], offsets[1]))
 
 

@@ -60,8 +60,8 @@ def parse_index(file: str, raw: bytes) -> Index:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass
         else:
-            keys = 2 * len(plain.weight_map) + 4 + 2 * len(plain.metadata)
-            if raw.count(b'"') == keys and raw.count(b":") >= len(plain.weight_map) + 2:
+            quotes = 4 * len(plain.weight_map) + 4 + 2 * len(plain.metadata)
+            if plain.weight_map and plain.metadata and raw.count(b'"') == quotes:
                 return Index(file, plain.weight_map, plain.metadata, readable=True)
     return _slow(file, raw)
 

@@ -60,7 +60,14 @@ def layout_of(names: Iterable[str]) -> Layout:
     outside: list[str] = []
     templates: dict[str, str] = {}  # the rest of a name after its first two numbers → the same with {} for numbers
     split = INDEX.split
+    # Tensors of one expert follow each other and share all of their name but the end: that part is taken apart once.
+    shared, width, number, member = "\0", 1, 0, 0
+    layer: set[str] = set()
+    parts_of_group: dict[str, set[int]] = {}
     for name in names:
+        if name.startswith(shared) and (members := parts_of_group.get(name[width:])) is not None:
+            members.add(member)
+            continue
         parts = split(name, 2)
         if len(parts) == 1:
             outside.append(name)
@@ -70,19 +77,19 @@ def layout_of(names: Iterable[str]) -> Layout:
         if stack is None:
             stack = stacks[prefix] = Stack(prefix)
         number = int(parts[1])
-        layer = stack.layers.get(number)
-        if layer is None:
-            layer = stack.layers[number] = set()
+        layer = stack.layers.setdefault(number, set())
         if len(parts) == 3:
             layer.add(parts[2][1:])
             continue
         rest = templates.get(parts[4])
         if rest is None:
             rest = templates[parts[4]] = INDEX.sub("{}", parts[4][1:])
-        group = parts[2][1:-1]
-        members = stack.groups.setdefault(number, {}).setdefault(group, {}).get(rest)
-        if members is None:
-            members = stack.groups[number][group][rest] = set()
+        group, member = parts[2][1:-1], int(parts[3])
+        parts_of_group = stack.groups.setdefault(number, {}).setdefault(group, {})
+        if rest not in parts_of_group:
+            parts_of_group[rest] = set()
             layer.add(f"{group}.{{}}.{rest}")
-        members.add(int(parts[3]))
+        parts_of_group[rest].add(member)
+        width = len(name) - len(parts[4]) + 1
+        shared = name[:width]
     return Layout(stacks, tuple(outside))

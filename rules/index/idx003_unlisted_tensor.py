@@ -23,7 +23,8 @@ from ckptcheck.phrase import count, few
 
 @rule("IDX003", "unlisted-tensor", severity="error", when=lambda ckpt: ckpt.index_decides)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.index is not None
+    if ckpt.index is None or ckpt.index_agrees:
+        return
     unlisted: dict[str, list[str]] = {}
     for tensor in ckpt.holders.keys() - ckpt.index.weight_map.keys():
         unlisted.setdefault(ckpt.holders[tensor], []).append(tensor)

@@ -24,6 +24,8 @@ from ckptcheck.phrase import count, few
 
 @rule("IDX005", "duplicate-tensor", severity="error", when=lambda ckpt: len(ckpt.globbed) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.index_decides and len(ckpt.holders) == sum(len(ckpt.shards[name].tensors) for name in ckpt.globbed):
+        return
     first: dict[str, str] = {}
     for name in ckpt.globbed:
         tensors = ckpt.shards[name].tensors
