@@ -151,7 +151,7 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
     kinds = {defect.kind for defect in defects}
     layout = layout_defects(tensors, data_start, size)
-    if not kinds.isdisjoint(("malformed-entry", "duplicate-key")):  # what these describe is missing from `tensors`
+    if kinds & {"malformed-entry", "duplicate-key"} or (kinds and not tensors):  # `tensors` lacks what these describe
         layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
     elif not tensors and data_start == size:
         layout = [Defect("no-tensors", "the header lists no tensor")]

@@ -13,6 +13,9 @@ from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
 from ckptcheck.errors import CkptcheckError
 
+INTERRUPTED = 130
+"""What typer returns after Ctrl-C. Here it is one more way of not having checked: 2."""
+
 app = typer.Typer(
     name="ckptcheck",
     help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
@@ -39,14 +42,25 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> None:
     """Run the command line. Trouble is one sentence on stderr and exit code 2, never a traceback."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            _stop("interrupted")
+        sys.stdout.flush()
+        sys.exit(code)
     except CkptcheckError as error:
         _stop(error.message, error.hint)
     except KeyboardInterrupt:
         _stop("interrupted")
+    except typer.Abort:
+        _stop("interrupted")
     except BrokenPipeError:  # the reader of our output has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(2)
+    except Exception as error:
+        # A wrong flag. Its class belongs to whichever click typer carries, so it is known by what it can do.
+        if (sentence := getattr(error, "format_message", None)) is None:
+            raise
+        _stop(sentence().rstrip("."), "see ckptcheck --help, ckptcheck scan --help")
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:

@@ -25,9 +25,9 @@ def rules(
     folders: Annotated[list[Path], RULE_FOLDERS] = [],  # noqa: B006
 ) -> None:
     """List every rule with its severity."""
-    from ckptcheck import pack
+    from ckptcheck import pack, settings
 
-    loaded = pack.load(folders)
+    loaded = pack.load([*settings.find(Path.cwd()).rule_folders, *folders])
     if format is Format.json:
         keys = ("code", "name", "severity", "on", "summary")
         json.dump([{key: getattr(rule, key) for key in keys} for rule in loaded], sys.stdout, indent=2)
@@ -54,11 +54,11 @@ def rule(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from ckptcheck import pack
+    from ckptcheck import pack, settings
     from ckptcheck.reporters.text import width_for
     from ckptcheck.select import matching
 
-    for found in matching(pack.load(folders), code):
+    for found in matching(pack.load([*settings.find(Path.cwd()).rule_folders, *folders]), code):
         page = f"# {found.code} {found.name} ({found.severity})\n\n{found.explanation.strip()}\n"
         if sys.stdout.isatty():
             Console(width=width_for(sys.stdout)).print(Markdown(page))

