@@ -35,7 +35,8 @@ def load(folders: Iterable[Path] = ()) -> list[Rule]:
         files = sorted(path for path in folder.rglob("*.py") if FILE_NAME.fullmatch(path.name))
         if not files:
             raise CkptcheckError(
-                f"the rule folder {folder} holds no rule", hint="name a rule's file after its code and name: idx001_missing_shard.py"
+                f"the rule folder {folder} holds no rule",
+                hint="name a rule's file after its code and name: idx001_missing_shard.py",
             )
         for path in files:
             rule = load_file(path)
@@ -49,7 +50,8 @@ def load_file(path: Path) -> Rule:
     """Load the one rule of a file. Raises CkptcheckError when there is not exactly one."""
     name = f"ckptcheck_rule_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling of errors look the module up by name
     try:

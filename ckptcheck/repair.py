@@ -27,7 +27,9 @@ class Repair:
         """Return the change as a unified diff."""
         old = self.before.splitlines(keepends=True) if self.before is not None else []
         name = self.path.name
-        lines = difflib.unified_diff(old, self.after.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}")
+        lines = difflib.unified_diff(
+            old, self.after.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}"
+        )
         return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
     def apply(self) -> Path | None:
@@ -80,7 +82,10 @@ def index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     what = "corrected metadata.total_size in" if same else "wrote"
     done = f"{what} {file}" + ("" if same else f" from the headers of {count(len(shards), 'shard')}")
     before = path.read_bytes().decode("utf-8", "replace") if path.exists() else None
-    after = json.dumps({"metadata": metadata, "weight_map": dict(sorted(places.items()))}, indent=2, ensure_ascii=False) + "\n"
+    after = (
+        json.dumps({"metadata": metadata, "weight_map": dict(sorted(places.items()))}, indent=2, ensure_ascii=False)
+        + "\n"
+    )
     return Repair(path, done, before, after), None
 
 

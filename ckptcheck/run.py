@@ -13,23 +13,32 @@ from ckptcheck.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
 
 
 class Evidence(Protocol):
-    """What every kind of evidence tells about itself; rules know the rest.
-
-    kind: matched with a rule's `on`. target: what the user named. subject: one line that says what it is.
-    unread: file → why it could not be read; while there is one, no rule can pass.
-    counts: files, tensors, bytes.
-    """
+    """What every kind of evidence tells about itself; rules know the rest."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Matched with a rule's `on`."""
+        ...
+
     @property
-    def target(self) -> str: ...
+    def target(self) -> str:
+        """What the user named."""
+        ...
+
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """One line that says what it is."""
+        ...
+
     @property
-    def unread(self) -> Mapping[str, str]: ...
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read; while there is one, no rule can pass."""
+        ...
+
     @property
-    def counts(self) -> Mapping[str, int]: ...
+    def counts(self) -> Mapping[str, int]:
+        """Files, tensors, bytes."""
+        ...
 
 
 def run(
@@ -59,8 +68,8 @@ def run(
                 skipped.append((rule.code, ignored[rule.code]))
                 continue
             severity = (severities or {}).get(rule.code, rule.severity)
-            for problem in rule.check(evidence):
-                findings.append(_finding(rule, severity, problem))
+            for problem in rule.check(evidence):  # one by one: what was found before a crash is kept
+                findings.append(_finding(rule, severity, problem))  # noqa: PERF401
         except Skip as skip:
             skipped.append((rule.code, str(skip)))
         except EvidenceError as error:

@@ -112,7 +112,9 @@ def _strings(path: Path, table: dict[str, Any], key: str) -> tuple[str, ...]:
 def _strings_by_code(path: Path, table: dict[str, Any], key: str) -> dict[str, str]:
     value = table.get(key, {})
     if isinstance(value, list) and key == "ignore":
-        raise CkptcheckError(f"{path}: ignore is a list, but every ignored rule needs a reason", hint='write ignore = { IDX007 = "why" }')
+        raise CkptcheckError(
+            f"{path}: ignore is a list, but every ignored rule needs a reason", hint='write ignore = { IDX007 = "why" }'
+        )
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise CkptcheckError(f"{path}: {key} is not a table of strings")
     return value

@@ -35,7 +35,27 @@ from ckptcheck.rule import Finding, Rule
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 KEYS = frozenset(
-    "title base delete rename copy json unset text tensors index header patch append truncate link target expect skip python".split()
+    [
+        "title",
+        "base",
+        "delete",
+        "rename",
+        "copy",
+        "json",
+        "unset",
+        "text",
+        "tensors",
+        "index",
+        "header",
+        "patch",
+        "append",
+        "truncate",
+        "link",
+        "target",
+        "expect",
+        "skip",
+        "python",
+    ]
 )
 
 
@@ -115,7 +135,17 @@ def _edit_json(path: Path, changes: dict[str, Any], removed: list[str]) -> None:
     path.write_text(json.dumps(value, indent=2), encoding="utf-8")
 
 
-NUMPY = {"F32": "f4", "F16": "f2", "F64": "f8", "I32": "i4", "I64": "i8", "U8": "u1", "I8": "i1", "BF16": "bf16", "F8_E4M3": "f8"}
+NUMPY = {
+    "F32": "f4",
+    "F16": "f2",
+    "F64": "f8",
+    "I32": "i4",
+    "I64": "i8",
+    "U8": "u1",
+    "I8": "i1",
+    "BF16": "bf16",
+    "F8_E4M3": "f8",
+}
 
 
 def edit_tensors(path: Path, changes: dict[str, Any]) -> None:

@@ -176,7 +176,9 @@ def test_ignored_is_skipped_with_the_reason(here: Path) -> None:
 
 
 def test_severity_override_and_fail_on_from_settings(here: Path) -> None:
-    (here / "pyproject.toml").write_text('[tool.ckptcheck]\nfail-on = "warning"\n[tool.ckptcheck.severity]\nIDX001 = "info"\nIDX = "warning"\n')
+    (here / "pyproject.toml").write_text(
+        '[tool.ckptcheck]\nfail-on = "warning"\n[tool.ckptcheck.severity]\nIDX001 = "info"\nIDX = "warning"\n'
+    )
     result = run(here, "scan", "broken", "--format", "json")
     assert json.loads(result.stdout)["findings"][0]["severity"] == "info"
     assert result.returncode == 0
@@ -224,7 +226,9 @@ def test_a_rule_that_crashes_makes_the_run_incomplete_and_the_others_run(here: P
     assert result.returncode == 2
     report = json.loads(result.stdout)
     assert report["verdict"] == "incomplete"
-    assert report["crashed"] == [{"code": "BOB001", "error": "ZeroDivisionError: division by zero (bob001_other_name.py, line 12)"}]
+    assert report["crashed"] == [
+        {"code": "BOB001", "error": "ZeroDivisionError: division by zero (bob001_other_name.py, line 12)"}
+    ]
     assert [finding["code"] for finding in report["findings"]] == ["IDX001", "BOB001"]
     assert len(report["passed"]) > 20
     assert "could not check BOB001: ZeroDivisionError" in run(here, "scan", "broken", "--rules", "mine").stdout
@@ -260,7 +264,10 @@ def test_fix_and_diff(here: Path) -> None:
 def test_fix_refuses_where_a_new_index_would_hide_a_loss(here: Path) -> None:
     result = run(here, "scan", "broken", "--fix")
     assert result.returncode == 1
-    assert result.stderr == "broken: the index was not repaired: model-00002-of-00003.safetensors is missing or unreadable\n"
+    assert (
+        result.stderr
+        == "broken: the index was not repaired: model-00002-of-00003.safetensors is missing or unreadable\n"
+    )
     assert not list((here / "broken").glob("*.orig"))
 
 
@@ -318,7 +325,9 @@ def test_names_cannot_draw_on_the_terminal(here: Path) -> None:
 def test_ctrl_c_exits_at_once_and_leaves_nothing(here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine/bob001_other_name.py").write_text(
-        RULE.format(body='import sys, threading\n    print("ready", file=sys.stderr, flush=True)\n    threading.Event().wait()\n    yield')
+        RULE.format(
+            body='import sys, threading\n    print("ready", file=sys.stderr, flush=True)\n    threading.Event().wait()\n    yield'
+        )
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptcheck", "scan", "sound", "--rules", "mine", "-o", "report.txt"],
@@ -350,7 +359,10 @@ def test_a_scan_loads_no_framework(here: Path) -> None:
 
 
 def test_the_version_loads_nothing(here: Path) -> None:
-    program = "import sys; sys.argv = ['ckptcheck', '--version']\nfrom ckptcheck.__main__ import main\nmain()\nprint('typer' in sys.modules, 'rich' in sys.modules)"
+    program = (
+        "import sys; sys.argv = ['ckptcheck', '--version']\nfrom ckptcheck.__main__ import main\nmain()\n"
+        "print('typer' in sys.modules, 'rich' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False False"
 
@@ -369,4 +381,6 @@ def test_rules_lists_every_rule_and_rule_prints_its_page(here: Path) -> None:
     listed = json.loads(run(here, "rules", "--format", "json").stdout)
     assert [entry["code"] for entry in listed] == [rule.code for rule in pack.load()]
     page = run(here, "rule", "idx001").stdout
-    assert page.startswith("# IDX001 missing-shard (error)\n\nThe index names a shard that is not there.\n\n## What it checks\n")
+    assert page.startswith(
+        "# IDX001 missing-shard (error)\n\nThe index names a shard that is not there.\n\n## What it checks\n"
+    )

@@ -81,7 +81,9 @@ def lose_matrix(folder: Path, ckpt: Checkpoint) -> bool:
         return False
     kinds = [frozenset(names) for names in ckpt.anatomy.layers.values()]
     for layer, names in sorted(ckpt.anatomy.layers.items(), reverse=True):
-        matrices = [name for name in sorted(names) if "{}" not in name and len(ckpt.tensors[stack.name(layer, name)].shape) > 1]
+        matrices = [
+            name for name in sorted(names) if "{}" not in name and len(ckpt.tensors[stack.name(layer, name)].shape) > 1
+        ]
         if kinds.count(frozenset(names)) >= 3 and matrices:
             return damage.drop_tensors(folder, {stack.name(layer, matrices[len(matrices) // 2])}) == 1
     return False
@@ -89,7 +91,9 @@ def lose_matrix(folder: Path, ckpt: Checkpoint) -> bool:
 
 def lose_expert(folder: Path, ckpt: Checkpoint) -> bool:
     stack = ckpt.anatomy.stack
-    experts = [name for name in ckpt.tensors if ".experts.2." in name and stack is not None and name.startswith(stack.prefix)]
+    experts = [
+        name for name in ckpt.tensors if ".experts.2." in name and stack is not None and name.startswith(stack.prefix)
+    ]
     if not experts or ckpt.config is None or ckpt.config.integer("zero_expert_num"):
         return False
     prefix = experts[-1].split(".experts.2.")[0] + ".experts.2."

@@ -13,13 +13,17 @@ from ckptcheck.rule import Skip
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-VOCABULARY = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|lm_head|embed_out)(\.modules_to_save(\.\w+)?|\.base_layer)?\.weight$")
+VOCABULARY = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|lm_head|embed_out)(\.modules_to_save(\.\w+)?|\.base_layer)?\.weight$"
+)
 MAX_TOKENIZER = 1 << 28
 
 
 def vocabulary_rows(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Return the whole embeddings and heads among the tensors → their rows."""
-    return {name: tensor.shape[0] for name, tensor in tensors.items() if VOCABULARY.search(name) and len(tensor.shape) == 2}
+    return {
+        name: tensor.shape[0] for name, tensor in tensors.items() if VOCABULARY.search(name) and len(tensor.shape) == 2
+    }
 
 
 def token_count(ckpt: Checkpoint) -> int | None:

@@ -65,9 +65,7 @@ class Anatomy:
     @cached_property
     def has_mtp(self) -> bool:
         """Whether there are tensors of multi-token prediction anywhere."""
-        return bool(self.mtp_layers) or any(
-            MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside)
-        )
+        return bool(self.mtp_layers) or any(MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside))
 
     @cached_property
     def layers(self) -> dict[int, set[str]]:

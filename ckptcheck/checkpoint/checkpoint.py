@@ -56,7 +56,9 @@ class Checkpoint:
 
     kind = "checkpoint"
 
-    def __init__(self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None) -> None:
+    def __init__(
+        self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None
+    ) -> None:
         """`single`: the target is one shard by itself, so nothing is said about what is beside it."""
         self.source = source
         self.single = single
@@ -89,7 +91,9 @@ class Checkpoint:
     def index(self) -> Index | None:
         """The index: the standard one, or the only one there is."""
         indexes = [name for name in self.files if name.endswith(".safetensors.index.json")]
-        file = self._index_file or (MODEL_INDEX if MODEL_INDEX in indexes else indexes[0] if len(indexes) == 1 else None)
+        file = self._index_file or (
+            MODEL_INDEX if MODEL_INDEX in indexes else indexes[0] if len(indexes) == 1 else None
+        )
         return self._read(file, Index, read_index) if file in self.files else None
 
     @cached_property

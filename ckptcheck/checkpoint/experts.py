@@ -20,7 +20,11 @@ def numbered_experts(anatomy: Anatomy) -> Iterator[tuple[int, str, set[int], dic
     for layer in anatomy.layers:
         for group, parts in anatomy.stack.groups.get(layer, {}).items():
             if group.rpartition(".")[2] in ("experts", "local_experts") and "shared" not in group:
-                kept = {part: {expert for expert in having if expert < real} for part, having in parts.items()} if real else parts
+                kept = (
+                    {part: {expert for expert in having if expert < real} for part, having in parts.items()}
+                    if real
+                    else parts
+                )
                 members = set().union(*kept.values())
                 if members:
                     yield layer, group, members, kept
@@ -32,7 +36,9 @@ def fused_names(anatomy: Anatomy) -> Iterator[tuple[int, str]]:
         return
     for layer, names in anatomy.layers.items():
         for name in sorted(names):
-            if ".experts." in f".{name}" and name.endswith(("gate_up_proj", "down_proj", "gate_up_proj.weight", "down_proj.weight")):
+            if ".experts." in f".{name}" and name.endswith(
+                ("gate_up_proj", "down_proj", "gate_up_proj.weight", "down_proj.weight")
+            ):
                 shape = anatomy.tensors[anatomy.stack.name(layer, name)].shape if "{}" not in name else ()
                 if len(shape) == 3:
                     yield layer, name

@@ -90,7 +90,12 @@ def attention_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         return {}
     groups = config.integer("num_key_value_heads") or heads
     width = config.integer("head_dim") or hidden // heads
-    rows = {"q_proj": heads * width * (1 + family.gated), "k_proj": groups * width, "v_proj": groups * width, "o_proj": hidden}
+    rows = {
+        "q_proj": heads * width * (1 + family.gated),
+        "k_proj": groups * width,
+        "v_proj": groups * width,
+        "o_proj": hidden,
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for part, number in rows.items():
         shapes[f"self_attn.{part}.weight"] = (number, heads * width if part == "o_proj" else hidden)

@@ -44,7 +44,8 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
         weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
         if weights:
             raise CkptcheckError(
-                f"{target} holds no safetensors file, only {weights[0]}", hint="convert it to safetensors first: pickles are not read"
+                f"{target} holds no safetensors file, only {weights[0]}",
+                hint="convert it to safetensors first: pickles are not read",
             )
         raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
     return Checkpoint(source, jobs=jobs)
@@ -56,7 +57,8 @@ def _file(target: str, path: Path, jobs: int | None) -> Checkpoint:
     if path.suffix == ".safetensors":
         return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, jobs=jobs)
     raise CkptcheckError(
-        f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)", hint="name the folder instead"
+        f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
+        hint="name the folder instead",
     )
 
 

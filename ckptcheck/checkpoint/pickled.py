@@ -46,7 +46,7 @@ class _Reader(pickle.Unpickler):
         return None
 
 
-DTYPES = frozenset("float16 bfloat16 float32 float64 uint8 int8 int16 int32 int64 bool".split())
+DTYPES = frozenset(["float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"])
 
 
 def tensor_shapes(file: io.BufferedIOBase) -> dict[str, tuple[int, ...]]:
@@ -55,7 +55,7 @@ def tensor_shapes(file: io.BufferedIOBase) -> dict[str, tuple[int, ...]]:
     Raises UnreadablePickle with the reason where the file is something else, and OSError from reading.
     """
     try:
-        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(file) as archive:
             inside = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
             if len(inside) != 1:
                 raise UnreadablePickle("it holds no data.pkl")

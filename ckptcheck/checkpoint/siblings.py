@@ -30,7 +30,9 @@ def kinds(settings: Mapping[str, Any], depth: int) -> dict[int, str]:
     return {layer: ";".join(entries) for layer, entries in said.items()}
 
 
-def incomplete(layers: Mapping[int, Names], kind: Mapping[int, str], *, alike: bool = True) -> dict[int, tuple[Names, list[int]]]:
+def incomplete(
+    layers: Mapping[int, Names], kind: Mapping[int, str], *, alike: bool = True
+) -> dict[int, tuple[Names, list[int]]]:
     """Return layer → what it lacks and the layers that have it.
 
     A layer is compared with those of its kind. Where it has fewer than two siblings, or the kinds are not known

@@ -29,12 +29,23 @@ class Source(Protocol):
     """
 
     @property
-    def target(self) -> str: ...
+    def target(self) -> str:
+        """What the user named."""
+        ...
+
     @property
-    def local(self) -> Path | None: ...
+    def local(self) -> Path | None:
+        """Where the files lie on disk, None if they do not."""
+        ...
+
     @property
-    def files(self) -> Mapping[str, File]: ...
-    def read(self, name: str, start: int, length: int) -> bytes: ...
+    def files(self) -> Mapping[str, File]:
+        """The files, by name."""
+        ...
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Read up to `length` bytes from `start`."""
+        ...
 
 
 class Folder:

@@ -21,7 +21,9 @@ def doctor() -> None:
     from ckptcheck import __version__, pack, settings
 
     write = sys.stdout.write
-    write(f"ckptcheck {__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}\n\n")
+    write(
+        f"ckptcheck {__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}\n\n"
+    )
     write("What a scan needs\n")
     for name in CORE:
         version = _version(name)
@@ -34,14 +36,21 @@ def doctor() -> None:
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     write(_line(True, f"endpoint {endpoint}"))
     token = _has_token()
-    write(_line(token, "a token is set" if token else "no token: public repositories only (hf auth login, or HF_TOKEN)"))
+    write(
+        _line(token, "a token is set" if token else "no token: public repositories only (hf auth login, or HF_TOKEN)")
+    )
     write("\nRules\n")
     found = settings.find(Path.cwd())
     loaded = pack.load(found.rule_folders)
     write(_line(True, f"{len(loaded)} rules from {pack.builtin_folder()}"))
     for folder in found.rule_folders:
         write(_line(True, f"further rules from {folder}"))
-    write(_line(found.file is not None, f"settings from {found.file}" if found.file else "no ckptcheck.toml: the defaults apply"))
+    write(
+        _line(
+            found.file is not None,
+            f"settings from {found.file}" if found.file else "no ckptcheck.toml: the defaults apply",
+        )
+    )
 
 
 def _line(good: bool, text: str) -> str:

@@ -18,7 +18,9 @@ def talk(message: str) -> None:
     sys.stderr.write(printable(message) + "\n")
 
 
-def deliver(reports: Sequence[Report], rules: Sequence[Rule], form: str, output: Path | None, *, verbose: bool = False) -> None:
+def deliver(
+    reports: Sequence[Report], rules: Sequence[Rule], form: str, output: Path | None, *, verbose: bool = False
+) -> None:
     """Write the reports in the given form to stdout, or to a file whole or not at all."""
     if form == "text":
         from ckptcheck.reporters import text

@@ -33,22 +33,40 @@ class FailOn(enum.StrEnum):
 
 def scan(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="A folder, a .safetensors file, an index, or hf://org/name@revision.")
+        list[str],
+        typer.Argument(metavar="TARGET", help="A folder, a .safetensors file, an index, or hf://org/name@revision."),
     ],
-    headers_only: Annotated[bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")] = False,
-    select: Annotated[list[str], typer.Option(help="Run only these rules: codes or beginnings of codes, IDX,CFG003.")] = [],  # noqa: B006
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
+    ] = False,
+    select: Annotated[
+        list[str], typer.Option(help="Run only these rules: codes or beginnings of codes, IDX,CFG003.")
+    ] = [],  # noqa: B006
     ignore: Annotated[list[str], typer.Option(help="Leave these rules out; they are reported as skipped.")] = [],  # noqa: B006
-    rules: Annotated[list[Path], typer.Option(metavar="DIR", help="Load further rules from this folder. Runs their code.")] = [],  # noqa: B006
+    rules: Annotated[
+        list[Path], typer.Option(metavar="DIR", help="Load further rules from this folder. Runs their code.")
+    ] = [],  # noqa: B006
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")] = None,
-    fail_on: Annotated[FailOn | None, typer.Option(help="Exit 1 for findings of this severity or graver.", show_default="error")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="Exit 1 for findings of this severity or graver.", show_default="error")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Files read at a time.", show_default="cores")] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Make the safe repairs, then report what remains. Keeps the old file.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Make the safe repairs, then report what remains. Keeps the old file.")
+    ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print what --fix would change, and nothing else.")] = False,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Leave out the findings that this file lists.")] = None,
-    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings to this file as known.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Leave out the findings that this file lists.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the findings to this file as known.")
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings.", show_default="the nearest ckptcheck.toml or pyproject.toml")
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings.", show_default="the nearest ckptcheck.toml or pyproject.toml"),
     ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")] = False,
 ) -> None:

@@ -81,11 +81,21 @@ def _not_run(console: Console, report: Report, names: dict[str, str], verbose: b
         for reason, codes in reasons.items():
             console.print()
             listed = ", ".join(codes[:4]) + (f" and {len(codes) - 4} more" if len(codes) > 4 else "")
-            console.print(Padding(Text.from_markup(f"[{style}]{label}[/] {escape(listed)}: {escape(printable(reason))}"), (0, 0, 0, 2), expand=False))
+            console.print(
+                Padding(
+                    Text.from_markup(f"[{style}]{label}[/] {escape(listed)}: {escape(printable(reason))}"),
+                    (0, 0, 0, 2),
+                    expand=False,
+                )
+            )
 
 
 def _verdict(report: Report) -> Text:
-    found = [count(number, severity, "info" if severity == "info" else None) for severity in SEVERITIES if (number := report.number(severity))]
+    found = [
+        count(number, severity, "info" if severity == "info" else None)
+        for severity in SEVERITIES
+        if (number := report.number(severity))
+    ]
     parts = [f"{count(len(report.passed), 'rule')} passed"]
     if report.skipped:
         parts.append(f"{len(report.skipped)} skipped")
@@ -94,7 +104,9 @@ def _verdict(report: Report) -> Text:
     rest = " · ".join(parts)
     if report.verdict == "incomplete":
         why = report.error or f"{count(len(report.crashed), 'rule')} could not be checked"
-        return Text.assemble(("✗ incomplete: ", "bold red"), printable(why), *([", ", ", ".join(found)] if found else []), f" · {rest}")
+        return Text.assemble(
+            ("✗ incomplete: ", "bold red"), printable(why), *([", ", ", ".join(found)] if found else []), f" · {rest}"
+        )
     if report.verdict == "clean":
         return Text.assemble(("✓ clean", "bold green"), f" · {rest}")
     sign = ("✗ ", "bold red") if report.number("error") else ("! ", "yellow")

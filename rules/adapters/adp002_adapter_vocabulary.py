@@ -1,12 +1,13 @@
 """The adapter's embedding and head do not belong to one vocabulary.
 
 ## What it checks
-Where an adapter carries whole embeddings or heads (trained tokens, `modules_to_save`), they have one number of rows, and
-one that covers every token of the tokenizer beside them; it equals `vocab_size` where a `config.json` lies there too.
+Where an adapter carries whole embeddings or heads (trained tokens, `modules_to_save`), they have one number of rows,
+and one that covers every token of the tokenizer beside them; it equals `vocab_size` where a `config.json` lies there
+too.
 
 ## Why it matters
-PEFT stops with a size mismatch unless the base model is resized first, vLLM refuses the adapter, and a merge copies rows
-to the wrong tokens.
+PEFT stops with a size mismatch unless the base model is resized first, vLLM refuses the adapter, and a merge copies
+rows to the wrong tokens.
 
 ## How to fix
 Save embedding and head together, and resize the base model to their rows before loading.
@@ -23,7 +24,12 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import few
 
 
-@rule("ADP002", "adapter-vocabulary", severity="error", when=lambda ckpt: ckpt.is_adapter and bool(vocabulary_rows(ckpt.tensors)))
+@rule(
+    "ADP002",
+    "adapter-vocabulary",
+    severity="error",
+    when=lambda ckpt: ckpt.is_adapter and bool(vocabulary_rows(ckpt.tensors)),
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     rows = vocabulary_rows(ckpt.tensors)
     first = min(rows)

@@ -4,7 +4,8 @@
 Every `lora_A` has its `lora_B` and the reverse, for linear layers and embeddings.
 
 ## Why it matters
-PEFT starts the missing half afresh: without B the update is zero, without A it is random. vLLM stops with an assertion.
+PEFT starts the missing half afresh: without B the update is zero, without A it is random. vLLM stops with an
+assertion.
 
 ## How to fix
 Save the adapter again, gathering all ranks.

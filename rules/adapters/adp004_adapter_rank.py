@@ -1,7 +1,8 @@
 """The adapter's matrices are of another rank than its config says.
 
 ## What it checks
-`lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a module).
+`lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a
+module).
 
 ## Why it matters
 PEFT stops with a size mismatch. vLLM and SGLang scale by `lora_alpha / r`, so with a wrong `r` the update has another

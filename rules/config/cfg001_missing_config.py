@@ -1,12 +1,12 @@
 """There is no config.json.
 
 ## What it checks
-A folder with a model has a `config.json`. Adapters have `adapter_config.json` instead, and models in Mistral's own format
-`params.json`.
+A folder with a model has a `config.json`. Adapters have `adapter_config.json` instead, and models in Mistral's own
+format `params.json`.
 
 ## Why it matters
-transformers, vLLM and SGLang refuse the folder: without it nobody knows which model the tensors belong to. And every rule
-that compares the tensors with it cannot look.
+transformers, vLLM and SGLang refuse the folder: without it nobody knows which model the tensors belong to. And every
+rule that compares the tensors with it cannot look.
 
 ## How to fix
 Copy `config.json` from the model this one was trained or converted from.

@@ -2,12 +2,12 @@
 
 ## What it checks
 `config.json` (or `adapter_config.json`) is a JSON object, and its sizes and counts (layers, heads, hidden and
-intermediate size, vocabulary, experts) are whole numbers that are not negative, lists of them, or null. The nested config
-of the language model is looked at too.
+intermediate size, vocabulary, experts) are whole numbers that are not negative, lists of them, or null. The nested
+config of the language model is looked at too.
 
 ## Why it matters
-transformers, vLLM and SGLang stop on a file that is no JSON object. A number in quotes passes the parser and fails later,
-or is compared as text.
+transformers, vLLM and SGLang stop on a file that is no JSON object. A number in quotes passes the parser and fails
+later, or is compared as text.
 
 ## How to fix
 Write the file anew with the library that made it, or correct the value.

@@ -5,15 +5,16 @@ The layers of the language model are numbered without a gap, and there are as ma
 (`num_hidden_layers` and its synonyms, nested configs included).
 
 ## Why it matters
-transformers and SGLang start a missing layer from random numbers without an error; vLLM serves uninitialised memory or
-stops. Pipeline-parallel exports that forget an offset or drop a remainder produce exactly this.
+transformers and SGLang start a missing layer from random numbers without an error; vLLM serves uninitialised memory
+or stops. Pipeline-parallel exports that forget an offset or drop a remainder produce exactly this.
 
 ## How to fix
-Export or convert again; check the pipeline layout (`num_layers` divisible by the stages, virtual stages, offsets). If the
-model was pruned on purpose, correct the config.
+Export or convert again; check the pipeline layout (`num_layers` divisible by the stages, virtual stages, offsets). If
+the model was pruned on purpose, correct the config.
 
 ## Seen in
-sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381, NVIDIA-NeMo/RL#2124
+sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381,
+NVIDIA-NeMo/RL#2124
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,8 @@ No layer of the language model has a number at or beyond `num_hidden_layers`, ex
 (declared by `num_nextn_predict_layers`, or recognised by what they hold: `eh_proj`, `enorm`, `shared_head`).
 
 ## Why it matters
-transformers leaves the surplus layers out, so the model computes with fewer than it was trained with; vLLM stops with a
-KeyError for most architectures.
+transformers leaves the surplus layers out, so the model computes with fewer than it was trained with; vLLM stops with
+a KeyError for most architectures.
 
 ## How to fix
 Correct `num_hidden_layers`, or delete the layers that are left over from another model.

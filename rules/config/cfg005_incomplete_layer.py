@@ -1,10 +1,11 @@
 """A layer lacks what its sibling layers have.
 
 ## What it checks
-Layers are compared with each other, not with a list of names, so that an architecture nobody has heard of is checked too.
-Layers are siblings when the config gives them the same entry in every per-layer list (`layer_types`, `block_configs`,
-`mlp_only_layers`, …). A layer that has only some of what at least two siblings have is incomplete. One that has no two
-siblings is compared with all layers, and is incomplete where a component is torn: some of its tensors are there.
+Layers are compared with each other, not with a list of names, so that an architecture nobody has heard of is checked
+too. Layers are siblings when the config gives them the same entry in every per-layer list (`layer_types`,
+`block_configs`, `mlp_only_layers`, …). A layer that has only some of what at least two siblings have is incomplete.
+One that has no two siblings is compared with all layers, and is incomplete where a component is torn: some of its
+tensors are there.
 
 ## Why it matters
 transformers starts the missing tensors from random numbers with a warning that scrolls by; vLLM leaves uninitialised
@@ -14,8 +15,8 @@ memory inside a fused projection and reports it as loaded.
 Export or convert again; look at which rank or shard the tensors should have come from.
 
 ## When it can be wrong
-An architecture may leave something out of one layer by design and not say so in its config. A norm or a scale
-that only the first layer lacks (ModernBERT, Zaya) and layers that share keys and values with earlier ones
+An architecture may leave something out of one layer by design and not say so in its config. A norm or a scale that
+only the first layer lacks (ModernBERT, Zaya) and layers that share keys and values with earlier ones
 (`num_kv_shared_layers`) are known.
 
 ## Seen in
@@ -32,7 +33,9 @@ from ckptcheck.checkpoint.siblings import Names, incomplete, kinds
 from ckptcheck.phrase import few, ranges
 
 
-@rule("CFG005", "incomplete-layer", severity="error", when=lambda ckpt: bool(ckpt.anatomy.layers) and not ckpt.is_partial)
+@rule(
+    "CFG005", "incomplete-layer", severity="error", when=lambda ckpt: bool(ckpt.anatomy.layers) and not ckpt.is_partial
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     anatomy = ckpt.anatomy

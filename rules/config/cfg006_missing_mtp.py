@@ -1,12 +1,13 @@
 """Multi-token prediction is declared, but its weights are not there.
 
 ## What it checks
-Where the config gives `num_nextn_predict_layers` (or `num_mtp_layers`, `mtp_num_hidden_layers`) above 0, there are tensors
-of such a layer: numbered on after the last ordinary one, or called `mtp`, `nextn`, `eh_proj`.
+Where the config gives `num_nextn_predict_layers` (or `num_mtp_layers`, `mtp_num_hidden_layers`) above 0, there are
+tensors of such a layer: numbered on after the last ordinary one, or called `mtp`, `nextn`, `eh_proj`.
 
 ## Why it matters
-vLLM and SGLang with speculative decoding build the draft layer and accept 0.0 of its tokens, or stop. Decoding without it
-is not affected. transformers drops these weights whenever it saves a model, so any round trip through it ends here.
+vLLM and SGLang with speculative decoding build the draft layer and accept 0.0 of its tokens, or stop. Decoding
+without it is not affected. transformers drops these weights whenever it saves a model, so any round trip through it
+ends here.
 
 ## How to fix
 Copy the weights from the original checkpoint, or set the number to 0.
@@ -28,7 +29,10 @@ DECLARED = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers
     "missing-mtp",
     severity="warning",
     when=lambda ckpt: (
-        bool(ckpt.anatomy.layers) and ckpt.config is not None and (ckpt.config.integer(*DECLARED) or 0) > 0 and not ckpt.is_partial
+        bool(ckpt.anatomy.layers)
+        and ckpt.config is not None
+        and (ckpt.config.integer(*DECLARED) or 0) > 0
+        and not ckpt.is_partial
     ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:

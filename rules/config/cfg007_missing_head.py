@@ -1,12 +1,12 @@
 """The output head is missing although it is not tied to the embedding.
 
 ## What it checks
-A model with a language-modelling head whose config says `tie_word_embeddings: false` (or whose architecture does not tie
-by default) holds a tensor for that head: by name, or by the embedding's shape.
+A model with a language-modelling head whose config says `tie_word_embeddings: false` (or whose architecture does not
+tie by default) holds a tensor for that head: by name, or by the embedding's shape.
 
 ## Why it matters
-transformers starts the head from random numbers and warns; other converters tie it without a word. Either way logits are
-not what the author trained. A missing head is right only where it is tied.
+transformers starts the head from random numbers and warns; other converters tie it without a word. Either way logits
+are not what the author trained. A missing head is right only where it is tied.
 
 ## How to fix
 Save the head too, or set `tie_word_embeddings` to true if it is tied.

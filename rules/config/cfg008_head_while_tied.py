@@ -5,8 +5,8 @@ With `tie_word_embeddings: true` there is no `lm_head.weight` of its own. From t
 equals the embedding.
 
 ## Why it matters
-transformers ignores the stored head and uses the embedding; older vLLM stops with a KeyError. If training untied the two,
-the trained head is thrown away on load.
+transformers ignores the stored head and uses the embedding; older vLLM stops with a KeyError. If training untied the
+two, the trained head is thrown away on load.
 
 ## How to fix
 If head and embedding are equal, drop the head. If they differ, set `tie_word_embeddings` to false.
@@ -21,7 +21,9 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
-@rule("CFG008", "head-while-tied", severity="warning", when=lambda ckpt: ckpt.anatomy.tied is True and not ckpt.is_partial)
+@rule(
+    "CFG008", "head-while-tied", severity="warning", when=lambda ckpt: ckpt.anatomy.tied is True and not ckpt.is_partial
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     head = ckpt.anatomy.head
     if head is not None and ckpt.anatomy.embedding is not None and head.endswith("lm_head.weight"):

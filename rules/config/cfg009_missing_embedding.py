@@ -1,12 +1,12 @@
 """The token embedding is missing.
 
 ## What it checks
-A language model with layers holds a table of token embeddings (`embed_tokens`, `wte`, `word_embeddings`, …), or an output
-head that is tied to it.
+A language model with layers holds a table of token embeddings (`embed_tokens`, `wte`, `word_embeddings`, …), or an
+output head that is tied to it.
 
 ## Why it matters
-transformers starts it from random numbers, or leaves it without memory on the meta device. Conversions that drop shared
-tensors lose it when they keep the wrong one of the two names.
+transformers starts it from random numbers, or leaves it without memory on the meta device. Conversions that drop
+shared tensors lose it when they keep the wrong one of the two names.
 
 ## How to fix
 Convert again from a checkpoint that has it.
@@ -27,7 +27,9 @@ from ckptcheck.checkpoint.layout import ASIDE
     "CFG009",
     "missing-embedding",
     severity="error",
-    when=lambda ckpt: bool(ckpt.anatomy.layers) and ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial,
+    when=lambda ckpt: (
+        bool(ckpt.anatomy.layers) and ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial
+    ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()

@@ -1,13 +1,13 @@
 """The attention biases that the model has to have are not there.
 
 ## What it checks
-In the families where it is known which projections have a bias (Llama, Qwen, Gemma, GLM, Granite, OLMo, Cohere, gpt-oss,
-StarCoder2, …), a layer that has the projection's weight has its bias when the config turns biases on, or when the family
-always has them (Qwen2).
+In the families where it is known which projections have a bias (Llama, Qwen, Gemma, GLM, Granite, OLMo, Cohere,
+gpt-oss, StarCoder2, …), a layer that has the projection's weight has its bias when the config turns biases on, or
+when the family always has them (Qwen2).
 
 ## Why it matters
-transformers starts the missing biases at zero or from random numbers, vLLM and SGLang leave them at whatever the memory
-held. Qwen2 without its 72 biases answers gibberish, and every tensor that is there looks right.
+transformers starts the missing biases at zero or from random numbers, vLLM and SGLang leave them at whatever the
+memory held. Qwen2 without its 72 biases answers gibberish, and every tensor that is there looks right.
 
 ## How to fix
 Export again with an exporter that knows the family's biases.
@@ -24,7 +24,12 @@ from ckptcheck.checkpoint.families import biases_expected, family_of
 from ckptcheck.phrase import ranges
 
 
-@rule("CFG010", "missing-bias", severity="error", when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial)
+@rule(
+    "CFG010",
+    "missing-bias",
+    severity="error",
+    when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     family, stack = family_of(ckpt.config), ckpt.anatomy.stack

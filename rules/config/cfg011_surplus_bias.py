@@ -22,7 +22,12 @@ from ckptcheck.checkpoint.families import QKVO, biases_expected, family_of
 from ckptcheck.phrase import ranges
 
 
-@rule("CFG011", "surplus-bias", severity="error", when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial)
+@rule(
+    "CFG011",
+    "surplus-bias",
+    severity="error",
+    when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     family, stack = family_of(ckpt.config), ckpt.anatomy.stack
     if family is None or stack is None:
@@ -41,5 +46,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "transformers leaves it out",
             file=ckpt.holder(stack.name(layers[0])),
             key=stack.name(layers[0], f"self_attn.{next(iter(surplus))}.bias"),
-            hint=f"set {family.bias_flag} if the model was trained with biases" if family.bias_flag else "export without it",
+            hint=f"set {family.bias_flag} if the model was trained with biases"
+            if family.bias_flag
+            else "export without it",
         )

@@ -1,12 +1,12 @@
 """Embedding or head have another number of rows than the vocabulary.
 
 ## What it checks
-The token embedding and a stored output head have `vocab_size` rows. The config's `vocab_size` already includes padding
-rows; it is not the size of the tokenizer.
+The token embedding and a stored output head have `vocab_size` rows. The config's `vocab_size` already includes
+padding rows; it is not the size of the tokenizer.
 
 ## Why it matters
-transformers stops with a size mismatch, vLLM and SGLang with an assertion. Megatron pads the vocabulary for its tensor
-parallelism, and exporters forget to cut the padding off.
+transformers stops with a size mismatch, vLLM and SGLang with an assertion. Megatron pads the vocabulary for its
+tensor parallelism, and exporters forget to cut the padding off.
 
 ## How to fix
 Cut the padding off, or write the number of rows as `vocab_size` if the rows are meant.
@@ -36,7 +36,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         rows = ckpt.tensors[name].shape[0]
         if rows != declared and not _by_design(ckpt, rows):
             yield Problem(
-                f"it has {rows:,} rows, but {ckpt.config.key('vocab_size')} is {declared:,}; transformers and vLLM refuse to load it",
+                f"it has {rows:,} rows, but {ckpt.config.key('vocab_size')} is {declared:,}; "
+                "transformers and vLLM refuse to load it",
                 file=ckpt.holders[name],
                 key=name,
                 hint="cut off padding rows that an export left, or correct vocab_size if the rows are meant",

@@ -4,7 +4,8 @@
 The token embedding, a stored head and the layers' norms are `hidden_size` wide.
 
 ## Why it matters
-transformers stops with a size mismatch, vLLM and SGLang with an assertion or a shape error in the first matrix product.
+transformers stops with a size mismatch, vLLM and SGLang with an assertion or a shape error in the first matrix
+product.
 
 ## How to fix
 Take the config of this model; it is probably that of a sibling of another size.
@@ -21,7 +22,15 @@ from ckptcheck.checkpoint.config import HIDDEN
 from ckptcheck.phrase import ranges, shape
 
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
-FACTORED = ("embedding_size", "word_embed_proj_dim", "embedding_dim", "emb_dim", "input_embedding_size", "d_embed", "encoder_hidden_size")
+FACTORED = (
+    "embedding_size",
+    "word_embed_proj_dim",
+    "embedding_dim",
+    "emb_dim",
+    "input_embedding_size",
+    "d_embed",
+    "encoder_hidden_size",
+)
 """Settings of architectures whose embedding is narrower than the model (ALBERT, OPT-350m, ELECTRA, …)."""
 
 
@@ -42,7 +51,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
         head = anatomy.head if (anatomy.head or "").endswith("lm_head.weight") else None
         for name in (anatomy.embedding, head):
-            if name and ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")) and ckpt.tensors[name].shape[1] != width:
+            if (
+                name
+                and ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64"))
+                and ckpt.tensors[name].shape[1] != width
+            ):
                 yield Problem(
                     f"its shape is {shape(ckpt.tensors[name].shape)}, but {config.key(*HIDDEN)} is {width}",
                     file=ckpt.holders[name],

@@ -1,13 +1,13 @@
 """Attention projections do not fit the heads that the config declares.
 
 ## What it checks
-In the common decoder families: `q_proj` and `o_proj` have `num_attention_heads × head_dim` rows or columns, `k_proj` and
-`v_proj` have `num_key_value_heads × head_dim`, all the others `hidden_size`. `head_dim` is `hidden_size / heads` where the
-config does not give it. Packed (quantized) tensors are left out.
+In the common decoder families: `q_proj` and `o_proj` have `num_attention_heads × head_dim` rows or columns, `k_proj`
+and `v_proj` have `num_key_value_heads × head_dim`, all the others `hidden_size`. `head_dim` is `hidden_size / heads`
+where the config does not give it. Packed (quantized) tensors are left out.
 
 ## Why it matters
-transformers and vLLM stop with a size mismatch. When only the number of heads is wrong and the product is right, nothing
-stops and every attention score is computed over the wrong slices.
+transformers and vLLM stop with a size mismatch. When only the number of heads is wrong and the product is right,
+nothing stops and every attention score is computed over the wrong slices.
 
 ## How to fix
 Take the config of this model; check tensor-parallel merges, which leave a multiple or a fraction of the rows.

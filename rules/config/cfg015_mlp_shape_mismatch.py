@@ -1,12 +1,13 @@
 """Feed-forward or expert matrices do not fit the width that the config declares.
 
 ## What it checks
-In the common decoder families: `gate_proj` and `up_proj` are `[intermediate_size, hidden_size]` and `down_proj` the reverse;
-an expert's are `moe_intermediate_size` wide (Mixtral: `intermediate_size`). Packed (quantized) tensors are left out.
+In the common decoder families: `gate_proj` and `up_proj` are `[intermediate_size, hidden_size]` and `down_proj` the
+reverse; an expert's are `moe_intermediate_size` wide (Mixtral: `intermediate_size`). Packed (quantized) tensors are
+left out.
 
 ## Why it matters
-transformers and vLLM stop with a size mismatch; where a wrong width is a divisor, tensor-parallel loaders read a slice and
-go on.
+transformers and vLLM stop with a size mismatch; where a wrong width is a divisor, tensor-parallel loaders read a
+slice and go on.
 
 ## How to fix
 Take the config of this model; check tensor-parallel merges, and transposed exports of experts.
@@ -24,7 +25,10 @@ from ckptcheck.phrase import ranges, shape
 
 
 @rule(
-    "CFG015", "mlp-shape-mismatch", severity="error", when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial
+    "CFG015",
+    "mlp-shape-mismatch",
+    severity="error",
+    when=lambda ckpt: family_of(ckpt.config) is not None and not ckpt.is_partial,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.anatomy.stack

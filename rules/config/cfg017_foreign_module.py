@@ -1,9 +1,9 @@
 """Some tensors belong to modules that this architecture does not have.
 
 ## What it checks
-For the architectures that transformers knows: every tensor's module (its name without numbers and without the last part)
-is one that transformers saves for it. Left out: heads and layers that predict further tokens, rotary buffers, the scales
-that quantization adds, and layers that CFG016 already speaks of.
+For the architectures that transformers knows: every tensor's module (its name without numbers and without the last
+part) is one that transformers saves for it. Left out: heads and layers that predict further tokens, rotary buffers,
+the scales that quantization adds, and layers that CFG016 already speaks of.
 
 ## Why it matters
 transformers leaves such tensors out with a warning, SGLang without one; what they were trained for does not happen.
@@ -27,10 +27,17 @@ from ckptcheck.checkpoint.architecture import KnownNames
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import few
 
-LEGAL = re.compile(r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|g_idx|observer|(^|\.)(attn|kv_cache)$")
+LEGAL = re.compile(
+    r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|g_idx|observer|(^|\.)(attn|kv_cache)$"
+)
 
 
-@rule("CFG017", "foreign-module", severity="warning", when=lambda ckpt: KnownNames.of(ckpt.config) is not None and not ckpt.is_partial)
+@rule(
+    "CFG017",
+    "foreign-module",
+    severity="warning",
+    when=lambda ckpt: KnownNames.of(ckpt.config) is not None and not ckpt.is_partial,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     known, anatomy = KnownNames.of(ckpt.config), ckpt.anatomy
     if known is None or anatomy.stack is None:
@@ -48,7 +55,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     foreign = {
         module
         for module, members in modules.items()
-        if not known.has(module) and not any(pattern.search(name) for name in members for pattern in (MTP, SCORE, LEGAL))
+        if not known.has(module)
+        and not any(pattern.search(name) for name in members for pattern in (MTP, SCORE, LEGAL))
     }
     if foreign:
         first = modules[min(foreign)][0]

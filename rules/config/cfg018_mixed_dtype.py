@@ -1,12 +1,12 @@
 """The same tensor has different dtypes in different layers.
 
 ## What it checks
-Among the floating-point dtypes of 16 bits and more, each tensor has one dtype over all layers (and all experts). Between
-different tensors dtypes may differ: norms and router biases are often kept in F32.
+Among the floating-point dtypes of 16 bits and more, each tensor has one dtype over all layers (and all experts).
+Between different tensors dtypes may differ: norms and router biases are often kept in F32.
 
 ## Why it matters
-Nobody chooses this: a merge of two checkpoints, a resumed conversion or a patched layer does. Engines cast silently to one
-dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
+Nobody chooses this: a merge of two checkpoints, a resumed conversion or a patched layer does. Engines cast silently
+to one dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
 
 ## How to fix
 Convert once more from one source, with one dtype.

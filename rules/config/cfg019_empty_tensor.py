@@ -4,8 +4,8 @@
 No tensor of the model or the adapter has a dimension of 0. Reward and value heads are HEAD002's.
 
 ## Why it matters
-ZeRO-3 leaves tensors of shape [0] on every rank but the one that gathers them; a state dict saved from such a rank has all
-names and few values. transformers stops with a size mismatch; tools that compare names only call it complete.
+ZeRO-3 leaves tensors of shape [0] on every rank but the one that gathers them; a state dict saved from such a rank
+has all names and few values. transformers stops with a size mismatch; tools that compare names only call it complete.
 
 ## How to fix
 Gather the parameters before saving (`zero_to_fp32.py`, or `stage3_gather_16bit_weights_on_model_save`).

@@ -2,20 +2,21 @@
 
 ## What it checks
 In every layer with numbered experts there are as many as the config declares (`n_routed_experts`, `num_experts`,
-`num_local_experts`, …), numbered from 0 without a gap, and every weight that some of them have, all of them have. Where
-the config does not say, the layers are compared with each other. Experts fused into one tensor are counted by its first
-dimension.
+`num_local_experts`, …), numbered from 0 without a gap, and every weight that some of them have, all of them have.
+Where the config does not say, the layers are compared with each other. Experts fused into one tensor are counted by
+its first dimension.
 
 ## Why it matters
-transformers starts missing experts from random numbers, vLLM and SGLang leave uninitialised memory. Only the tokens that
-are routed there show it. Expert-parallel saves that write one rank's share, and exporters that number each rank's experts
-from 0, produce exactly this.
+transformers starts missing experts from random numbers, vLLM and SGLang leave uninitialised memory. Only the tokens
+that are routed there show it. Expert-parallel saves that write one rank's share, and exporters that number each
+rank's experts from 0, produce exactly this.
 
 ## How to fix
 Save or export again from all expert-parallel ranks.
 
 ## Seen in
-verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716, alibaba/Pai-Megatron-Patch#633
+verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716,
+alibaba/Pai-Megatron-Patch#633
 """
 
 from collections.abc import Iterator

@@ -4,8 +4,8 @@
 No expert has a number at or beyond the declared count, and no fused tensor holds more.
 
 ## Why it matters
-The router has one row per declared expert, so the others are never chosen; transformers leaves them out, vLLM and SGLang
-stop with an index or a shape error.
+The router has one row per declared expert, so the others are never chosen; transformers leaves them out, vLLM and
+SGLang stop with an index or a shape error.
 
 ## How to fix
 Correct the count in the config, or export again: an export that numbers experts per rank and per copy adds some.

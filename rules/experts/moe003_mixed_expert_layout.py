@@ -5,8 +5,8 @@ All layers with experts use one layout: a tensor per expert (`experts.0.up_proj.
 (`experts.gate_up_proj`).
 
 ## Why it matters
-Loaders decide once for the model: those for one layout leave the layers of the other uninitialised or stop. transformers
-saves what it loaded fused as single experts, so a merge of two checkpoints mixes them easily.
+Loaders decide once for the model: those for one layout leave the layers of the other uninitialised or stop.
+transformers saves what it loaded fused as single experts, so a merge of two checkpoints mixes them easily.
 
 ## How to fix
 Convert all layers to the layout that this architecture uses on disk.
@@ -23,12 +23,17 @@ from ckptcheck.checkpoint.experts import fused_names, numbered_experts
 from ckptcheck.phrase import ranges
 
 
-@rule("MOE003", "mixed-expert-layout", severity="error", when=lambda ckpt: bool(ckpt.anatomy.layers) and not ckpt.is_partial)
+@rule(
+    "MOE003",
+    "mixed-expert-layout",
+    severity="error",
+    when=lambda ckpt: bool(ckpt.anatomy.layers) and not ckpt.is_partial,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     anatomy = ckpt.anatomy
     assert anatomy.stack is not None
     single = {layer for layer, *_ in numbered_experts(anatomy)}
-    fused = {layer: name for layer, name in fused_names(anatomy)}
+    fused = dict(fused_names(anatomy))
     if single and fused:
         first = anatomy.stack.name(min(fused), fused[min(fused)])
         yield Problem(

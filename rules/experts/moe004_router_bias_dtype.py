@@ -5,8 +5,8 @@ In the families that balance experts with a bias on the router (DeepSeek-V3 and 
 tensor `e_score_correction_bias` is F32.
 
 ## Why it matters
-The bias only orders the experts, so its last bits decide. In GLM-5.2 its values lie in [6.817, 7.063]: cast to BF16, 238
-distinct values become 8, and 98.5 % of the tokens are routed to other experts than in training.
+The bias only orders the experts, so its last bits decide. In GLM-5.2 its values lie in [6.817, 7.063]: cast to BF16,
+238 distinct values become 8, and 98.5 % of the tokens are routed to other experts than in training.
 
 ## How to fix
 Keep the bias in F32 through training, export and sync (`transformers` does so for these families).
@@ -23,7 +23,17 @@ from ckptcheck.phrase import count
 
 BIAS = "e_score_correction_bias"
 FAMILIES = frozenset(
-    ("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "kimi_linear", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa")
+    (
+        "deepseek_v3",
+        "deepseek_v32",
+        "kimi_k2",
+        "kimi_k25",
+        "kimi_linear",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm4v_moe",
+        "glm_moe_dsa",
+    )
 )
 
 

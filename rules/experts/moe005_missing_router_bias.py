@@ -4,8 +4,8 @@
 With `topk_method: noaux_tc` every layer that has a router (`mlp.gate.weight`) has its `e_score_correction_bias`.
 
 ## Why it matters
-transformers starts the bias at zero and vLLM and SGLang leave whatever the memory held: the experts are chosen without the
-balance that training relied on. Bridges that do not map Megatron's `expert_bias` drop it.
+transformers starts the bias at zero and vLLM and SGLang leave whatever the memory held: the experts are chosen
+without the balance that training relied on. Bridges that do not map Megatron's `expert_bias` drop it.
 
 ## How to fix
 Export again with a bridge that maps `mlp.router.expert_bias` to it.

@@ -1,18 +1,20 @@
 """A tensor of fused experts has dimensions that the config does not give.
 
 ## What it checks
-`experts.gate_up_proj` is made of the number of experts, twice the expert width and `hidden_size`; `experts.down_proj` of
-the number of experts, the expert width and `hidden_size`, in the order of the architecture or its transpose. Packed
-(quantized) tensors are left out.
+`experts.gate_up_proj` is made of the number of experts, twice the expert width and `hidden_size`; `experts.down_proj`
+of the number of experts, the expert width and `hidden_size`, in the order of the architecture or its transpose.
+Packed (quantized) tensors are left out.
 
 ## Why it matters
-transformers, vLLM and SGLang stop with a size mismatch, or reinterpret the bytes where the sizes happen to multiply alike.
+transformers, vLLM and SGLang stop with a size mismatch, or reinterpret the bytes where the sizes happen to multiply
+alike.
 
 ## How to fix
 Export again; compare `moe_intermediate_size` and `hidden_size` with the model's own config.
 
 ## When it can be wrong
-Where twice the width equals `hidden_size` a transposed tensor has the same shape, and nobody can tell from the header.
+Where twice the width equals `hidden_size` a transposed tensor has the same shape, and nobody can tell from the
+header.
 
 ## Seen in
 ggml-org/llama.cpp#20200, huggingface/transformers#47031, modal-projects/training-gym#100

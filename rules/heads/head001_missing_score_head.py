@@ -1,8 +1,8 @@
 """The reward or value head is missing.
 
 ## What it checks
-A model whose architecture is a sequence or token classifier (what reward models and critics are saved as) holds a head:
-`score`, `classifier`, `value_head`, `v_head` and the like.
+A model whose architecture is a sequence or token classifier (what reward models and critics are saved as) holds a
+head: `score`, `classifier`, `value_head`, `v_head` and the like.
 
 ## Why it matters
 transformers and vLLM start it from random numbers, so every reward or value is noise, and training goes on.
@@ -20,7 +20,10 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.heads import is_scorer
 
-@rule("HEAD001", "missing-score-head", severity="error", when=lambda ckpt: is_scorer(ckpt.config) and not ckpt.is_partial)
+
+@rule(
+    "HEAD001", "missing-score-head", severity="error", when=lambda ckpt: is_scorer(ckpt.config) and not ckpt.is_partial
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     assert ckpt.config is not None

@@ -4,8 +4,8 @@
 No tensor of a reward, value or classification head has a dimension of 0.
 
 ## Why it matters
-ZeRO-3 and pipeline stages leave an empty tensor where another rank holds the values. transformers and vLLM stop with a
-size mismatch; TRL's wrapper loads it and predicts nothing.
+ZeRO-3 and pipeline stages leave an empty tensor where another rank holds the values. transformers and vLLM stop with
+a size mismatch; TRL's wrapper loads it and predicts nothing.
 
 ## How to fix
 Gather the parameters before saving.

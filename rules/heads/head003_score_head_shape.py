@@ -5,8 +5,8 @@
 `id2label`; transformers takes 2 where neither is there); a value head (`value_head`, `v_head`) is `[1, hidden_size]`.
 
 ## Why it matters
-transformers stops with a size mismatch. `[8, hidden/8]` is a head that was saved in its tensor-parallel layout: as many
-elements, in the wrong places.
+transformers stops with a size mismatch. `[8, hidden/8]` is a head that was saved in its tensor-parallel layout: as
+many elements, in the wrong places.
 
 ## How to fix
 Gather or reshape the head; set `num_labels` to 1 for a reward model.
@@ -25,7 +25,12 @@ from ckptcheck.checkpoint.heads import VALUE_HEADS, is_scorer, labels
 from ckptcheck.phrase import shape
 
 
-@rule("HEAD003", "score-head-shape", severity="error", when=lambda ckpt: ckpt.config is not None and bool(ckpt.anatomy.scores))
+@rule(
+    "HEAD003",
+    "score-head-shape",
+    severity="error",
+    when=lambda ckpt: ckpt.config is not None and bool(ckpt.anatomy.scores),
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.config is not None
     hidden = ckpt.config.integer(*HIDDEN)
@@ -36,12 +41,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if name.endswith(VALUE_HEADS):
             rows, why = 1, "a value head needs"
         elif name == "score.weight" and is_scorer(ckpt.config):
-            rows, why = labels(ckpt.config), f"{labels(ckpt.config)} label{'' if labels(ckpt.config) == 1 else 's'} need"
+            rows, why = (
+                labels(ckpt.config),
+                f"{labels(ckpt.config)} label{'' if labels(ckpt.config) == 1 else 's'} need",
+            )
         else:
             continue
         if found == (rows, hidden) or 0 in found:
             continue
-        layout = "; it was saved in a tensor-parallel layout" if prod(found) == rows * hidden and len(found) == 2 else ""
+        layout = (
+            "; it was saved in a tensor-parallel layout" if prod(found) == rows * hidden and len(found) == 2 else ""
+        )
         yield Problem(
             f"the head has the shape {shape(found)}; {why} {shape((rows, hidden))}{layout}",
             file=ckpt.holders[name],

@@ -1,19 +1,20 @@
 """A reward or value head is stored under a name that its architecture does not load.
 
 ## What it checks
-A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such head
-at all.
+A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such
+head at all.
 
 ## Why it matters
 transformers starts `score` from random numbers and leaves the trained head out, with a warning nobody reads. With a
 language-model architecture the reward model answers with text in place of a score.
 
 ## How to fix
-Rename the tensor to what the architecture loads, or load the model with the class that saved it (TRL's value-head model,
-OpenRLHF's `get_llm_for_sequence_regression`).
+Rename the tensor to what the architecture loads, or load the model with the class that saved it (TRL's value-head
+model, OpenRLHF's `get_llm_for_sequence_regression`).
 
 ## When it can be wrong
-A critic that is only ever loaded by the trainer that wrote it is fine as it is: ignore the rule there, with that reason.
+A critic that is only ever loaded by the trainer that wrote it is fine as it is: ignore the rule there, with that
+reason.
 
 ## Seen in
 OpenRLHF/OpenRLHF#542 (Llama-3-8b-rm-mixture)
@@ -47,5 +48,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{ckpt.config.architecture} {loads}, so transformers leaves {few(unloaded)} out",
             file=ckpt.holders[unloaded[0]],
             key=unloaded[0],
-            hint="rename the tensor" if scorer else "save with an architecture that has a head, such as …ForSequenceClassification",
+            hint="rename the tensor"
+            if scorer
+            else "save with an architecture that has a head, such as …ForSequenceClassification",
         )

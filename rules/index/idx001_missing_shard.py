@@ -1,8 +1,8 @@
 """The index names a shard that is not there.
 
 ## What it checks
-Every file that the index's `weight_map` names exists beside it. When none of them exists but other shards do, the index
-is stale as a whole, and IDX006 says that instead.
+Every file that the index's `weight_map` names exists beside it. When none of them exists but other shards do, the
+index is stale as a whole, and IDX006 says that instead.
 
 ## Why it matters
 transformers stops at the missing file. Loaders that glob `*.safetensors`, as SGLang and vLLM do, start without it and

@@ -5,12 +5,12 @@ Every tensor in the index's `weight_map` stands in the header of some shard. Sha
 left out: IDX001 and the container rules speak of those.
 
 ## Why it matters
-transformers starts the tensor from random numbers, or stops with a KeyError; Hub maintainers say that consistency "must
-be checked downstream". A trainer that continues from such a checkpoint trains a layer that was never loaded.
+transformers starts the tensor from random numbers, or stops with a KeyError; Hub maintainers say that consistency
+"must be checked downstream". A trainer that continues from such a checkpoint trains a layer that was never loaded.
 
 ## How to fix
-Find the file that was left behind (often `mtp` or adapter weights) and upload it. If the tensor was dropped on purpose,
-remove its entry from the index.
+Find the file that was left behind (often `mtp` or adapter weights) and upload it. If the tensor was dropped on
+purpose, remove its entry from the index.
 
 ## Seen in
 huggingface/huggingface_hub#4725, huggingface/huggingface_hub#4391

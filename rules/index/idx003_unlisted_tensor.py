@@ -5,7 +5,8 @@ Every tensor in the header of an indexed shard has an entry in `weight_map`.
 
 ## Why it matters
 Consumers disagree: vLLM and SGLang read every tensor of every shard, while loaders and exporters that walk the index
-(Model-Optimizer, transformers 4, MLX) leave the tensor out without a word. Layers of multi-token prediction vanish this way.
+(Model-Optimizer, transformers 4, MLX) leave the tensor out without a word. Layers of multi-token prediction vanish
+this way.
 
 ## How to fix
 `ckptcheck scan --fix` writes the index anew from the headers.

@@ -1,12 +1,13 @@
 """The same tensor stands in two files that are loaded together.
 
 ## What it checks
-No tensor name stands in the headers of two files that make up the model. Where an index chooses the files, those are the
-ones it names; without an index they are all `*.safetensors` files of the folder, since vLLM and SGLang then read them all.
+No tensor name stands in the headers of two files that make up the model. Where an index chooses the files, those are
+the ones it names; without an index they are all `*.safetensors` files of the folder, since vLLM and SGLang then read
+them all.
 
 ## Why it matters
-vLLM and SGLang read every tensor of every file: the last one wins, or a shape assertion stops the load; fastsafetensors
-crashes. transformers takes the one that the index names. So two engines serve different weights.
+vLLM and SGLang read every tensor of every file: the last one wins, or a shape assertion stops the load;
+fastsafetensors crashes. transformers takes the one that the index names. So two engines serve different weights.
 
 ## How to fix
 Find out which copy is meant and write the other shard without it. A leftover of an earlier save can be deleted.

@@ -1,12 +1,12 @@
 """The index belongs to another set of shards.
 
 ## What it checks
-At least one of the files that the index names exists. When none does although there are other shards, the index was left
-over from an earlier save or upload.
+At least one of the files that the index names exists. When none does although there are other shards, the index was
+left over from an earlier save or upload.
 
 ## Why it matters
-transformers and every loader that follows the index stop at the first missing file although the model itself is whole;
-download tools take the folder for an interrupted download.
+transformers and every loader that follows the index stop at the first missing file although the model itself is
+whole; download tools take the folder for an interrupted download.
 
 ## How to fix
 `ckptcheck scan --fix` writes the index anew where the shards are a whole set. Beside a single `model.safetensors` no

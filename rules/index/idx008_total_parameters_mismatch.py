@@ -1,9 +1,9 @@
 """The index's total_parameters is far from what the shards hold.
 
 ## What it checks
-`metadata.total_parameters` of the index is within 10 % of the elements that the shards' headers add up to. It is a count
-of parameters, so buffers and tied weights make small differences legal. Quantized checkpoints pack several parameters
-into one element and are left out.
+`metadata.total_parameters` of the index is within 10 % of the elements that the shards' headers add up to. It is a
+count of parameters, so buffers and tied weights make small differences legal. Quantized checkpoints pack several
+parameters into one element and are left out.
 
 ## Why it matters
 The Hub shows this number as the model's size, and tools choose hardware by it.

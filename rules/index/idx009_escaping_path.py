@@ -1,11 +1,11 @@
 """The index names a path where only the name of a file may stand.
 
 ## What it checks
-Every value of `weight_map` is the plain name of a file beside the index: no `/`, no `\\`, no `..`.
+Every value of `weight_map` is the plain name of a file beside the index: no slash of either kind, no `..`.
 
 ## Why it matters
-transformers joins the path and opens what it leads to, so an index can point a loader at any file of the machine. vLLM and
-SGLang match the names against the folder's own files, so a shard in a subfolder is left out without a word.
+transformers joins the path and opens what it leads to, so an index can point a loader at any file of the machine.
+vLLM and SGLang match the names against the folder's own files, so a shard in a subfolder is left out without a word.
 
 ## How to fix
 Put the shards beside the index and write their plain names.

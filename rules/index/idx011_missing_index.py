@@ -4,8 +4,8 @@
 A folder with numbered shards has a `model.safetensors.index.json`.
 
 ## Why it matters
-transformers refuses the folder ("no file named model.safetensors"). vLLM and SGLang start by globbing, and have no way to
-see that a shard is missing or left over.
+transformers refuses the folder ("no file named model.safetensors"). vLLM and SGLang start by globbing, and have no
+way to see that a shard is missing or left over.
 
 ## How to fix
 `ckptcheck scan --fix` writes the index from the headers of a whole set of shards.

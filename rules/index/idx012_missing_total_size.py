@@ -4,8 +4,8 @@
 The index has `metadata.total_size`.
 
 ## Why it matters
-Tools that judge a download complete by it skip the judgement (exo), and transformers before 4.40 expects `metadata` to
-exist. Most loaders do without.
+Tools that judge a download complete by it skip the judgement (exo), and transformers before 4.40 expects `metadata`
+to exist. Most loaders do without.
 
 ## How to fix
 `ckptcheck scan --fix` adds it.

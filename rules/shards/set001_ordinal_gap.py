@@ -1,8 +1,8 @@
 """A numbered set of shards has a gap.
 
 ## What it checks
-Files named `…-00002-of-00005.safetensors` are all there, counted from 0 or from 1, whichever the set uses. Numbers that
-the index names are left to IDX001.
+Files named `…-00002-of-00005.safetensors` are all there, counted from 0 or from 1, whichever the set uses. Numbers
+that the index names are left to IDX001.
 
 ## Why it matters
 Nothing else shows it: vLLM and SGLang glob the folder and start without the layers of the missing file.
@@ -27,7 +27,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for family in ckpt.families:
         if named and not any(name in named for name in family.files.values()):
             continue  # a leftover of an earlier save: SET004
-        missing = [number for number in family.expected if number not in family.files and family.name(number) not in named]
+        missing = [
+            number for number in family.expected if number not in family.files and family.name(number) not in named
+        ]
         if missing:
             yield Problem(
                 f"of {family.total} shards {len(family.files)} are there; missing: number {ranges(missing)}",

@@ -4,8 +4,8 @@
 Numbered shards of one stem have one total: `model-…-of-00002` beside `model-…-of-00004` are two saves in one folder.
 
 ## Why it matters
-Whatever globs the folder reads both: MLX, merge scripts and, without an index, vLLM and SGLang; tensors of the older save
-overwrite the newer ones or stop the load with a wrong shape.
+Whatever globs the folder reads both: MLX, merge scripts and, without an index, vLLM and SGLang; tensors of the older
+save overwrite the newer ones or stop the load with a wrong shape.
 
 ## How to fix
 Delete the set that is left over. The index tells which one is current; without it, the files' dates may.

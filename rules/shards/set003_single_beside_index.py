@@ -4,8 +4,8 @@
 Where an index names shards that are there, no `model.safetensors` that it does not name lies beside it.
 
 ## Why it matters
-transformers takes `model.safetensors` and never opens the index; vLLM and SGLang take what the index names. After a save
-of one kind over the other, the trainer and the engine compute with different weights.
+transformers takes `model.safetensors` and never opens the index; vLLM and SGLang take what the index names. After a
+save of one kind over the other, the trainer and the engine compute with different weights.
 
 ## How to fix
 Delete whichever is left over: the single file, or the index with its shards.

@@ -5,14 +5,16 @@ Every `.safetensors` file is named by the index, or is the model itself. Adapter
 `model.safetensors` beside an index (SET003) have rules of their own.
 
 ## Why it matters
-Consumers disagree about it. vLLM and SGLang drop files that the index does not name, so weights of multi-token prediction
-packaged this way are lost; loaders that glob (MLX) merge them into the model. Without an index vLLM and SGLang merge too.
+Consumers disagree about it. vLLM and SGLang drop files that the index does not name, so weights of multi-token
+prediction packaged this way are lost; loaders that glob (MLX) merge them into the model. Without an index vLLM and
+SGLang merge too.
 
 ## How to fix
 If the file belongs to the model, list it in the index; otherwise move it to a folder of its own.
 
 ## Seen in
-sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408, jundot/omlx#2062
+sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408,
+jundot/omlx#2062
 """
 
 from collections.abc import Iterator

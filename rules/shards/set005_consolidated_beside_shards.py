@@ -4,9 +4,9 @@
 `consolidated*.safetensors` does not lie in the same folder as the shards of the same model.
 
 ## Why it matters
-vLLM with `load_format=auto` loads only the consolidated file where it finds one (0.32), SGLang and transformers never do.
-After fine-tuning in one format the two engines serve different weights. Repositories of Mistral ship both with the same
-values: there this is legal.
+vLLM with `load_format=auto` loads only the consolidated file where it finds one (0.32), SGLang and transformers never
+do. After fine-tuning in one format the two engines serve different weights. Repositories of Mistral ship both with
+the same values: there this is legal.
 
 ## How to fix
 Keep one format in the folder that is served, or load with an explicit `--load-format`.

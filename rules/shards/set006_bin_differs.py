@@ -2,12 +2,12 @@
 
 ## What it checks
 The tensor names of `pytorch_model.bin` (or of its index) are all among the safetensors' names. The pickle is never
-executed: its names are read by a reader that knows tensors and nothing else. Left out: buffers that newer versions do not
-store, and an output head that is tied.
+executed: its names are read by a reader that knows tensors and nothing else. Left out: buffers that newer versions do
+not store, and an output head that is tied.
 
 ## Why it matters
-transformers prefers safetensors and starts what they lack from random numbers, while whoever prefers the .bin loads it.
-Conversions that drop shared tensors produce exactly this.
+transformers prefers safetensors and starts what they lack from random numbers, while whoever prefers the .bin loads
+it. Conversions that drop shared tensors produce exactly this.
 
 ## How to fix
 Convert again from the .bin, or delete it if it is older.
