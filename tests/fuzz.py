@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError, deserialize, safe_open
 
 from ckptcheck import pack
 from ckptcheck.checkpoint import header, index
@@ -152,7 +152,10 @@ def mutate(node: Any, dice: random.Random) -> None:
         return
     place = dice.randrange(len(part))
     key, value = part[place] if isinstance(part, Object) else ("", part[place])
-    match dice.randrange(7):
+    match dice.randrange(8):
+        case 6 if isinstance(part, Object):
+            part.insert(place, (dice.choice(KEYS), dice.choice(ODD)))
+            return
         case 0 | 1:
             value = dice.choice(ODD)
         case 2:
@@ -179,7 +182,8 @@ def mutate(node: Any, dice: random.Random) -> None:
 
 def damaged(raw: bytes, dice: random.Random) -> bytes:
     """Change some bytes."""
-    place = dice.randrange(len(raw) + 1)
+    signs = [place for place, byte in enumerate(raw[:20_000]) if byte in b'{}[],:"']
+    place = dice.choice(signs) if signs and dice.random() < 0.5 else dice.randrange(len(raw) + 1)
     some = dice.choice([1, 1, 2, 8, 100])
     match dice.randrange(8):
         case 0:
@@ -256,6 +260,13 @@ def check_header(raw: bytes) -> None:
         ours = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in shard.tensors.items()}
         theirs = {name: (tensor["dtype"], tensor["shape"]) for name, tensor in found.items()}
         assert ours == theirs, f"safetensors reads {theirs}, ckptcheck {ours}"
+
+
+def check_metadata(path: Path) -> None:
+    """What stands in `__metadata__` is what safetensors reads there; null and {} say the same."""
+    shard = open_checkpoint(str(path)).shards[path.name]
+    with safe_open(path, "numpy") as file:
+        assert (shard.metadata or {}) == (file.metadata() or {})
 
 
 def check_index(raw: bytes) -> None:
@@ -339,6 +350,8 @@ def one(seed: int, folder: Path) -> None:
         report = check_scan(folder)
         assert report is not None
         check_verdict(report, raw)
+        if refused(raw) is None and not any(finding.code in ("ST010", "ST020") for finding in report.findings):
+            check_metadata(folder / "model.safetensors")
         return
     base = CHECKPOINTS / (
         "tiny-llama-sharded" if kind == "index" else dice.choice(sorted(path.name for path in CHECKPOINTS.iterdir()))

@@ -11,6 +11,7 @@ from cases import ROOT, Case, all_cases, build, line
 
 from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.cli.rules import markdown_table
 from ckptcheck.rule import Rule
 from ckptcheck.run import run
 
@@ -67,3 +68,8 @@ def test_the_bases_are_sound(base: str) -> None:
     report = run(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base)), RULES)
     assert [line(finding) for finding in report.findings] == []
     assert report.verdict == "clean"
+
+
+def test_the_table_of_rules_is_up_to_date() -> None:
+    written = (ROOT / "rules/README.md").read_text(encoding="utf-8")
+    assert written == markdown_table(RULES), "ckptcheck rules --format markdown > rules/README.md"

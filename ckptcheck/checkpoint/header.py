@@ -169,12 +169,10 @@ _LEADING = re.compile(rb'\{[ \t\n\r]*"__metadata__"[ \t\n\r]*:[ \t\n\r]*(\{[^{}]
 def _fast(header: bytes) -> _Parsed | None:
     """Parse a header in which nothing is unusual; None sends it to `_slow`, which can say what is.
 
-    Without a backslash every quotation mark begins or ends a string, and an entry has five: its name, its three keys
-    and its dtype. More than that betray a key that stands twice, which JSON parsers swallow. A minus sign outside a
-    name is a negative number or -0, which msgspec takes for 0 and safetensors refuses.
+    An entry has at least five strings: its name, its three keys and its dtype; a string has at least two quotation marks.
+    More of them than that betray a key that stands twice, which JSON parsers swallow. A minus sign outside a name is a
+    negative number or -0, which msgspec takes for 0 and safetensors refuses.
     """
-    if b"\\" in header:
-        return None
     metadata, body = None, header
     if leading := _LEADING.match(header):
         try:

@@ -1,0 +1,52 @@
+"""What is published: the wheel and the sdist, not the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from cases import CHECKPOINTS, ROOT
+
+from ckptcheck import pack
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(out)], cwd=ROOT, check=True, capture_output=True)
+    return out
+
+
+def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        archive.extractall(tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    program = "import ckptcheck; from ckptcheck import pack; print(ckptcheck.__file__, pack.builtin_folder(), len(pack.load()))"
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    site = tmp_path / "site" / "ckptcheck"
+    assert shown.stdout.split() == [str(site / "__init__.py"), str(site / "_rules"), str(len(pack.load()))]
+    scan = subprocess.run(
+        [sys.executable, "-P", "-m", "ckptcheck", "scan", str(CHECKPOINTS / "tiny-llama")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (scan.returncode, scan.stderr) == (0, "")
+    for name in ("py.typed", "reporters/report.schema.json", "checkpoint/architectures.json"):
+        assert (site / name).is_file()
+
+
+def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("rules/index/idx001_missing_shard.py", "rules/index/idx001_missing_shard.toml", "ckptcheck/run.py", "README.md"):
+        assert name in names
