@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 CHUNK = 1 << 16
 NONE: Mapping[str, str] = {}
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-Way = Literal["whole", "half", "drop", "hang", "hang-half", "other-part", "html"]
+Way = Literal["whole", "half", "short", "drop", "hang", "hang-half", "other-part", "html"]
 
 
 @dataclass
@@ -46,8 +46,9 @@ class Request:
 class Fault:
     """Spoils the answers to requests whose ``server path`` matches the pattern `where`, `times` times (None: always).
 
-    With a status it answers that; otherwise `way`: whole (ignores the range), half (promises all, sends half), drop
-    (closes without an answer), hang (never answers), hang-half, other-part (a range that was not asked for), html.
+    With a status it answers that; otherwise `way`: whole (ignores the range), half (promises all, sends half), short
+    (promises and sends half), other-part (a range that was not asked for), drop (closes without an answer), hang (never
+    answers), hang-half, html (a web page).
     """
 
     where: str
@@ -69,7 +70,10 @@ class Repo:
 
 
 class HubServer:
-    """A Hub with a CDN, both served until the end of the ``with`` block. `page`: files on one page of a listing."""
+    """A Hub with a CDN, both served until the end of the ``with`` block.
+
+    page: files on one page of a listing. deep: it lists what is in folders too, though not asked to.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -78,6 +82,7 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.page = 1000
+        self.deep = False
         self.listed_sizes: dict[str, int] = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -152,10 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
+        """Tests look at `HubServer.requests` instead."""
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
@@ -214,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self, folder: Path, query: dict[str, str]) -> None:
         entries: list[dict[str, object]] = []
-        for path in sorted(folder.rglob("*") if query.get("recursive") in ("true", "True") else folder.iterdir()):
+        recursive = self.hub.deep or query.get("recursive") in ("true", "True")
+        for path in sorted(folder.rglob("*") if recursive else folder.iterdir()):
             name = path.relative_to(folder).as_posix()
             if path.is_dir():
                 entries.append({"type": "directory", "path": name, "oid": "0" * 40, "size": 0})
@@ -246,8 +249,10 @@ class _Handler(BaseHTTPRequestHandler):
         size = path.stat().st_size
         asked = RANGE.fullmatch(self.request_.range or "")
         begin, end, status = 0, size, 200
-        if asked and way != "whole":
+        if asked and way != "whole" and "gzip" not in self.headers.get("Accept-Encoding", ""):  # as the Hub does
             begin, end, status = int(asked[1]), min(int(asked[2]) + 1, size), 206
+            if way == "short":
+                end = (begin + end) // 2
             if way == "other-part":
                 begin += 1
             if begin >= size:
@@ -267,6 +272,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang()
         self.close_connection |= stop < end
         return None
+
+    do_HEAD = do_GET
 
     def _hang(self) -> None:
         self.hub.stopping.wait()

@@ -243,7 +243,7 @@ def _session() -> tuple[Any, Any]:
         raise _Trouble(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
     library = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__
     try:
-        return get_session(), import_module(library.partition(".")[0])
+        return get_session(), import_module(library)
     except (ImportError, OSError, ValueError) as error:  # a malformed proxy, socks without its package, a lost file
         text = f"the proxy or certificate settings of the environment cannot be used: {error}"
         raise _Trouble(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error

@@ -1,0 +1,61 @@
+"""Every report in the README is what the command prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import damage
+import pytest
+from cases import ROOT
+
+from ckptcheck import pack, settings
+from ckptcheck.select import matching
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```console\n\$ ckptcheck (.+)\n((?:(?!\$ |```).*\n)+)```", README)
+
+
+@pytest.mark.xdist_group("smollm2")
+@pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=lambda text: text[:30])
+def test_the_reports_are_real(smollm2: Path, tmp_path: Path, command: str, shown: str) -> None:
+    import demo
+
+    name = command.split()[1]
+    folder = damage.linked_copy(smollm2, tmp_path / name)
+    getattr(demo, name.replace("-", "_"))(folder)
+    result = subprocess.run(
+        [sys.executable, "-m", "ckptcheck", *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.stdout == shown
+
+
+def test_there_is_a_report() -> None:
+    assert len(BLOCKS) >= 1
+
+
+def test_the_settings_are_accepted(tmp_path: Path) -> None:
+    text = re.search(r"```toml\n(.+?)```", README, re.DOTALL)
+    assert text
+    (tmp_path / "ckptcheck.toml").write_text(text[1], encoding="utf-8")
+    found = settings.load(tmp_path / "ckptcheck.toml")
+    for pattern in (*found.select, *found.ignored, *found.severities):
+        assert matching(pack.load(), pattern)
+    assert set(tomllib.loads(text[1])) == set(settings.KEYS)
+
+
+def test_the_example_rule_works(tmp_path: Path) -> None:
+    text = re.search(r"```python\n(.+?)```", README, re.DOTALL)
+    assert text
+    path = tmp_path / "tok001_missing_tokenizer.py"
+    path.write_text(re.sub(r"(?m)^   ", "", text[1]), encoding="utf-8")
+    rule = pack.load_file(path)
+    assert (rule.code, rule.name, rule.summary) == ("TOK001", "missing-tokenizer", "The model has no tokenizer.")
+
+
+def test_the_files_it_links_to_exist() -> None:
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
