@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 CHUNK = 1 << 16
+LFS = (".safetensors", ".bin")
 NONE: Mapping[str, str] = {}
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 Way = Literal["whole", "half", "short", "drop", "hang", "hang-half", "other-part", "html"]
@@ -60,9 +61,9 @@ class Fault:
 
 @dataclass
 class Repo:
-    """refs: branch, tag or commit → folder with its files. private and gated: to all but the tokens in `readers`."""
+    """folders: by commit. commits: by branch, tag or commit. private and gated: to all but the tokens in `readers`."""
 
-    refs: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
     commits: dict[str, str] = field(default_factory=dict)
     private: bool = False
     gated: bool = False
@@ -108,8 +109,8 @@ class HubServer:
     def push(self, name: str, folder: Path, branch: str = "main") -> str:
         """Make a new commit with the files of the folder, which the branch then names."""
         repo = self.repos.setdefault(name, Repo())
-        commit = hashlib.sha1(f"{name} {folder} {len(repo.refs)}".encode()).hexdigest()
-        repo.refs[commit] = folder
+        commit = hashlib.sha1(f"{name} {folder} {len(repo.folders)}".encode()).hexdigest()
+        repo.folders[commit] = folder
         repo.commits[branch] = repo.commits[commit] = commit
         return commit
 
@@ -209,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         if api and verb in ("", "revision"):
             return self._json({"id": name, "sha": commit, "gated": "auto" if repo.gated else False})
         if api and verb == "tree":
-            return self._tree(repo.refs[commit], query)
+            return self._tree(repo.folders[commit], query)
         if verb == "resolve":
             return self._resolve(repo, commit, "/".join(rest[:-2]), token)
         return self._refuse(404)
@@ -223,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 entries.append({"type": "directory", "path": name, "oid": "0" * 40, "size": 0})
                 continue
             size = self.hub.listed_sizes.get(name, path.stat().st_size)
-            lfs = {"lfs": {"oid": "0" * 64, "size": size, "pointerSize": 134}} if _is_lfs(name) else {}
+            lfs = {"lfs": {"oid": "0" * 64, "size": size, "pointerSize": 134}} if name.endswith(LFS) else {}
             entries.append({"type": "file", "path": name, "oid": "0" * 40, "size": size, **lfs})
         begin = int(query.get("cursor", 0))
         end = begin + self.hub.page
@@ -233,11 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _resolve(self, repo: Repo, commit: str, name: str, token: str) -> None:
         if repo.gated and token not in repo.readers:
             return self._refuse(403 if token else 401, "GatedRepo", "Access to this model is restricted.")
-        path = repo.refs[commit] / name
+        path = repo.folders[commit] / name
         if not path.is_file():
             return self._refuse(404, "EntryNotFound", "Entry not found")
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(bytes(path)).hexdigest()}"'}
-        if not _is_lfs(name):
+        if not name.endswith(LFS):
             return self._file(path, headers)
         location = f"http://{self.hub.cdn_host}/blobs{quote(str(path))}?X-Amz-Signature=secret"
         linked = {"X-Linked-Size": str(path.stat().st_size), "X-Linked-ETag": headers["ETag"]}
@@ -295,7 +296,3 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
             self.request_.sent += len(body)
-
-
-def _is_lfs(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin"))

@@ -28,7 +28,11 @@ def built(model_type: str, changes: dict[str, Any]) -> tuple[Config, dict[str, t
         model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class](config)
     saved = json.loads(config.to_json_string(use_diff=True))
     stack = f"model.layers.{config.num_hidden_layers - 1}."
-    shapes = {name.removeprefix(stack): tuple(value.shape) for name, value in model.state_dict().items() if name.startswith(stack)}
+    shapes = {
+        name.removeprefix(stack): tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if name.startswith(stack)
+    }
     return Config("config.json", saved, readable=True), shapes
 
 

@@ -46,7 +46,12 @@ def test_layout_reads_stacks_groups_and_the_rest() -> None:
 
 
 def test_layout_does_not_depend_on_the_order_of_names() -> None:
-    names = [f"m.layers.{i}.x.{j}.{part}" for i in range(3) for j in range(12) for part in ("a.weight", "b.0.weight", "b.1.bias")]
+    names = [
+        f"m.layers.{i}.x.{j}.{part}"
+        for i in range(3)
+        for j in range(12)
+        for part in ("a.weight", "b.0.weight", "b.1.bias")
+    ]
     straight = layout_of(names)
     for other in (sorted(names), sorted(names, reverse=True), sorted(names, key=lambda name: name[::-1])):
         assert layout_of(other).stacks == straight.stacks
@@ -73,7 +78,9 @@ def test_kinds() -> None:
 
 
 def test_config_looks_into_the_language_models_part_first() -> None:
-    config = Config("config.json", {"hidden_size": 1, "text_config": {"hidden_size": 2}, "vocab_size": 3}, readable=True)
+    config = Config(
+        "config.json", {"hidden_size": 1, "text_config": {"hidden_size": 2}, "vocab_size": 3}, readable=True
+    )
     assert config.integer("hidden_size") == 2
     assert config.key("hidden_size") == "text_config.hidden_size"
     assert config.integer("vocab_size") == 3
@@ -134,7 +141,7 @@ class _Evil:
         pickle.dumps(_Evil(eval, "open('owned', 'w')")),
         pickle.dumps(_Evil(__import__("os").system, "touch owned")),
         pickle.dumps({"a": _Evil(open, "owned", "w")}, protocol=4),
-        b"cbuiltins\nexec\n(S'open(\"owned\",\"w\")'\ntR.",
+        b'cbuiltins\nexec\n(S\'open("owned","w")\'\ntR.',
         b"ctorch\nload\n(S'x'\ntR.",
         b"ctorch\nhub.Storage\n.",
         pickle.dumps([1, 2, 3]),

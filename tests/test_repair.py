@@ -140,7 +140,9 @@ def test_what_is_not_safe_is_refused_with_the_reason(folder: Path, harm: Any, re
 
 def test_the_diff_of_a_new_file_and_of_a_change(folder: Path) -> None:
     edit(folder, lambda value: None)
-    (folder / INDEX).write_text(json.dumps(json.loads((folder / INDEX).read_text()) | {"metadata": {"total_size": 1}}, indent=2))
+    (folder / INDEX).write_text(
+        json.dumps(json.loads((folder / INDEX).read_text()) | {"metadata": {"total_size": 1}}, indent=2)
+    )
     repair, _ = plan(folder)
     assert repair is not None
     assert '-    "total_size": 1\n+    "total_size": 8032\n' in repair.diff()

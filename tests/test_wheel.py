@@ -18,7 +18,9 @@ from ckptcheck import pack
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(out)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(out)], cwd=ROOT, check=True, capture_output=True
+    )
     return out
 
 
@@ -48,5 +50,10 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
 def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("rules/index/idx001_missing_shard.py", "rules/index/idx001_missing_shard.toml", "ckptcheck/run.py", "README.md"):
+    for name in (
+        "rules/index/idx001_missing_shard.py",
+        "rules/index/idx001_missing_shard.toml",
+        "ckptcheck/run.py",
+        "README.md",
+    ):
         assert name in names

@@ -45,7 +45,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
 
-class Tensor(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
+class Tensor(msgspec.Struct, gc=False, frozen=True):
     """A tensor as the header describes it. data_offsets: [begin, end) in bytes from the start of the data."""
 
     dtype: str
