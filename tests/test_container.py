@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cases import CHECKPOINTS, Case, all_cases, build, line
+from fuzz import check_scan
 
 from ckptcheck import pack
 from ckptcheck.checkpoint import header
@@ -260,3 +261,24 @@ def test_a_damaged_file_is_one_finding_among_all_rules(case: Case, tmp_path: Pat
     report = run(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))), RULES)
     assert not report.crashed
     assert {finding.code for finding in report.findings} == {case.rule.code}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"model-\xff.safetensors",
+        b"a\nb.safetensors",
+        b"\x1b[31m.safetensors",
+        b"\xe2\x80\xae.safetensors",
+        b"-.safetensors",
+    ],
+)
+def test_a_file_name_of_any_bytes(name: bytes, tmp_path: Path) -> None:
+    """It may be no UTF-8, or move the cursor: every report can be written all the same."""
+    try:
+        (tmp_path / os.fsdecode(name)).write_bytes(WEIGHTS[:-1])
+    except (OSError, ValueError):
+        pytest.skip("this file system does not take such a name")
+    report = check_scan(tmp_path)
+    assert report is not None
+    assert [finding.code for finding in report.findings if finding.code.startswith("ST")] == ["ST001"]

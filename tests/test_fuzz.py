@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fuzz import (
     check_scan,
     check_verdict,
     draft,
+    little_memory,
     mutate,
     one,
     random_file,
@@ -38,6 +40,12 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_s
 def examples(number: int) -> settings:
     """Look at so many examples: the same ones each time in CI, new ones each time elsewhere."""
     return settings(max_examples=number, deadline=None, derandomize="CI" in os.environ, suppress_health_check=SLOW)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_memory() -> Iterator[None]:
+    with little_memory():
+        yield
 
 
 def file_of(header: bytes, data: bytes = b"") -> bytes:
@@ -239,6 +247,25 @@ def test_any_value_in_a_config_does_not_stop_a_scan(tmp_path: Path, value: Any, 
     config[data.draw(st.sampled_from(sorted(config)))] = value
     (folder / "config.json").write_text(json.dumps(config))
     check_scan(folder)
+
+
+EXTREME = [None, True, -1, 0, 1.5, 2**31, 2**63, 10**30, float("nan"), "", "8", [], [None], ["x"], {}, {"x": 1}]
+
+
+@pytest.mark.parametrize("base", sorted(path.name for path in CHECKPOINTS.iterdir()))
+def test_no_value_of_a_setting_stops_a_scan(base: str, tmp_path: Path) -> None:
+    """Also one that a rule would count up to."""
+    shutil.copytree(CHECKPOINTS / base, tmp_path / base)
+    (path,) = (tmp_path / base).glob("*config.json")
+    config = json.loads(path.read_bytes())
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for part in parts:
+        for key, value in part.items():
+            for extreme in EXTREME:
+                part[key] = extreme
+                path.write_text(json.dumps(config))
+                check_scan(tmp_path / base)
+            part[key] = value
 
 
 @pytest.mark.parametrize("seed", range(100))

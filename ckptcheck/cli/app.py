@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:
-    from ckptcheck.reporters.text import printable
+    from ckptcheck.reporters.printable import printable
 
     text = f"ckptcheck: {printable(message)}\n" + (f"           {printable(hint)}\n" if hint else "")
     sys.stderr.write(text)

@@ -13,7 +13,7 @@ from ckptcheck.rule import Rule
 
 def talk(message: str) -> None:
     """Say something to the person at the terminal."""
-    from ckptcheck.reporters.text import printable
+    from ckptcheck.reporters.printable import printable
 
     sys.stderr.write(printable(message) + "\n")
 
@@ -36,6 +36,8 @@ def deliver(
 
         content = render(form, reports, rules).rstrip("\n") + "\n"
     if output is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the console's code page: the XML says so
         sys.stdout.write(content)
         return
     from ckptcheck.writing import replace_file

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ckptcheck.phrase import count
 from ckptcheck.report import Report
+from ckptcheck.reporters.printable import printable
 from ckptcheck.rule import SEVERITIES, Finding, Rule
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -111,8 +112,3 @@ def _verdict(report: Report) -> Text:
         return Text.assemble(("✓ clean", "bold green"), f" · {rest}")
     sign = ("✗ ", "bold red") if report.number("error") else ("! ", "yellow")
     return Text.assemble(sign, (", ".join(found), "bold"), f" · {rest}")
-
-
-def printable(text: str) -> str:
-    """Make text from a checkpoint safe for a terminal: control characters and lone surrogates become escapes."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
