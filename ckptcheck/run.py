@@ -71,7 +71,8 @@ def run(
             for problem in rule.check(evidence):  # one by one: what was found before a crash is kept
                 findings.append(_finding(rule, severity, problem))  # noqa: PERF401
         except Skip as skip:
-            skipped.append((rule.code, str(skip)))
+            if len(findings) == found:  # a rule has one fate: what it found says more than where it could not look
+                skipped.append((rule.code, str(skip)))
         except EvidenceError as error:
             crashed.append((rule.code, error.message))
         except Exception as error:  # a rule is anybody's code: whatever it raises must not stop the others

@@ -210,6 +210,17 @@ class Checkpoint:
         """Whether the index chooses the files that make up the model."""
         return self.has_index and not self.index_is_stale
 
+    @cached_property
+    def has_shards(self) -> bool:
+        """Whether there is any safetensors file."""
+        return any(name.endswith(".safetensors") for name in self.files)
+
+    def require_headers(self) -> None:
+        """Skip a rule that has looked at all headers there are while some could not be read: what is wrong there is said."""
+        absent = [name for name, shard in self.shards.items() if not shard.readable]
+        if absent:
+            raise Skip(f"could not look into {few(absent)}, whose header cannot be read")
+
     def require_whole(self) -> None:
         """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
         absent = [name for name in self.loaded if name not in self.shards or not self.shards[name].readable]

@@ -26,8 +26,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST004",
     "overlapping-tensors",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("overlap"):
         yield replace(problem, hint="write the file anew with safetensors' save_file")
+    ckpt.require_headers()

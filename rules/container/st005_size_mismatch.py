@@ -26,10 +26,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST005",
     "size-mismatch",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("size-mismatch"):
         yield replace(
             problem, hint="correct the tensor's dtype, shape or offsets, or write the file anew with save_file"
         )
+    ckpt.require_headers()

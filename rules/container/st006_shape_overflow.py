@@ -25,8 +25,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST006",
     "shape-overflow",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("shape-overflow"):
         yield replace(problem, hint="do not use the file; fetch it again from a source you trust")
+    ckpt.require_headers()

@@ -26,10 +26,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST007",
     "unknown-dtype",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("unknown-dtype"):
         yield replace(
             problem, hint="write the tensor with a dtype that safetensors has; packed integers are stored as U8 or I32"
         )
+    ckpt.require_headers()

@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST009",
     "header-not-utf8",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("header-not-utf8"):

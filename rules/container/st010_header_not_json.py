@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST010",
     "header-not-json",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("header-not-json"):

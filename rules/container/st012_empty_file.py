@@ -25,7 +25,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST012",
     "empty-file",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("empty-file"):

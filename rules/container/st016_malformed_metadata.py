@@ -26,8 +26,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST016",
     "malformed-metadata",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("malformed-metadata"):
         yield replace(problem, hint="write the values as strings, for example with json.dumps")
+    ckpt.require_headers()

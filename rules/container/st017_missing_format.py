@@ -30,7 +30,7 @@ FORMATS = ("pt", "tf", "flax", "mlx")
     "ST017",
     "missing-format",
     severity="warning",
-    when=lambda ckpt: not ckpt.is_adapter and any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: not ckpt.is_adapter and ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     lacking: dict[str | None, list[str]] = {}
@@ -47,3 +47,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key="__metadata__",
             hint='write it with save_file(tensors, path, metadata={"format": "pt"})',
         )
+    ckpt.require_headers()

@@ -27,8 +27,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST020",
     "malformed-entry",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("malformed-entry"):
         yield replace(problem, hint="write the file anew with safetensors' save_file")
+    ckpt.require_headers()

@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     "ST021",
     "vanished-while-read",
     severity="error",
-    when=lambda ckpt: any(name.endswith(".safetensors") for name in ckpt.files),
+    when=lambda ckpt: ckpt.has_shards,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("vanished"):
