@@ -56,7 +56,6 @@ def run(
     passed: list[str] = []
     skipped: list[tuple[str, str]] = []
     crashed: list[tuple[str, str]] = []
-    unread = few([f"{name}: {reason}" for name, reason in evidence.unread.items()])
     for rule in rules:
         if rule.on != evidence.kind:
             continue
@@ -78,10 +77,11 @@ def run(
         except Exception as error:  # a rule is anybody's code: whatever it raises must not stop the others
             crashed.append((rule.code, _last_words(error)))
         else:
-            if unread:
-                crashed.append((rule.code, f"could not read {unread}"))
-            elif len(findings) == found:
+            if len(findings) == found:
                 passed.append(rule.code)
+    if unread := few([f"{name}: {reason}" for name, reason in evidence.unread.items()]):
+        crashed += [(code, f"could not read {unread}") for code in passed]  # each may have missed what is in there
+        passed = []
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # stable: the order of the rules within
     return Report(
         target=evidence.target,

@@ -7,6 +7,9 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     delete   [file]                     rename  {file = new name}        copy  {file = new name}
     json     {file = {"a.b" = value}}   unset   {file = ["a.b"]}         text  {file = "the whole content"}
     tensors  {file = {name = {dtype, shape} | false}}    add, replace (filled with ones) or remove tensors
+    values   {tensor = [{at, hex} | {at, zeros} | {zero = true}]}   overwrite elements, in place
+    twins    {prefix = other prefix}    give tensors below one prefix the bytes of those below another
+    halves   {tensor = 0}               repeat a tensor's first half along a dimension
     index    true                       write the index anew from the shards
     header   {file = "the header's text"}                the data stays
     patch    [{file, at, hex}]          overwrite bytes; append {file = hex}; truncate {file = bytes that stay}
@@ -19,6 +22,7 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -34,29 +38,10 @@ from ckptcheck.rule import Finding, Rule
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
-KEYS = frozenset(
-    [
-        "title",
-        "base",
-        "delete",
-        "rename",
-        "copy",
-        "json",
-        "unset",
-        "text",
-        "tensors",
-        "index",
-        "header",
-        "patch",
-        "append",
-        "truncate",
-        "link",
-        "target",
-        "expect",
-        "skip",
-        "python",
-    ]
+KEYS = frozenset(re.findall(r"^ {4}(\w+)  ", __doc__, re.MULTILINE)) | frozenset(
+    ("rename", "unset", "text", "copy", "append", "truncate", "skip")
 )
+"""Those above that begin a line, and those that share one."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +81,8 @@ def build(table: dict[str, Any], folder: Path) -> Path:
         (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     for name, changes in table.get("tensors", {}).items():
         edit_tensors(folder / name, changes)
+    if table.keys() & {"values", "twins", "halves"}:
+        _edit_values(folder, table)
     if table.get("index"):
         _write_index(folder)
     for name, text in table.get("header", {}).items():
@@ -171,6 +158,33 @@ def edit_tensors(path: Path, changes: dict[str, Any]) -> None:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+def _edit_values(folder: Path, table: dict[str, Any]) -> None:
+    for shard in sorted(folder.glob("*.safetensors")):
+        raw = bytearray(shard.read_bytes())
+        start = 8 + int.from_bytes(raw[:8], "little")
+        entries = json.loads(raw[8:start])
+        entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            width = (end - begin) // max(1, int(np.prod(entry["shape"])))
+            for change in table.get("values", {}).get(name, []):
+                at = begin + change.get("at", 0) * width
+                if "hex" in change:
+                    new = bytes.fromhex(change["hex"])
+                else:
+                    new = bytes(end - begin if change.get("zero") else change["zeros"] * width)
+                raw[at : at + len(new)] = new
+            for prefix, other in table.get("twins", {}).items():
+                if name.startswith(prefix):
+                    source = entries[other + name.removeprefix(prefix)]["data_offsets"]
+                    raw[begin:end] = raw[start + source[0] : start + source[1]]
+            if name in table.get("halves", {}):
+                value = np.frombuffer(bytes(raw[begin:end]), f"V{width}").reshape(entry["shape"])
+                half = np.split(value, 2, axis=table["halves"][name])[0]
+                raw[begin:end] = np.concatenate([half, half], axis=table["halves"][name]).tobytes()
+        shard.write_bytes(raw)
 
 
 def _write_index(folder: Path) -> None:

@@ -238,6 +238,18 @@ def test_a_circle_of_links(tmp_path: Path) -> None:
     assert [(finding.code, finding.file) for finding in report.findings] == [("ST022", "a.json"), ("ST022", "b.json")]
 
 
+@pytest.mark.parametrize("base", ["tiny-llama", "tiny-llama-sharded"])
+def test_a_tensor_whose_entry_cannot_be_understood_is_not_missing(base: str, tmp_path: Path) -> None:
+    """Its name is in the header; what rules about the model would say of it is not known."""
+    folder = build({"base": base}, tmp_path / "ckpt")
+    path = sorted(folder.glob("*.safetensors"))[0]
+    raw = path.read_bytes()
+    assert raw.count(b'"lm_head.weight":{"dtype":"F32"') == 1
+    path.write_bytes(raw.replace(b'"lm_head.weight":{"dtype":"F32"', b'"lm_head.weight":{"dtype":12345'))
+    report = run(open_checkpoint(str(folder)), RULES)
+    assert only(report) == [("ST020", f"{path.name} lm_head.weight: its dtype is not a string")]
+
+
 CASES = [
     case for case in all_cases() if case.rule.code.startswith("ST") and case.kind == "bad" and "base" in case.table
 ]

@@ -14,6 +14,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.rule import Rule
 from ckptcheck.run import run
+from ckptcheck.values.measure import attach
 
 RULES = pack.load()
 CASES = list(all_cases())
@@ -26,7 +27,7 @@ def test_case(case: Case, tmp_path: Path) -> None:
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
         return
-    report = run(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))), [case.rule])
+    report = run(attach(open_checkpoint(str(build(case.table, tmp_path / "ckpt")))), [case.rule])
     assert not report.crashed
     assert [line(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])
@@ -65,7 +66,7 @@ def test_no_case_file_without_a_rule() -> None:
 
 @pytest.mark.parametrize("base", sorted(path.name for path in (ROOT / "fixtures/checkpoints").iterdir()))
 def test_the_bases_are_sound(base: str) -> None:
-    report = run(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base)), RULES)
+    report = run(attach(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base))), RULES)
     assert [line(finding) for finding in report.findings] == []
     assert report.verdict == "clean"
 

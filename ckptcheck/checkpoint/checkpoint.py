@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
@@ -20,6 +20,9 @@ from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.phrase import count, few, size
 from ckptcheck.rule import Problem, Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.values.stats import Values
 
 T = TypeVar("T")
 ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
@@ -65,6 +68,8 @@ class Checkpoint:
         self._index_file = index_file
         self._jobs = jobs or os.cpu_count() or 1
         self._unread: dict[str, str] = {}
+        self.value_reader: Callable[[], Values] | None = None
+        self.no_values = "the values were not read"
 
     @property
     def target(self) -> str:
@@ -105,6 +110,15 @@ class Checkpoint:
     def adapter(self) -> Config | None:
         """adapter_config.json of a PEFT adapter."""
         return self._read("adapter_config.json", Config, read_config) if "adapter_config.json" in self.files else None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer beside the weights, None where neither tokenizer.json nor tokenizer_config.json is there."""
+        if not {"tokenizer.json", "tokenizer_config.json"} & self.files.keys():
+            return None
+        from ckptcheck.checkpoint.tokenizer import Tokenizer
+
+        return Tokenizer.read(self)
 
     @property
     def is_adapter(self) -> bool:
@@ -179,6 +193,15 @@ class Checkpoint:
     def anatomy(self) -> Anatomy:
         """Which of the loaded tensors play which part."""
         return Anatomy(self.config, self.layout, self.tensors)
+
+    @cached_property
+    def values(self) -> Values:
+        """What every tensor's values showed, read when first asked for; skips the rule, with the reason, if they are not."""
+        if self.value_reader is None:
+            raise Skip(self.no_values)
+        values = self.value_reader()
+        self._unread |= values.unread
+        return values
 
     @property
     def is_partial(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.cli.output import talk
+from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.repair import index_repair
 from ckptcheck.report import Report
@@ -33,6 +33,8 @@ class Plan:
     jobs: int | None = None
     fix: bool = False
     headers_only: bool = False
+    remote_values: bool = False
+    use_mmap: bool = True
 
 
 def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
@@ -48,8 +50,8 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
-            talk(f"ckptcheck: {error.message}")
-            reports.append(Report(target, error=error.message))
+            talk(f"ckptcheck: {error.message}" + (f"\n           {error.hint}" if error.hint else ""))
+            reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
     return reports
 
 
@@ -57,6 +59,20 @@ def _one(target: str, plan: Plan) -> Report:
     ckpt = open_checkpoint(target, jobs=plan.jobs)
     if plan.fix:
         ckpt = _repaired(ckpt, target, plan)
+    if plan.headers_only:
+        ckpt.no_values = "--headers-only"
+    elif ckpt.source.local is None and not plan.remote_values:
+        ckpt.no_values = "values on the Hub are read only with --values"
+    else:
+        from ckptcheck.values.measure import attach
+
+        with progress_bar(target) as progress:
+            attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, progress=progress)
+            return _judged(ckpt, plan)
+    return _judged(ckpt, plan)
+
+
+def _judged(ckpt: Checkpoint, plan: Plan) -> Report:
     return run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ckptcheck.report import Report
@@ -43,3 +44,26 @@ def deliver(
     from ckptcheck.writing import replace_file
 
     replace_file(output, content.encode())
+
+
+@contextmanager
+def progress_bar(target: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far reading has come, with speed and time left, on a terminal; nothing where stderr is none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from ckptcheck.reporters.printable import printable
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(target).replace("[", "\\["), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -39,6 +39,10 @@ def scan(
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
     ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Read the values of a target on the Hub too.")] = False,
+    no_mmap: Annotated[
+        bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")
+    ] = False,
     select: Annotated[
         list[str], typer.Option(help="Run only these rules: codes or beginnings of codes, IDX,CFG003.")
     ] = [],  # noqa: B006
@@ -82,6 +86,8 @@ def scan(
 
     if fix and diff:
         raise CkptcheckError("--fix makes the repairs and --diff only shows them; choose one")
+    if headers_only and values:
+        raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
     written = settings.load(config) if config else settings.find(Path.cwd(), targets)
     loaded = pack.load([*written.rule_folders, *rules])
     ignored = written.ignored_codes(loaded)
@@ -94,6 +100,8 @@ def scan(
         jobs=jobs,
         fix=fix,
         headers_only=headers_only,
+        remote_values=values,
+        use_mmap=not no_mmap,
     )
     if diff:
         raise typer.Exit(show_repairs(targets, plan))

@@ -2,12 +2,12 @@
 
 ## What it checks
 The data begin at a multiple of 8 bytes, and every tensor at a multiple of the size of its own elements, counted from
-the beginning of the file. safetensors pads the header with spaces and puts the widest dtypes first, so its files are
-like that unless a tensor of odd length precedes one of the same file.
+the beginning of the file. safetensors pads the header with spaces and puts the widest dtypes first, so the files that
+it writes are like that.
 
 ## Why it matters
 The format does not forbid it, and safetensors reads it. Readers that map the file into memory cannot use such tensors
-in place: MLX copies them (59 GB of copies for one model), ComfyUI and some accelerators stopped on them, and
+in place: vMLX copied 59 GB of one model into memory for it, ComfyUI and some accelerators stopped on them, and
 llama.cpp's converter broke on them for a while because it took the alignment for granted.
 
 ## How to fix

@@ -1,0 +1,273 @@
+"""The tokenizer beside the weights: its tokens, the parts they play, and where each part is said.
+
+Read from the files alone; the library `tokenizers` and jinja run only in the child process of `confined`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, markers, read_templates
+from ckptcheck.checkpoint.config import Config, read_config
+from ckptcheck.checkpoint.document import Defect
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.vocabulary import FILES, Added, Vocabulary, read_vocabulary
+from ckptcheck.rule import Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+"""The parts that tokenizer_config.json names tokens for."""
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""The parts that config.json and generation_config.json give ids for."""
+RESERVED = re.compile(
+    r"(?i)[<\[][|｜]?[^<>\[\]]*?(reserved|unused|dummy|place[▁_ -]?holder|extra_\d|special_\d)[^<>\[\]]*[|｜]?[>\]]"
+    r"|\[PAD\d+\]|<pad_?\d+>"
+)
+"""<|reserved_special_token_3|>, [unused12], <unused5>, <|extra_1|>, <SPECIAL_9>, <|dummy_0|>, <｜place▁holder▁no▁1｜>."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A part that a file gives a token: name (``eos_token``), where it stands, and the token as it is said there."""
+
+    name: str
+    file: str
+    token: str | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of a checkpoint, each part read when it is first asked for."""
+
+    source: Source = field(repr=False)
+    config: Config | None = field(repr=False, default=None)
+
+    @classmethod
+    def read(cls, ckpt: Checkpoint) -> Tokenizer:
+        """Look at a checkpoint that has a tokenizer.json or a tokenizer_config.json."""
+        return cls(ckpt.source, ckpt.config)
+
+    def _has(self, file: str) -> bool:
+        return file in self.source.files and self.source.files[file].leaves is None
+
+    def _document(self, file: str) -> Config | None:
+        return read_config(self.source, file) if self._has(file) else None
+
+    @cached_property
+    def tokenizer_config(self) -> Config | None:
+        """tokenizer_config.json."""
+        return self._document("tokenizer_config.json")
+
+    @cached_property
+    def generation_config(self) -> Config | None:
+        """generation_config.json."""
+        return self._document("generation_config.json")
+
+    @cached_property
+    def special_tokens_map(self) -> Config | None:
+        """special_tokens_map.json, which older versions of transformers wrote as well."""
+        return self._document("special_tokens_map.json")
+
+    @cached_property
+    def defects(self) -> dict[str, tuple[Defect, ...]]:
+        """File → why it is not the JSON it should be."""
+        parts = [self.vocabulary, self.tokenizer_config, self.special_tokens_map, self.generation_config]
+        return {part.file: part.defects for part in parts if part is not None and not part.readable}
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokens and their ids; None where no file gives them in a form that is read."""
+        file = next((name for name in FILES if self._has(name)), None)
+        if file is None:
+            return None
+        found = read_vocabulary(self.source, file)
+        if not found.readable:
+            return found
+        declared = self._declared
+        if file == "tokenizer.json":
+            known = {token.content for token in found.added}
+            return found.with_tokens((token.content, token.special) for token in declared if token.content not in known)
+        return replace(found, added=declared)  # slow tokenizers take the ids as they are given
+
+    @cached_property
+    def _declared(self) -> tuple[Added, ...]:
+        """Tokens that tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json add, by id."""
+        found: dict[str, Added] = {}
+        older = self._document("added_tokens.json")
+        for content, number in older.value.items() if older is not None else ():
+            if type(number) is int and number >= 0:
+                found[content] = Added(content, number, False)
+        listed = self.tokenizer_config.value.get("added_tokens_decoder") if self.tokenizer_config is not None else None
+        for number, token in listed.items() if isinstance(listed, dict) else ():
+            content = token.get("content") if isinstance(token, dict) else None
+            if isinstance(content, str) and number.isascii() and number.isdigit() and len(number) < 11:
+                found[content] = Added(content, int(number), token.get("special") is True)
+        return tuple(sorted(found.values(), key=lambda token: token.id))
+
+    def require_vocabulary(self) -> Vocabulary:
+        """Return the vocabulary. Raises Skip where the ids of its tokens are not known."""
+        if self.vocabulary is None:
+            raise Skip("needs the ids of all tokens, and only tokenizer.json, vocab.json and vocab.txt are read for them")
+        if not self.vocabulary.readable:
+            raise Skip(f"needs the ids of all tokens, but {self.vocabulary.file} could not be read")
+        return self.vocabulary
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Token → id; where no vocabulary can be read, only the added ones that tokenizer_config.json declares."""
+        if self.vocabulary is not None and self.vocabulary.readable:
+            return self.vocabulary.ids
+        return {token.content: token.id for token in self._declared}
+
+    @cached_property
+    def added(self) -> dict[str, Added]:
+        """The added tokens, by content."""
+        whole = self.vocabulary is not None and self.vocabulary.readable
+        return {token.content: token for token in (self.vocabulary.added if whole else self._declared)}  # type: ignore[union-attr]
+
+    @cached_property
+    def _contents(self) -> dict[int, str]:
+        return {number: token for token, number in self.ids.items()}
+
+    @cached_property
+    def max_id(self) -> int:
+        """The highest id, -1 where there is none."""
+        return max(self.ids.values(), default=-1)
+
+    def name(self, number: int) -> str | None:
+        """Return the token with this id."""
+        return self._contents.get(number)
+
+    def is_special(self, number: int) -> bool:
+        """Whether the token with this id is marked special, or has a part by name."""
+        token = self.name(number)
+        return token is not None and token in self.special
+
+    def is_reserved(self, number: int) -> bool:
+        """Whether the token with this id is a place kept free, to judge by its name."""
+        return RESERVED.fullmatch(self.name(number) or "") is not None
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """Tokens that are marked special or have a part by name."""
+        marked = {token.content for token in self.added.values() if token.special}
+        return frozenset(marked | {role.token for role in self.roles if role.token is not None and role.token in self.ids})
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """The parts that tokenizer_config.json (else special_tokens_map.json) names tokens for."""
+        found = []
+        for name in NAMES:
+            for part in (self.tokenizer_config, self.special_tokens_map):
+                if part is not None and name in part.value:
+                    if (token := _content(part.value[name])) is not None:
+                        found.append(Role(name, part.file, token, self.ids.get(token)))
+                    break
+        return tuple(found)
+
+    @cached_property
+    def settings(self) -> tuple[Role, ...]:
+        """The parts that generation_config.json and config.json give ids for; a list of ids gives several."""
+        found = []
+        for part in (self.generation_config, self.config):
+            for name in IDS if part is not None else ():
+                value = part.get(name)  # type: ignore[union-attr]
+                for number in value if isinstance(value, list) else [value]:
+                    if type(number) is int:
+                        found.append(Role(name, part.file, id=number))  # type: ignore[union-attr]
+        return tuple(found)
+
+    def eos(self, file: str) -> frozenset[int]:
+        """Return the ids that a file gives as the end of a text; empty where it does not say or the id is not known."""
+        parts = [role for role in (*self.roles, *self.settings) if role.name.startswith("eos") and role.file == file]
+        return frozenset(role.id for role in parts if role.id is not None)
+
+    @cached_property
+    def tokenizer_eos(self) -> Role | None:
+        """The end of a text by the tokenizer's own word."""
+        return next((role for role in self.roles if role.name == "eos_token"), None)
+
+    @cached_property
+    def templates(self) -> dict[str, ChatTemplate]:
+        """The chat templates by name, the default one first. A file that is not UTF-8 is read with substitutes."""
+        jinja = None
+        if self._has("chat_template.jinja"):
+            size = self.source.files["chat_template.jinja"].size
+            jinja = self.source.read("chat_template.jinja", 0, min(size, 1 << 22)).decode("utf-8", "replace")
+        config = self.tokenizer_config.value if self.tokenizer_config is not None else {}
+        processor = self._document("chat_template.json")
+        found = read_templates(config, jinja, processor.value if processor is not None else None)
+        variables = {role.name: role.token for role in self.roles if role.token is not None}
+        return {name: ChatTemplate(file, key, text, variables) for name, file, key, text in found}
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The template that counts where none is asked for by name."""
+        return next(iter(self.templates.values()), None)
+
+    def _marks(self, text: str) -> list[str]:
+        return markers(text, self.special)
+
+    @cached_property
+    def turn_end(self) -> str | None:
+        """The control token that closes an assistant's turn; None where it cannot be told or is ordinary text."""
+        after = self.template.after_answer if self.template is not None else ()
+        return next((mark for mark in (first_marker(text, self.special) for text in after) if mark), None)
+
+    @cached_property
+    def after_answer(self) -> tuple[str, ...]:
+        """All control tokens between the assistant's words and the next ones: whatever stops at one of them, stops."""
+        after = self.template.after_answer if self.template is not None else ()
+        return tuple(dict.fromkeys(mark for text in after for mark in self._marks(text)))
+
+    @cached_property
+    def generation_start(self) -> str | None:
+        """The control token with which the prompt for an answer begins."""
+        return first_marker(self.template.generation_prompt, self.special) if self.template is not None else None
+
+    @cached_property
+    def template_tokens(self) -> dict[str, str]:
+        """Token → how it is known that the default template uses it: rendered, or among its texts only."""
+        if self.template is None:
+            return {}
+        found = {}
+        for token in (token for token in self.ids if token in self.special or token in self.added):
+            if token not in self.special and not re.fullmatch(r"[<\[].+[>\]]", token):
+                continue  # a run of blanks or a word that Gemma and Phi add
+            if any(token in text for text in self.template.rendered.values()):
+                found[token] = "the chat template emits it"
+            elif token in self.template.literals:
+                found[token] = "the chat template mentions it"
+        return found
+
+    @cached_property
+    def _used(self) -> dict[int, str]:
+        """Id → the first reason why the model needs it."""
+        return {number: reason for number, reason in reversed(list(self._reasons()))}
+
+    def _reasons(self) -> Iterator[tuple[int, str]]:
+        for role in (*self.settings, *self.roles):
+            if role.id is not None:
+                yield role.id, f"it is {role.name} of {role.file}"
+        if self.turn_end in self.ids:
+            yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"  # type: ignore[index]
+        for token, reason in self.template_tokens.items():
+            yield self.ids[token], reason
+
+    def used(self, number: int) -> str | None:
+        """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""
+        return self._used.get(number)
+
+
+def _content(value: object) -> str | None:
+    """A token as tokenizer_config.json writes it: a string, or an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,76 @@
+"""Runs of zero bytes that nobody meant."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.look import BLOCK
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.header import Shard
+
+PADDING = 1 / 8
+"""The share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of zero bytes, [begin, begin + nbytes) from the start of the data. half: exactly half of one matrix."""
+
+    begin: int
+    nbytes: int
+    tensors: tuple[str, ...]
+    half: bool
+
+
+def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
+    """Return shard → the blocks of zeros in matrices that are otherwise not zero."""
+    found: dict[str, list[Block]] = {}
+    for name, runs in ckpt.values.zero_runs.items():
+        if not runs or name in ckpt.values.shrunk or name in ckpt.values.unread:
+            continue
+        shard = ckpt.shards[name]
+        order = sorted(shard.tensors, key=lambda tensor: shard.tensors[tensor].data_offsets)
+        begins = [shard.tensors[tensor].data_offsets[0] for tensor in order]
+        for begin, end in runs:
+            first = max(bisect_right(begins, begin) - 1, 0)
+            parts = []
+            for tensor in order[first:]:
+                low, high = shard.tensors[tensor].data_offsets
+                if low >= end:
+                    break
+                part = _elements(shard, tensor, max(begin, low), min(end, high))
+                if part[1] > part[0] and not _may_be_zero(ckpt, shard, tensor, *part):
+                    parts.append((tensor, *part))
+            nbytes = sum(high - low for _, low, high in parts)
+            if nbytes >= 2 * BLOCK:
+                half = len(parts) == 1 and 2 * nbytes == shard.tensors[parts[0][0]].nbytes
+                found.setdefault(name, []).append(
+                    Block(parts[0][1], nbytes, tuple(tensor for tensor, *_ in parts), half)
+                )
+    return found
+
+
+def _elements(shard: Shard, name: str, begin: int, end: int) -> tuple[int, int]:
+    """Shrink a run of zero bytes to whole elements: a number such as 1.0 ends in zero bytes too."""
+    tensor = shard.tensors[name]
+    width = max(1, FORMATS[tensor.dtype].bits // 8)
+    low = tensor.data_offsets[0]
+    return low + -(-(begin - low) // width) * width, low + (end - low) // width * width
+
+
+def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int) -> bool:
+    """Whether zeros at [begin, end) of the data are no wonder in this tensor."""
+    stats = ckpt.values.tensors.get(name)
+    if stats is None or stats.zero or not is_matrix(stats) or is_scale(name) or STARTS_AT_ZERO.search(name):
+        return True
+    if name in (ckpt.anatomy.embedding, ckpt.anatomy.head) or "embed" in name:
+        return True
+    low, high = shard.tensors[name].data_offsets
+    row = (high - low) // stats.shape[0]
+    return end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)

@@ -1,0 +1,59 @@
+"""Compares bytes of tensors with each other, for the few that the statistics make suspects."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+STEP = 1 << 22
+
+
+def read(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
+    """Read bytes of a tensor's data, from `start` within it."""
+    shard = ckpt.shards[ckpt.holders[name]]
+    return ckpt.source.read(shard.name, shard.data_start + shard.tensors[name].data_offsets[0] + start, length)
+
+
+def same_bytes(ckpt: Checkpoint, first: str, second: str) -> bool:
+    """Whether two tensors of equal dtype and shape hold the same bytes; stops at the first difference."""
+    size = ckpt.tensors[first].nbytes
+    if ckpt.tensors[second].nbytes != size:
+        return False
+    at, step = 0, 64
+    while at < size:
+        step = min(step, size - at)
+        if read(ckpt, first, at, step) != read(ckpt, second, at, step):
+            return False
+        at, step = at + step, STEP
+    return True
+
+
+def equal_halves(ckpt: Checkpoint, name: str) -> int | None:
+    """Return the dimension (0 or 1) along which a matrix's second half repeats its first; None if neither does."""
+    tensor = ckpt.tensors[name]
+    rows, columns, size = tensor.shape[0], tensor.shape[-1], tensor.nbytes
+    if rows % 2 == 0 and rows > 1 and _repeats(ckpt, name, 0, size // 2, size // 2):
+        return 0
+    lines = prod(tensor.shape[:-1])
+    width = size // lines if lines else 0
+    if (
+        columns % 2 == 0
+        and width >= 64
+        and all(_repeats(ckpt, name, row * width, width // 2, width // 2) for row in range(lines))
+    ):
+        return 1
+    return None
+
+
+def _repeats(ckpt: Checkpoint, name: str, start: int, distance: int, length: int) -> bool:
+    """Whether `length` bytes from `start` stand again `distance` further on; the beginning is compared first."""
+    at, step = 0, min(64, length)
+    while at < length:
+        step = min(step, length - at)
+        if read(ckpt, name, start + at, step) != read(ckpt, name, start + distance + at, step):
+            return False
+        at, step = at + step, STEP
+    return True

@@ -1,0 +1,203 @@
+"""The value pass: cuts the files into pieces, has them looked at, and joins what they showed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.header import Shard
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.values.crew import Crew
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.look import Seen, look
+from ckptcheck.values.stats import Gathering, Values, joined
+from ckptcheck.values.worker import Batch, Piece
+
+BATCH = 1 << 26
+"""Bytes given to a worker at a time."""
+READ = 1 << 23
+"""Bytes read at a time where files are not mapped."""
+WORTH_A_CREW = 1 << 28
+"""Bytes from which starting processes (0.2 s) pays off against reading in this one."""
+REMOTE = frozenset(
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "ceph",
+        "beegfs",
+        "gpfs",
+        "afs",
+        "9p",
+        "fuse",
+        "fuseblk",
+        "virtiofs",
+    )
+)
+"""File systems on which a map may stall or die: another machine may truncate the file."""
+
+Progress = Callable[[int, int], None]
+
+
+def measure(
+    source: Source,
+    shards: Mapping[str, Shard],
+    *,
+    jobs: int = 1,
+    use_mmap: bool = True,
+    progress: Progress | None = None,
+) -> Values:
+    """Look at every value of these shards. jobs: files or parts of files at a time; progress: called with bytes done and in all.
+
+    Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
+    """
+    whole = {name: shard for name, shard in shards.items() if shard.readable and _tiled(shard)}
+    tensors = [(shard, name) for shard in whole.values() for name in shard.tensors]
+    total = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
+    local = source.local
+    mapped = use_mmap and local is not None and total >= WORTH_A_CREW and not _is_remote(local)
+    batches = list(_batches(source, whole, BATCH if mapped else READ))
+    values, gathered = Values(), [Gathering() for _ in tensors]
+    runs: dict[str, list[tuple[int, int]]] = {}
+    before = {name: _identity(source, name) for name in whole}
+    done = 0
+    for batch, seen in (_mapped if mapped else _read)(source, batches, jobs, values):
+        done += batch.nbytes
+        if progress is not None:
+            progress(done, total)
+        for piece, found in zip(batch.pieces, seen, strict=True):
+            gathered[piece.tensor].add(found, piece.offset)
+            start = piece.begin - whole[batch.shard].data_start
+            runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in found.zero_runs)
+    for name, identity in before.items():
+        if name not in values.shrunk and name not in values.unread and _identity(source, name) != identity:
+            values.unread[name] = "it was replaced or written to while it was being read"
+    values.zero_runs.update({name: joined(pieces) for name, pieces in runs.items()})
+    for (shard, name), whole_tensor in zip(tensors, gathered, strict=True):
+        if shard.name in values.shrunk or shard.name in values.unread:
+            continue
+        tensor = shard.tensors[name]
+        values.tensors[name] = whole_tensor.stats(name, shard.name, tensor.dtype, tensor.shape)
+    return values
+
+
+def _tiled(shard: Shard) -> bool:
+    """Whether every tensor lies within the file, so that each can be read."""
+    size = shard.size - shard.data_start
+    return all(
+        0 <= tensor.data_offsets[0] <= tensor.data_offsets[1] <= size
+        and tensor.dtype in FORMATS
+        and tensor.nbytes % (FORMATS[tensor.dtype].bits // 8) == 0
+        for tensor in shard.tensors.values()
+    )
+
+
+def _batches(source: Source, shards: Mapping[str, Shard], most: int) -> Iterator[Batch]:
+    """Cut the data of the shards into batches: small tensors together, large ones in pieces of whole elements."""
+    number = 0
+    for shard in shards.values():
+        path = str(source.local / shard.name) if source.local is not None else shard.name
+        pieces: list[Piece] = []
+        room = most
+        for tensor in shard.tensors.values():
+            width = FORMATS[tensor.dtype].bits // 8
+            begin, end = tensor.data_offsets
+            at = begin
+            while at < end:
+                nbytes = min(end - at, room // width * width or width)
+                pieces.append(Piece(shard.data_start + at, nbytes, tensor.dtype, number, (at - begin) // width))
+                at += nbytes
+                room -= nbytes
+                if room < 8:
+                    yield Batch(shard.name, path, shard.size, pieces)
+                    pieces, room = [], most
+            number += 1
+        if pieces:
+            yield Batch(shard.name, path, shard.size, pieces)
+
+
+def _mapped(source: Source, batches: list[Batch], jobs: int, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
+    """Have the files mapped and looked at by processes of their own."""
+    lost: set[str] = set()
+    with Crew(min(jobs, len(batches))) as crew:
+        for batch, seen in crew.work(batch for batch in batches if batch.shard not in lost):
+            if seen is not None:
+                yield batch, seen
+            elif batch.shard not in lost:
+                lost.add(batch.shard)
+                yield from _read(source, [batch], 1, values)
+
+
+def _read(source: Source, batches: list[Batch], jobs: int, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
+    """Read the files and look at what was read, several batches at a time."""
+
+    def look_at(batch: Batch) -> list[Seen] | None:
+        if batch.shard in values.shrunk or batch.shard in values.unread:
+            return None
+        seen = []
+        try:
+            for piece in batch.pieces:
+                raw = source.read(batch.shard, piece.begin, piece.nbytes)
+                if len(raw) < piece.nbytes:
+                    values.shrunk[batch.shard] = "the file shrank while it was being read"
+                    return None
+                seen.append(look(np.frombuffer(raw, np.uint8), piece.dtype))
+        except FileNotFoundError:
+            values.shrunk[batch.shard] = "the file disappeared while it was being read"
+            return None
+        except OSError as error:
+            values.unread[batch.shard] = error.strerror or str(error)
+            return None
+        return seen
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for batch, seen in zip(batches, pool.map(look_at, batches), strict=True):
+            if seen is not None:
+                yield batch, seen
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _identity(source: Source, name: str) -> tuple[int, ...] | None:
+    """What changes when a file is replaced or written to; None where it cannot be told."""
+    if source.local is None:
+        return None
+    try:
+        status = os.stat(Path(source.local) / name)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether a folder lies on a network file system, as far as the system tells (Linux)."""
+    try:
+        device = os.stat(folder).st_dev
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == wanted:
+            return rest.split()[0].partition(".")[0] in REMOTE
+    return False
+
+
+def attach(
+    ckpt: Checkpoint, *, jobs: int | None = None, use_mmap: bool = True, progress: Progress | None = None
+) -> Checkpoint:
+    """Let a checkpoint read its values when a rule first asks for them. jobs: default the number of cores."""
+    ckpt.value_reader = lambda: measure(
+        ckpt.source, ckpt.shards, jobs=jobs or os.cpu_count() or 1, use_mmap=use_mmap, progress=progress
+    )
+    return ckpt

@@ -1,0 +1,41 @@
+"""A router, the embedding or the head is all zero.
+
+## What it checks
+The tensors that choose experts, the token embedding and the output head hold something else than zeros. A checkpoint that
+looks freshly initialised as a whole is left out: some architectures start routers at zero.
+
+## Why it matters
+With a zero router all experts score the same, and which ones are taken is an accident of the engine's sort; logits of a
+zero head are all equal. Nothing stops, and no log line says so.
+
+## How to fix
+Take the tensor from the checkpoint this one was converted from, and find the step that lost it: routers quantized and never
+filled are the usual one.
+
+## Seen in
+vllm-project/vllm-omni#5573, paiml/aprender#2337 (lm_head)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck import Skip
+from ckptcheck.values.roles import is_router, looks_untrained
+
+
+@rule("VAL003", "zero-router", severity="error", when=lambda ckpt: ckpt.anatomy.stack is not None)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    vital = {ckpt.anatomy.embedding: "the token embedding", ckpt.anatomy.head: "the output head"}
+    for name, stats in ckpt.values.tensors.items():
+        if stats.zero and name in ckpt.holders and (name in vital or is_router(ckpt, stats)):
+            if looks_untrained(ckpt):
+                raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+            what = vital.get(name, "this router")
+            yield Problem(
+                f"{what} is all zero: "
+                + ("every expert scores the same" if name not in vital else "every token is the same to the model"),
+                file=stats.shard,
+                key=name,
+                hint="take it from the checkpoint this one was converted from",
+            )

@@ -1,0 +1,52 @@
+"""A weight matrix is all zero.
+
+## What it checks
+No matrix is all zero, except what starts at zero by design (`lora_B`, zero points) and the tensors of VAL003. Biases may be
+zero. A checkpoint that looks freshly initialised as a whole is left out.
+
+## Why it matters
+A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
+input through, and the model answers almost sensibly.
+
+## How to fix
+Compare the file's hash with the original, or fetch it again; export again.
+
+## When it can be wrong
+Some methods zero a matrix on purpose (pruning, identity layers added for depth up-scaling).
+
+## Seen in
+paiml/aprender#2337 (27 of 339 tensors: down_proj and v_proj)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck import Skip
+from ckptcheck.phrase import count, few
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_router, is_scale, looks_untrained
+
+
+@rule("VAL004", "zero-weight", severity="warning", when=lambda ckpt: bool(ckpt.tensors))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    vital = (ckpt.anatomy.embedding, ckpt.anatomy.head)
+    zero = [
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if stats.zero
+        and is_matrix(stats)
+        and not is_scale(name)
+        and not STARTS_AT_ZERO.search(name)
+        and name not in vital
+        and not is_router(ckpt, stats)
+    ]
+    if zero and looks_untrained(ckpt):
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    for shard in dict.fromkeys(stats.shard for stats in zero):
+        names = [stats.name for stats in zero if stats.shard == shard]
+        yield Problem(
+            f"{count(len(names), 'matrix is', 'matrices are')} all zero: {few(names)}",
+            file=shard,
+            key=names[0],
+            hint="compare the file's hash with the original, or export again",
+        )

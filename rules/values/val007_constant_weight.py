@@ -1,0 +1,51 @@
+"""A weight matrix holds one number only.
+
+## What it checks
+No matrix has the same value everywhere, except zero (VAL003, VAL004). A checkpoint that looks freshly initialised as a whole
+is left out, and so are scales.
+
+## Why it matters
+Such a matrix has rank one and carries nothing that was trained: it was filled, not loaded.
+
+## How to fix
+Export again from a checkpoint that has its values.
+
+## When it can be wrong
+Some architectures have matrices that start constant and hardly move (layer scales, gates).
+
+## Seen in
+NVIDIA/Megatron-LM#5844 (experts left as they were allocated)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck import Skip
+from ckptcheck.phrase import count, few
+from ckptcheck.values.roles import is_matrix, is_scale, looks_untrained
+
+
+@rule("VAL007", "constant-weight", severity="warning", when=lambda ckpt: bool(ckpt.tensors))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    filled = [
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if stats.constant
+        and not stats.zero
+        and not stats.nan
+        and not stats.inf
+        and is_matrix(stats)
+        and not is_scale(name)
+        and min(stats.shape) > 1
+    ]
+    if filled and looks_untrained(ckpt):
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    for shard in dict.fromkeys(stats.shard for stats in filled):
+        names = [stats.name for stats in filled if stats.shard == shard]
+        yield Problem(
+            f"{count(len(names), 'matrix holds', 'matrices hold')} one number everywhere: {few(names)}",
+            file=shard,
+            key=names[0],
+            hint="export again from a checkpoint that has its values",
+        )

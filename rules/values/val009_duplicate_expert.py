@@ -1,0 +1,62 @@
+"""Two experts of a layer are the same, byte for byte.
+
+## What it checks
+No two experts of one layer have the same bytes in all their matrices.
+
+## Why it matters
+Expert-parallel exports that write every rank's experts under the first rank's numbers, or overwrite one tensor again and
+again, leave copies where other experts belong.
+
+## How to fix
+Export again with global expert numbers.
+
+## When it can be wrong
+Models made sparse by copying a dense feed-forward block start with equal experts ("upcycling").
+
+## Seen in
+NVIDIA-NeMo/Megatron-Bridge#1871
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.experts import numbered_experts
+from ckptcheck.phrase import ranges
+from ckptcheck.values.compare import same_bytes
+from ckptcheck.values.roles import is_matrix
+
+
+@rule(
+    "VAL009",
+    "duplicate-expert",
+    severity="warning",
+    when=lambda ckpt: any(True for _ in numbered_experts(ckpt.anatomy)),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    stack, values = ckpt.anatomy.stack, ckpt.values.tensors
+    assert stack is not None
+    for layer, group, members, parts in numbered_experts(ckpt.anatomy):
+        known: dict[tuple[tuple[str, float], ...], int] = {}
+        copies: dict[int, list[int]] = {}
+        for expert in sorted(members):
+            names = {part: stack.name(layer, f"{group}.{expert}.{part}") for part in sorted(parts)}
+            found = {part: values.get(name) for part, name in names.items()}
+            matrices = tuple(
+                (part, stats.absmax)
+                for part, stats in found.items()
+                if stats and is_matrix(stats) and not stats.constant
+            )
+            twin = known.setdefault(matrices, expert) if matrices else expert
+            if twin != expert and all(
+                same_bytes(ckpt, names[part], stack.name(layer, f"{group}.{twin}.{part}")) for part, _ in matrices
+            ):
+                copies.setdefault(twin, []).append(expert)
+        for twin, experts in copies.items():
+            yield Problem(
+                f"in layer {layer} {'expert' if len(experts) == 1 else 'experts'} {ranges(experts)} "
+                f"{'is' if len(experts) == 1 else 'are'} expert {twin} again, byte for byte",
+                file=ckpt.holder(stack.name(layer, group)),
+                key=stack.name(layer, f"{group}.{experts[0]}"),
+                hint="export again with global expert numbers",
+            )

@@ -1,0 +1,25 @@
+"""A file shrank or disappeared while its values were read.
+
+## What it checks
+Every file has, to the end of the scan, the size it had at its beginning.
+
+## Why it matters
+Something writes to the checkpoint: a save, a sync or a clean-up is under way, and whoever loads it now gets half of each.
+
+## How to fix
+Check again when nothing writes to the folder.
+
+## Seen in
+KempnerInstitute/KempnerForge#102 (the pointer moved before the shards were durable)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@rule("VAL011", "shrunk-while-read", severity="error", when=lambda ckpt: bool(ckpt.shards))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for shard, what in ckpt.values.shrunk.items():
+        yield Problem(what, file=shard, hint="check again when nothing writes to the folder")
