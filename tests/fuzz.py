@@ -379,12 +379,10 @@ def one(seed: int, folder: Path) -> None:
         "tiny-llama-sharded" if kind == "index" else dice.choice(sorted(path.name for path in CHECKPOINTS.iterdir()))
     )
     shutil.copytree(base, folder)
-    names = sorted(path.name for path in folder.iterdir())
-    targets = [
-        name for name in names if kind == "whole" or name.endswith(".index.json" if kind == "index" else "config.json")
-    ]
+    endings = {"index": ".index.json", "config": ".json", "whole": ""}
+    targets = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings[kind]))
     for name in targets:
-        if kind == "whole" and dice.random() < 0.5:
+        if kind != "index" and dice.random() < 0.5:
             continue
         raw = (folder / name).read_bytes()
         if name.endswith(".safetensors"):
@@ -392,10 +390,12 @@ def one(seed: int, folder: Path) -> None:
             body = random_text(json.loads(raw[8 : 8 + length]), dice)
             raw = len(body).to_bytes(8, "little") + body + raw[8 + length :]
             check_header(raw)
-        else:
+        elif name.endswith(".json"):
             raw = random_text(json.loads(raw), dice)
             if name.endswith(".index.json"):
                 check_index(raw)
+        else:
+            raw = damaged(raw, dice)
         (folder / name).write_bytes(raw)
     check_scan(folder / dice.choice(targets) if dice.random() < 0.2 else folder)
 

@@ -227,12 +227,13 @@ def test_damaged_indexes_do_not_stop_a_scan(tmp_path: Path, dice: random.Random)
 
 @examples(100)
 @given(st.sampled_from(sorted(path.name for path in CHECKPOINTS.iterdir())), st.randoms(use_true_random=False))
-def test_damaged_configs_do_not_stop_a_scan(tmp_path: Path, base: str, dice: random.Random) -> None:
+def test_a_damaged_json_file_does_not_stop_a_scan(tmp_path: Path, base: str, dice: random.Random) -> None:
     folder = tmp_path / base
     shutil.copytree(CHECKPOINTS / base, folder, dirs_exist_ok=True)
-    (config,) = folder.glob("*config.json")
-    config.write_bytes(random_text(json.loads((CHECKPOINTS / base / config.name).read_bytes()), dice))
+    path = dice.choice(sorted(folder.glob("*.json")))
+    path.write_bytes(random_text(json.loads((CHECKPOINTS / base / path.name).read_bytes()), dice))
     check_scan(folder)
+    shutil.copy(CHECKPOINTS / base / path.name, path)
 
 
 @examples(100)
@@ -249,14 +250,14 @@ def test_any_value_in_a_config_does_not_stop_a_scan(tmp_path: Path, value: Any, 
     check_scan(folder)
 
 
-EXTREME = [None, True, -1, 0, 1.5, 2**31, 2**63, 10**30, float("nan"), "", "8", [], [None], ["x"], {}, {"x": 1}]
+EXTREME = [True, -1, 2**31, 10**30, float("nan"), "8", [], ["x"], {}]
 
 
-@pytest.mark.parametrize("base", sorted(path.name for path in CHECKPOINTS.iterdir()))
+@pytest.mark.parametrize("base", ["tiny-llama", "tiny-qwen3-moe", "tiny-deepseek", "tiny-llava", "tiny-lora"])
 def test_no_value_of_a_setting_stops_a_scan(base: str, tmp_path: Path) -> None:
     """Also one that a rule would count up to."""
     shutil.copytree(CHECKPOINTS / base, tmp_path / base)
-    (path,) = (tmp_path / base).glob("*config.json")
+    path = tmp_path / base / ("adapter_config.json" if base == "tiny-lora" else "config.json")
     config = json.loads(path.read_bytes())
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts:

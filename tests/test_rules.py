@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cases import ROOT, Case, all_cases, build, line
+from cases import CHECKPOINTS, ROOT, Case, all_cases, build, line
 
-from ckptcheck import pack
+from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.rule import Rule
@@ -27,7 +27,12 @@ def test_case(case: Case, tmp_path: Path) -> None:
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
         return
-    report = run(attach(open_checkpoint(str(build(case.table, tmp_path / "ckpt")))), [case.rule])
+    ckpt = attach(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))))
+    if case.rule.on == "manifest":  # taken of the base, as it was before anything was done to it
+        before = manifest.take(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
+        report = run(manifest.compare(ckpt, before), [case.rule])
+    else:
+        report = run(ckpt, [case.rule])
     assert not report.crashed
     assert [line(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 import ckptcheck.values.measure as measuring
 from ckptcheck import pack
-from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.report import Report
 from ckptcheck.run import run
 from ckptcheck.values.dtypes import FORMATS, decode
-from ckptcheck.values.look import BLOCK, CHUNK, look
+from ckptcheck.values.look import CHUNK, look
 from ckptcheck.values.measure import attach, measure
-from ckptcheck.values.stats import Values, joined
+from ckptcheck.values.stats import BLOCK, Values, joined
 
 RULES = pack.load()
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")

@@ -44,7 +44,8 @@ def test_sound_checkpoints_of_every_architecture(zoo: Path, zoo_architectures: l
     for architecture in zoo_architectures:
         report = scan(zoo / architecture)
         assert not report.crashed, (architecture, report.crashed)
-        assert not report.skipped, (architecture, report.skipped)
+        # Some start a matrix at zero, or constant; that the whole is untrained is seen, and said.
+        assert all("freshly initialised" in reason for _, reason in report.skipped), (architecture, report.skipped)
         assert len(report.passed) >= 20, architecture
         for finding in report.findings:
             assert finding.severity != "error", (architecture, finding)

@@ -151,7 +151,7 @@ class ChatTemplate:
 def markers(text: str, tokens: Collection[str]) -> list[str]:
     """Return the control tokens in a text, in their order: the given ones, and what only looks like one (MARKER).
 
-    >>> markers("<|im_end|>\\n<s>[INST]", ["<s>"])
+    >>> markers("<|im_end|> <s>[INST]", ["<s>"])
     ['<|im_end|>', '<s>']
     """
     places = {match.start(): match[0] for match in MARKER.finditer(text)}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,37 +15,20 @@ from ckptcheck.checkpoint.document import Defect, impostor
 from ckptcheck.checkpoint.header import Shard, Tensor, read_shard
 from ckptcheck.checkpoint.index import Index, read_index
 from ckptcheck.checkpoint.layout import Layout, layout_of
+from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.shard_set import ORDINAL, Family, families_of
 from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.phrase import count, few, size
 from ckptcheck.rule import Problem, Skip
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.values.stats import Values
 
 T = TypeVar("T")
-ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
-"""The name of a shard: model-00002-of-00003.safetensors."""
 MODEL_INDEX = "model.safetensors.index.json"
 WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
 """Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """A set of numbered shards: ``stem-00002-of-00003.safetensors``. files: number → name."""
-
-    stem: str
-    total: int
-    files: dict[int, str]
-
-    @property
-    def expected(self) -> range:
-        """The numbers that a whole set has, counted from 0 if this one has a 0."""
-        return range(self.total) if 0 in self.files else range(1, self.total + 1)
-
-    def name(self, number: int) -> str:
-        """Write the name of a shard of this set as the others are written."""
-        return re.sub(r"\d+(?=-of-\d+\.safetensors$)", f"{number:05}", next(iter(self.files.values())))
 
 
 class Checkpoint:
@@ -68,7 +49,9 @@ class Checkpoint:
         self._index_file = index_file
         self._jobs = jobs or os.cpu_count() or 1
         self._unread: dict[str, str] = {}
+        self.progress: Callable[[int, int], None] | None = None
         self.value_reader: Callable[[], Values] | None = None
+        self.options = Options()
         self.no_values = "the values were not read"
 
     @property
@@ -87,7 +70,11 @@ class Checkpoint:
         names = [name for name in self.files if name.endswith(".safetensors")]
         pool = ThreadPoolExecutor(min(self._jobs, max(len(names), 1)))
         try:
-            read = list(pool.map(lambda name: self._read(name, Shard, read_shard), names))
+            read = []
+            for shard in pool.map(lambda name: self._read(name, Shard, read_shard), names):
+                read.append(shard)
+                if self.progress is not None:
+                    self.progress(len(read), len(names))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # on Ctrl-C nobody waits for a slow disk
         return {shard.name: shard for shard in read if shard is not None}
@@ -144,11 +131,7 @@ class Checkpoint:
     @cached_property
     def families(self) -> tuple[Family, ...]:
         """The sets of numbered shards in the folder."""
-        found: dict[tuple[str, str], dict[int, str]] = {}
-        for name in self.files:
-            if match := ORDINAL.fullmatch(name):
-                found.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
-        return tuple(Family(stem, int(total), files) for (stem, total), files in sorted(found.items()))
+        return families_of(self.files)
 
     @cached_property
     def globbed(self) -> tuple[str, ...]:
@@ -313,4 +296,6 @@ class Checkpoint:
             parts.insert(0, self.config.architecture)
         elif self.is_adapter:
             parts.insert(0, "PEFT adapter")
+        if commit := getattr(self.source, "commit", None):
+            parts.append(f"at {commit[:12]}")  # what a branch names today, it may not tomorrow
         return " · ".join(parts)

@@ -45,7 +45,12 @@ def run_confined(task: str, raw: bytes = b"", *, seconds: int, memory: int, **jo
     order = json.dumps({"task": task, "seconds": seconds, "memory": memory, **job}).encode() + b"\n" + raw
     environment = {name: value for name, value in os.environ.items() if name in PASSED_ON}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-    command = [sys.executable, "-I", "-B", str(CHILD)]  # -I: nothing from the working directory, which may be the target
+    command = [
+        sys.executable,
+        "-I",
+        "-B",
+        str(CHILD),
+    ]  # -I: nothing from the working directory, which may be the target
     with tempfile.TemporaryFile() as out:
         try:
             code = subprocess.run(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.source import Folder
+from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.errors import CkptcheckError
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
@@ -40,6 +40,13 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
     source = Folder(path, target)
     if not source.files:
         raise CkptcheckError(f"{target} is an empty folder", hint="name the folder that holds the .safetensors files")
+    _require_safetensors(source)
+    return Checkpoint(source, jobs=jobs)
+
+
+def _require_safetensors(source: Source) -> None:
+    """Refuse what holds nothing that could be checked: a report about it would pass vacuously."""
+    target = source.target
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files):
         weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
         if weights:
@@ -48,7 +55,6 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
                 hint="convert it to safetensors first: pickles are not read",
             )
         raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
-    return Checkpoint(source, jobs=jobs)
 
 
 def _file(target: str, path: Path, jobs: int | None) -> Checkpoint:
@@ -66,4 +72,6 @@ def _remote(target: str, repository: str, jobs: int | None) -> Checkpoint:
     from ckptcheck.checkpoint.hub import Repository
 
     name, _, revision = repository.partition("@")
-    return Checkpoint(Repository(name, revision or None, target), jobs=jobs or 16)
+    source = Repository(name, revision or None, target)
+    _require_safetensors(source)
+    return Checkpoint(source, jobs=jobs or 16)

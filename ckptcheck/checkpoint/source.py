@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
+
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,16 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
     except OSError:  # a dangling link, or gone since it was listed: its name is there, its bytes are not
         return File(entry.name, 0, leaves or "a file that does not exist") if entry.is_symlink() else None
     return File(entry.name, status.st_size, leaves) if stat.S_ISREG(status.st_mode) else None
+
+
+def blob_digests(source: Source) -> dict[str, str]:
+    """Return file → the SHA-256 that the Hugging Face cache names its blob by; small files have git's hash, and are left out."""
+    folder = source.local
+    if folder is None or folder.resolve().parent.name != "snapshots":
+        return {}
+    found = {}
+    for name, file in source.files.items():
+        blob = os.path.basename(os.path.realpath(folder / name))
+        if file.leaves is None and SHA256.fullmatch(blob):
+            found[name] = blob
+    return found

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, markers, read_templates
 from ckptcheck.checkpoint.config import Config, read_config
@@ -101,40 +101,42 @@ class Tokenizer:
         """Tokens that tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json add, by id."""
         found: dict[str, Added] = {}
         older = self._document("added_tokens.json")
-        for content, number in older.value.items() if older is not None else ():
+        for name, number in older.value.items() if older is not None else ():
             if type(number) is int and number >= 0:
-                found[content] = Added(content, number, False)
+                found[name] = Added(name, number, False)
         listed = self.tokenizer_config.value.get("added_tokens_decoder") if self.tokenizer_config is not None else None
-        for number, token in listed.items() if isinstance(listed, dict) else ():
+        for key, token in listed.items() if isinstance(listed, dict) else ():
             content = token.get("content") if isinstance(token, dict) else None
-            if isinstance(content, str) and number.isascii() and number.isdigit() and len(number) < 11:
-                found[content] = Added(content, int(number), token.get("special") is True)
+            if isinstance(content, str) and key.isascii() and key.isdigit() and len(key) < 11:
+                found[content] = Added(content, int(key), token.get("special") is True)
         return tuple(sorted(found.values(), key=lambda token: token.id))
 
     def require_vocabulary(self) -> Vocabulary:
         """Return the vocabulary. Raises Skip where the ids of its tokens are not known."""
         if self.vocabulary is None:
-            raise Skip("needs the ids of all tokens, and only tokenizer.json, vocab.json and vocab.txt are read for them")
+            raise Skip(
+                "needs the ids of all tokens, and only tokenizer.json, vocab.json and vocab.txt are read for them"
+            )
         if not self.vocabulary.readable:
             raise Skip(f"needs the ids of all tokens, but {self.vocabulary.file} could not be read")
         return self.vocabulary
 
     @cached_property
-    def ids(self) -> dict[str, int]:
-        """Token → id; where no vocabulary can be read, only the added ones that tokenizer_config.json declares."""
+    def _known(self) -> Vocabulary:
+        """The vocabulary; where none can be read, only the added tokens that tokenizer_config.json declares."""
         if self.vocabulary is not None and self.vocabulary.readable:
-            return self.vocabulary.ids
-        return {token.content: token.id for token in self._declared}
+            return self.vocabulary
+        return Vocabulary("tokenizer_config.json", added=self._declared)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Token → id, as far as they are known."""
+        return self._known.ids
 
     @cached_property
     def added(self) -> dict[str, Added]:
         """The added tokens, by content."""
-        whole = self.vocabulary is not None and self.vocabulary.readable
-        return {token.content: token for token in (self.vocabulary.added if whole else self._declared)}  # type: ignore[union-attr]
-
-    @cached_property
-    def _contents(self) -> dict[int, str]:
-        return {number: token for token, number in self.ids.items()}
+        return {token.content: token for token in self._known.added}
 
     @cached_property
     def max_id(self) -> int:
@@ -143,7 +145,7 @@ class Tokenizer:
 
     def name(self, number: int) -> str | None:
         """Return the token with this id."""
-        return self._contents.get(number)
+        return self._known.contents.get(number)
 
     def is_special(self, number: int) -> bool:
         """Whether the token with this id is marked special, or has a part by name."""
@@ -158,7 +160,9 @@ class Tokenizer:
     def special(self) -> frozenset[str]:
         """Tokens that are marked special or have a part by name."""
         marked = {token.content for token in self.added.values() if token.special}
-        return frozenset(marked | {role.token for role in self.roles if role.token is not None and role.token in self.ids})
+        return frozenset(
+            marked | {role.token for role in self.roles if role.token is not None and role.token in self.ids}
+        )
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
@@ -175,13 +179,12 @@ class Tokenizer:
     @cached_property
     def settings(self) -> tuple[Role, ...]:
         """The parts that generation_config.json and config.json give ids for; a list of ids gives several."""
-        found = []
+        found: list[Role] = []
         for part in (self.generation_config, self.config):
             for name in IDS if part is not None else ():
                 value = part.get(name)  # type: ignore[union-attr]
-                for number in value if isinstance(value, list) else [value]:
-                    if type(number) is int:
-                        found.append(Role(name, part.file, id=number))  # type: ignore[union-attr]
+                numbers = value if isinstance(value, list) else [value]
+                found += [Role(name, part.file, id=number) for number in numbers if type(number) is int]  # type: ignore[union-attr]
         return tuple(found)
 
     def eos(self, file: str) -> frozenset[int]:
@@ -238,7 +241,7 @@ class Tokenizer:
         if self.template is None:
             return {}
         found = {}
-        for token in (token for token in self.ids if token in self.special or token in self.added):
+        for token in sorted(self.special | self.added.keys(), key=self.ids.__getitem__):
             if token not in self.special and not re.fullmatch(r"[<\[].+[>\]]", token):
                 continue  # a run of blanks or a word that Gemma and Phi add
             if any(token in text for text in self.template.rendered.values()):
@@ -250,14 +253,14 @@ class Tokenizer:
     @cached_property
     def _used(self) -> dict[int, str]:
         """Id → the first reason why the model needs it."""
-        return {number: reason for number, reason in reversed(list(self._reasons()))}
+        return dict(reversed(list(self._reasons())))  # the first reason counts
 
     def _reasons(self) -> Iterator[tuple[int, str]]:
         for role in (*self.settings, *self.roles):
             if role.id is not None:
                 yield role.id, f"it is {role.name} of {role.file}"
         if self.turn_end in self.ids:
-            yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"  # type: ignore[index]
+            yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"
         for token, reason in self.template_tokens.items():
             yield self.ids[token], reason
 

@@ -6,7 +6,7 @@ vocab.txt of BERT as their slow tokenizers in transformers read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -53,9 +53,15 @@ class Vocabulary:
         """Every token → its id."""
         return self.model | {token.content: token.id for token in self.added}
 
+    @cached_property
+    def contents(self) -> dict[int, str]:
+        """Every id → its token; an added one before the model's own."""
+        own = {number: token for token, number in self.model.items()}
+        return own | {token.id: token.content for token in self.added}
+
     def with_tokens(self, wanted: Iterable[tuple[str, bool]]) -> Vocabulary:
         """Return the vocabulary with further added tokens (content, special), numbered as `tokenizers` does."""
-        added = tuple(_numbered([*((token.content, token.special) for token in self.added), *wanted], self))
+        added = _numbered(wanted, self)
         return Vocabulary(self.file, self.model, self.rows, added, self.defects, self.readable)
 
 
@@ -118,22 +124,25 @@ def _is_id(number: object) -> bool:
     return type(number) is int and 0 <= number <= HIGHEST
 
 
-def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> Iterator[Added]:
-    """Number added tokens as `AddedVocabulary::add_tokens` does: by their order; the ids in the file decide nothing.
+def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tuple[Added, ...]:
+    """Number further added tokens as `AddedVocabulary::add_tokens` does: by their order; ids in the file decide nothing.
 
-    A token that the model has keeps the model's id; any other gets the next number after the highest added one, or
-    after the model's count of tokens where that is higher. Empty and repeated ones are passed over.
+    A token that the model has keeps the model's id; any other gets the next number after the highest given so, or the
+    model's count of tokens where that is higher. Empty ones are passed over; of a repeated one the last counts.
     """
-    seen: set[str] = set()
-    highest = -1
+    found = {token.content: token for token in vocabulary.added}
+    following = max(
+        [vocabulary.rows, *(token.id + 1 for token in found.values() if token.content not in vocabulary.model)]
+    )
     for content, special in tokens:
-        if not content or content in seen:
+        before = found.get(content)
+        if not content or (before is not None and before.special == special):
             continue
-        seen.add(content)
-        known = vocabulary.model.get(content)
-        number = known if known is not None else max(highest + 1, vocabulary.rows)
-        highest = max(highest, number)
-        yield Added(content, number, special)
+        number = vocabulary.model.get(content) if before is None else before.id
+        found.pop(content, None)  # where two tokens have one id, the last one added gives it its name
+        found[content] = Added(content, following if number is None else number, special)
+        following += number is None
+    return tuple(found.values())
 
 
 def loading_error(source: Source) -> str | None:
@@ -177,4 +186,6 @@ def table_of(ckpt: Checkpoint) -> Table | None:
         )
         if rows >= (declared or 0):
             return Table(rows, ckpt.holders[name], name)
-    return Table(declared, "config.json", ckpt.config.key("vocab_size")) if declared and ckpt.config is not None else None
+    return (
+        Table(declared, "config.json", ckpt.config.key("vocab_size")) if declared and ckpt.config is not None else None
+    )

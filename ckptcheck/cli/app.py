@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ckptcheck.cli.doctor import doctor
+from ckptcheck.cli.manifest import manifest, verify
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
 from ckptcheck.errors import CkptcheckError
@@ -25,6 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(scan)
+app.command()(manifest)
+app.command()(verify)
 app.command()(rules)
 app.command()(rule)
 app.command()(doctor)

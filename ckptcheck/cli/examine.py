@@ -6,10 +6,11 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.options import Options
 from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.repair import index_repair
@@ -35,6 +36,7 @@ class Plan:
     headers_only: bool = False
     remote_values: bool = False
     use_mmap: bool = True
+    options: Options = field(default_factory=Options)
 
 
 def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
@@ -59,6 +61,11 @@ def _one(target: str, plan: Plan) -> Report:
     ckpt = open_checkpoint(target, jobs=plan.jobs)
     if plan.fix:
         ckpt = _repaired(ckpt, target, plan)
+    ckpt.options = plan.options
+    with progress_bar(target, bytewise=False) as progress:
+        if ckpt.source.local is None:
+            ckpt.progress = progress
+        _ = ckpt.shards
     if plan.headers_only:
         ckpt.no_values = "--headers-only"
     elif ckpt.source.local is None and not plan.remote_values:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptcheck.report import Report
 from ckptcheck.rule import Rule
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def talk(message: str) -> None:
@@ -46,24 +51,51 @@ def deliver(
     replace_file(output, content.encode())
 
 
+PATIENCE = 0.5
+"""Seconds before a progress bar appears: most scans are over by then."""
+
+
 @contextmanager
-def progress_bar(target: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far reading has come, with speed and time left, on a terminal; nothing where stderr is none."""
+def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far reading has come, with speed and time left, on a terminal; nothing where stderr is none.
+
+    `bytewise`: what is counted are bytes, else files.
+    """
     if not sys.stderr.isatty():
         yield None
         return
+    began = time.monotonic()
+    bars: list[Progress] = []
+
+    def advance(done: int, total: int) -> None:
+        if not bars and time.monotonic() - began > PATIENCE:
+            bars.append(_bar(target, bytewise))
+        if bars:
+            bars[0].update(bars[0].task_ids[0], completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        for bar in bars:
+            bar.stop()
+
+
+def _bar(target: str, bytewise: bool) -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ckptcheck.reporters.printable import printable
 
+    counted: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
+    if bytewise:
+        counted = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        *counted,
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(printable(target).replace("[", "\\["), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(printable(target), total=None)
+    bar.start()
+    return bar

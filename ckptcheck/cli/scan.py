@@ -40,6 +40,16 @@ def scan(
         bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
     ] = False,
     values: Annotated[bool, typer.Option("--values", help="Read the values of a target on the Hub too.")] = False,
+    verify_blobs: Annotated[
+        bool,
+        typer.Option("--verify-blobs", help="Hash the files of a cached snapshot against the names of their blobs."),
+    ] = False,
+    near_zero_threshold: Annotated[
+        float, typer.Option(help="Rows of embeddings below this magnitude are near zero.")
+    ] = 1e-10,
+    identical_threshold: Annotated[
+        float, typer.Option(help="Rows whose standard deviation is below this are one number.")
+    ] = 1e-8,
     no_mmap: Annotated[
         bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")
     ] = False,
@@ -80,6 +90,7 @@ def scan(
     """
     from ckptcheck import baseline as known_findings
     from ckptcheck import pack, settings
+    from ckptcheck.checkpoint.options import Options
     from ckptcheck.cli import output as out
     from ckptcheck.cli.examine import Plan, examine, show_repairs
     from ckptcheck.select import matching, selected
@@ -102,6 +113,7 @@ def scan(
         headers_only=headers_only,
         remote_values=values,
         use_mmap=not no_mmap,
+        options=Options(verify_blobs, near_zero_threshold, identical_threshold),
     )
     if diff:
         raise typer.Exit(show_repairs(targets, plan))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.look import BLOCK
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
+from ckptcheck.values.stats import BLOCK
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ FORMATS = {
 
 def magnitude(dtype: str, pattern: int) -> float:
     """Return the number that a pattern without sign stands for; Inf and NaN as such. Packed and integer dtypes: the pattern."""
+    import numpy as np
+
     form = FORMATS[dtype]
     if form.integer or form.packed:
         return float(pattern)
@@ -71,12 +74,15 @@ def magnitude(dtype: str, pattern: int) -> float:
 
 def decode(dtype: str, patterns: NDArray[Any]) -> NDArray[Any]:
     """Turn patterns (as unsigned integers) into float32, float64 for F64; for integers and packed dtypes the patterns as floats."""
+    import numpy as np
+
     form = FORMATS[dtype]
     if form.integer or form.packed:
         signed = patterns.view(patterns.dtype.str.replace("u", "i")) if dtype.startswith("I") else patterns
         return signed.astype(np.float64 if form.bits > 16 else np.float32)
     if dtype == "BF16":
-        return (patterns.astype(np.uint32) << 16).view(np.float32)
+        widened: NDArray[np.uint32] = patterns.astype(np.uint32) << np.uint32(16)
+        return widened.view(np.float32)
     if dtype in ("F64", "F32", "C64", "F16"):
         values: NDArray[Any] = patterns.view({64: np.float64, 32: np.float32, 16: np.float16}[form.bits])
         with np.errstate(invalid="ignore"):  # a signalling NaN is no reason to warn
@@ -87,6 +93,8 @@ def decode(dtype: str, patterns: NDArray[Any]) -> NDArray[Any]:
 @cache
 def _table(dtype: str) -> NDArray[np.float32]:
     """All 256 values of an 8-bit float, computed from its definition."""
+    import numpy as np
+
     exponent_bits, mantissa_bits, bias = {
         "F8_E4M3": (4, 3, 7), "F8_E5M2": (5, 2, 15), "F8_E8M0": (8, 0, 127), "F8_E4M3FNUZ": (4, 3, 8), "F8_E5M2FNUZ": (5, 2, 16),
     }[dtype]  # fmt: skip

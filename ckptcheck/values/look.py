@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.values.dtypes import FORMATS, Format
+from ckptcheck.values.stats import BLOCK
 
 CHUNK = 1 << 19
 """Bytes looked at together: both maxima read the same cache lines, the second time from the cache."""
-BLOCK = 512
 WORDS = CHUNK // BLOCK
-"""A run of zeros twice as long covers one aligned block of this many bytes, so one word in each block is looked at."""
 
 
 class Seen(msgspec.Struct):
     """What a run of bytes of one tensor showed. Positions are elements from the start of the run, zero_runs are bytes.
 
     top: the largest pattern without sign among finite elements. nan, inf: how many. first_nan, first_inf: where, -1 if
-    nowhere. low, high: the smallest and largest pattern, read only where the beginning looks constant (equal then).
+    nowhere. constant: the one pattern of all elements, None where there are several.
     zero_runs: [begin, end) of runs of zero bytes of at least BLOCK, and of any at the very beginning or end.
     """
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptcheck.values.dtypes import magnitude
-from ckptcheck.values.look import BLOCK, Seen
+
+if TYPE_CHECKING:
+    from ckptcheck.values.look import Seen
+
+BLOCK = 512
+"""A run of zeros twice as long covers one aligned block of this many bytes, so one word in each block is looked at."""
 
 
 class TensorStats(msgspec.Struct):

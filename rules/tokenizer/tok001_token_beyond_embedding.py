@@ -18,7 +18,7 @@ Text-only models of a multimodal family keep its placeholder for images beyond t
 video are passed over unless something in the checkpoint uses them.
 
 ## Seen in
-EuroEval/EuroEval#52
+EuroEval/EuroEval#52, meta-llama/llama-cookbook#189, haotian-liu/LLaVA#94, fc2869/lo-fit#1
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     names = {own.token} if own is not None else set()
     if stops or own is not None:
         after = tokenizer.after_answer
-        if names.isdisjoint(after) and stops.isdisjoint(tokenizer.ids[token] for token in after if token in tokenizer.ids):
+        if names.isdisjoint(after) and stops.isdisjoint(
+            tokenizer.ids[token] for token in after if token in tokenizer.ids
+        ):
             listed = sorted({*names, *(tokenizer.name(number) or f"{number}" for number in stops)} - {None})  # type: ignore[type-var]
             yield Problem(
                 f"the chat template ends a turn with {clipped(end, 40)} ({tokenizer.ids[end]:,}), but generation ends "

@@ -16,7 +16,7 @@ Models that are used without a template on purpose: with mistral-common (a tekke
 with an encoder of their own in Python (DeepSeek-V3.2).
 
 ## Seen in
-huggingface/open-r1#663, marin-community/marin#4159
+vllm-project/vllm#18140, vllm-project/vllm#39279
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return
     own = tokenizer.tokenizer_eos
     ends = {own.token} if own is not None else set()
-    ends |= {tokenizer.name(number) for file in ("generation_config.json", "config.json") for number in tokenizer.eos(file)}
+    ends |= {
+        tokenizer.name(number) for file in ("generation_config.json", "config.json") for number in tokenizer.eos(file)
+    }
     name = PurePath(ckpt.target).name
     if found := sorted(end for end in ends if end in TURN_ENDS):
         why = f"generation ends at {found[0]}, which only chats have"

@@ -18,7 +18,7 @@ words of its own (`raise_exception`) is not reported, nor is a named one such as
 than the one that is installed here may parse otherwise.
 
 ## Seen in
-huggingface/transformers#33240, vllm-project/vllm#10324
+chujiezheng/chat_templates#26, oobabooga/textgen#4911, nomic-ai/gpt4all#3309
 """
 
 from collections.abc import Iterator

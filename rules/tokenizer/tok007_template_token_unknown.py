@@ -16,7 +16,7 @@ A model may have learned a marker in pieces. Where no marker of a template is a 
 (Zephyr, Tulu, OLMo: `<|user|>` as text, then `eos_token`), nothing is said.
 
 ## Seen in
-unslothai/unsloth#915, OpenHelix-Team/ReconVLA#7
+OpenHelix-Team/ReconVLA#7
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ Save the tokenizer again, or copy its files from the model this one was made fro
 A file that a newer `tokenizers` wrote may hold what the installed one does not know; upgrade and scan again.
 
 ## Seen in
-huggingface/tokenizers#1528, huggingface/transformers#31789
+allenai/open-instruct#738, huggingface/transformers#31789, kvcache-ai/ktransformers#433
 """
 
 from collections.abc import Iterator

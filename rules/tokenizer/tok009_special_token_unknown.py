@@ -15,7 +15,7 @@ Name a token that the tokenizer has, or save the tokenizer with the token that t
 A `pad_token` for which the embedding still has a row is masked and harmless, and not reported.
 
 ## Seen in
-EuroEval/EuroEval#52, unslothai/unsloth#915
+meta-llama/llama-cookbook#189, haotian-liu/LLaVA#94
 """
 
 from collections.abc import Iterator

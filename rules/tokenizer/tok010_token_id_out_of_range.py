@@ -16,7 +16,7 @@ Write the ids of this model's tokenizer.
 Models that keep such ids for another part than the language model. Only language models with a tokenizer are looked at.
 
 ## Seen in
-EuroEval/EuroEval#52, QwenLM/Qwen3#927
+GaiZhenbiao/Phi3V-Finetuning#12
 """
 
 from collections.abc import Iterator

@@ -35,7 +35,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             else ""
         )
         yield Problem(
-            f"{count(first.nan, 'value')} {'is' if first.nan == 1 else 'are'} NaN, the first at {position(first, first.first_nan)}{others}",
+            f"{count(first.nan, 'value')} {'is' if first.nan == 1 else 'are'} NaN, "
+            f"the first at {position(first, first.first_nan)}{others}",
             file=shard,
             key=first.name,
             hint="take an intact or earlier copy: whatever is computed with it is NaN",

@@ -36,7 +36,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             else ""
         )
         yield Problem(
-            f"{count(first.inf, 'value')} {'is' if first.inf == 1 else 'are'} infinite, the first at {position(first, first.first_inf)}{others}",
+            f"{count(first.inf, 'value')} {'is' if first.inf == 1 else 'are'} infinite, "
+            f"the first at {position(first, first.first_inf)}{others}",
             file=shard,
             key=first.name,
             hint="convert again from the original dtype; F16 ends at 65,504",

@@ -18,9 +18,8 @@ vllm-project/vllm-omni#5573, paiml/aprender#2337 (lm_head)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck import Skip
 from ckptcheck.values.roles import is_router, looks_untrained
 
 

@@ -20,9 +20,8 @@ paiml/aprender#2337 (27 of 339 tensors: down_proj and v_proj)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck import Skip
 from ckptcheck.phrase import count, few
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_router, is_scale, looks_untrained
 

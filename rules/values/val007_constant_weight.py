@@ -19,9 +19,8 @@ NVIDIA/Megatron-LM#5844 (experts left as they were allocated)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck import Skip
 from ckptcheck.phrase import count, few
 from ckptcheck.values.roles import is_matrix, is_scale, looks_untrained
 

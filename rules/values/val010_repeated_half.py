@@ -17,9 +17,8 @@ verl-project/verl#7610 (replicated buffers concatenated over ranks)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck import Skip
 from ckptcheck.phrase import count, few
 from ckptcheck.values.compare import equal_halves
 from ckptcheck.values.roles import is_matrix, is_scale

@@ -1,0 +1,37 @@
+"""Sets of numbered shards: ``model-00002-of-00003.safetensors``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
+"""The name of a numbered shard."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A set of numbered shards: ``stem-00002-of-00003.safetensors``. files: number → name."""
+
+    stem: str
+    total: int
+    files: dict[int, str]
+
+    @property
+    def expected(self) -> range:
+        """The numbers that a whole set has, counted from 0 if this one has a 0."""
+        return range(self.total) if 0 in self.files else range(1, self.total + 1)
+
+    def name(self, number: int) -> str:
+        """Write the name of a shard of this set as the others are written."""
+        return re.sub(r"\d+(?=-of-\d+\.safetensors$)", f"{number:05}", next(iter(self.files.values())))
+
+
+def families_of(names: Iterable[str]) -> tuple[Family, ...]:
+    """Return the sets of numbered shards among these files."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for name in names:
+        if match := ORDINAL.fullmatch(name):
+            found.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
+    return tuple(Family(stem, int(total), files) for (stem, total), files in sorted(found.items()))

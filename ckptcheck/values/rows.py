@@ -1,0 +1,91 @@
+"""Statistics of each row of an embedding or a head: a row is a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.rule import Skip
+from ckptcheck.values.dtypes import FORMATS, decode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+STEP = 1 << 19
+"""Bytes of rows that are looked at together, so that their float32 form stays in the cache."""
+READ = 1 << 23
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One entry per row, float32. mean_abs, max_abs, and std (unbiased, as torch has it)."""
+
+    mean_abs: NDArray[np.float32]
+    max_abs: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+    def near_zero(self, threshold: float) -> NDArray[np.bool_]:
+        """Rows whose every element is below the threshold in magnitude; NeMo-RL's default is 1e-10."""
+        return self.max_abs < threshold
+
+    def identical(self, threshold: float) -> NDArray[np.bool_]:
+        """Rows whose elements are all the same: their standard deviation is below the threshold; NeMo-RL's is 1e-8."""
+        return self.std < threshold
+
+    def far_below(self, share: float) -> NDArray[np.bool_]:
+        """Rows whose mean magnitude is below this share of the median row's."""
+        import numpy as np
+
+        return self.mean_abs < share * float(np.median(self.mean_abs))
+
+
+def row_stats(ckpt: Checkpoint, name: str, *, jobs: int = 1) -> Rows:
+    """Read a matrix and return the statistics of its rows. Raises Skip for packed dtypes, OSError where reading fails."""
+    import numpy as np
+
+    tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.holders[name]]
+    if not tensor.is_plain or len(tensor.shape) != 2 or 0 in tensor.shape:
+        raise Skip(f"the rows of {name} are packed")
+    number, width = tensor.shape
+    nbytes = width * (FORMATS[tensor.dtype].bits // 8)
+    together = max(1, READ // nbytes)
+    found = np.empty((3, number), np.float32)
+
+    def look_at(first: int) -> None:
+        last = min(first + together, number)
+        raw = ckpt.source.read(
+            shard.name, shard.data_start + tensor.data_offsets[0] + first * nbytes, (last - first) * nbytes
+        )
+        if len(raw) < (last - first) * nbytes:
+            raise Skip(f"{shard.name} shrank while it was being read")
+        patterns = np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(-1, width)
+        for begin, part in _parts(patterns, nbytes):
+            found[:, first + begin : first + begin + len(part)] = _stats(decode(tensor.dtype, part), width)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(look_at, range(0, number, together)))
+    return Rows(*found)
+
+
+def _parts(patterns: NDArray[Any], nbytes: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    step = max(1, STEP // nbytes)
+    for begin in range(0, len(patterns), step):
+        yield begin, patterns[begin : begin + step]
+
+
+def _stats(values: NDArray[Any], width: int) -> NDArray[Any]:
+    """Mean and largest magnitude and standard deviation of each row. Products with ones are the fastest sums there are."""
+    import numpy as np
+
+    ones = np.ones(width, values.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = values @ ones
+        squares = np.einsum("ij,ij->i", values, values)
+        magnitude = np.abs(values, out=values) if values.flags.writeable else np.abs(values)
+        variance = np.maximum(squares - sums * sums / width, 0) / max(width - 1, 1)
+        return np.stack([magnitude @ ones / width, magnitude.max(axis=1), np.sqrt(variance)])

