@@ -31,7 +31,6 @@ class Played:
 
     target = "played"
     local = None
-    snapshot = None
 
     def __init__(self, sizes: Mapping[str, int], read: Callable[[str, int, int], bytes]) -> None:
         self.files = {name: File(name, size) for name, size in sizes.items()}

@@ -179,7 +179,7 @@ def test_which_template_counts(tmp_path: Path) -> None:
     edited(
         folder,
         "tokenizer_config.json",
-        chat_template=[{"name": "rag", "template": "b"}, {"name": "default", "template": "a"}],
+        chat_template=[{"name": "a_rag", "template": "b"}, {"name": "default", "template": "a"}],
     )
     assert text() == "a"
     edited(folder, "tokenizer_config.json", chat_template=None)
@@ -423,6 +423,7 @@ def test_the_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_jinja2_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jinja2.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ".")
     assert rendering("{{ messages[0].content }}").rendered
     assert not (tmp_path / "mark").exists()
 

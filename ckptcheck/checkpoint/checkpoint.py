@@ -47,7 +47,7 @@ class Checkpoint:
         self.source = source
         self.single = single
         self._index_file = index_file
-        self._jobs = jobs or os.cpu_count() or 1
+        self.jobs = jobs or os.cpu_count() or 1
         self._unread: dict[str, str] = {}
         self.progress: Callable[[int, int], None] | None = None
         self.value_reader: Callable[[], Values] | None = None
@@ -68,7 +68,7 @@ class Checkpoint:
     def shards(self) -> dict[str, Shard]:
         """Every safetensors file of the folder, its header read; those that could not be read are in `unread`."""
         names = [name for name in self.files if name.endswith(".safetensors")]
-        pool = ThreadPoolExecutor(min(self._jobs, max(len(names), 1)))
+        pool = ThreadPoolExecutor(min(self.jobs, max(len(names), 1)))
         try:
             read = []
             for shard in pool.map(lambda name: self._read(name, Shard, read_shard), names):

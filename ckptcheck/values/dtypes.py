@@ -86,7 +86,8 @@ def decode(dtype: str, patterns: NDArray[Any]) -> NDArray[Any]:
     if dtype in ("F64", "F32", "C64", "F16"):
         values: NDArray[Any] = patterns.view({64: np.float64, 32: np.float32, 16: np.float16}[form.bits])
         with np.errstate(invalid="ignore"):  # a signalling NaN is no reason to warn
-            return values.astype(np.float32) if form.bits == 16 else values
+            narrow: NDArray[Any] = values.astype(np.float32) if form.bits == 16 else values
+        return narrow
     return _table(dtype)[patterns]
 
 

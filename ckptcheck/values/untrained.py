@@ -1,0 +1,96 @@
+"""Rows of embeddings and heads that were never trained, and whether the model will ever meet their tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptcheck.phrase import ranges
+from ckptcheck.rule import Skip
+from ckptcheck.values.rows import Rows, row_stats
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+IDLE = re.compile(r"\bunk_token\b|\bpad_token")
+"""Uses that do not put a token before the model."""
+FAR_BELOW = 0.02
+"""Share of the median row's mean magnitude below which a row has kept what it was allocated with."""
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """The untrained rows of one matrix. rows: id → how it shows. stats: of all rows."""
+
+    ckpt: Checkpoint
+    name: str
+    stats: Rows
+    rows: dict[int, str]
+
+    @cached_property
+    def padding(self) -> frozenset[int]:
+        """Rows that no token has, and the row of a padding token that is nothing else, which is zero by design."""
+        tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
+        pad = {config.integer("pad_token_id")} if config is not None else set()
+        if tokenizer is None:
+            return frozenset(row for row in self.rows if row in pad)
+        reasons = {row: tokenizer.used(row) or "" for row in self.rows}
+        return frozenset(
+            row
+            for row, why in reasons.items()
+            if tokenizer.name(row) is None or "pad_token" in why or (row in pad and not why)
+        )
+
+    @cached_property
+    def used(self) -> dict[int, str]:
+        """Rows of tokens that the model will meet → why. Raises Skip where there is no tokenizer to tell.
+
+        The unknown token is not among them: tokenizers that fall back to bytes never emit it, and its row is zero in
+        models as sound as Llama 2.
+        """
+        if self.ckpt.tokenizer is None:
+            raise Skip("there is no tokenizer to tell which tokens are used")
+        found = {row: self.ckpt.tokenizer.used(row) for row in self.rows if row not in self.padding}
+        return {row: reason for row, reason in found.items() if reason is not None and not IDLE.search(reason)}
+
+    def listed(self, rows: Iterable[int]) -> str:
+        """Name a few tokens and their ids."""
+        tokenizer = self.ckpt.tokenizer
+        numbers = sorted(rows)
+        names = [f"{row} {name}" for row in numbers[:4] if tokenizer is not None and (name := tokenizer.name(row))]
+        if len(names) == len(numbers):
+            return ", ".join(names)
+        return ranges(numbers) + (f" ({', '.join(names)}, …)" if names else "")
+
+    @property
+    def summary(self) -> str:
+        """The matrix in numbers, as NeMo-RL's script prints them."""
+        stats = self.stats
+        tied = {True: "tied", False: "not tied", None: "tied or not: unknown"}[self.ckpt.anatomy.tied]
+        return (
+            f"of {len(stats.std):,} rows; mean_abs={float(stats.mean_abs.mean()):.6f}, max_abs={float(stats.max_abs.max()):.6f}, "
+            f"std_range=[{float(stats.std.min()):.6f}, {float(stats.std.max()):.6f}], {tied}"
+        )
+
+
+def untrained(ckpt: Checkpoint) -> list[Untrained]:
+    """Judge the rows of the embedding and of a head of its own. Raises Skip where values are not read."""
+    if ckpt.value_reader is None:
+        raise Skip(ckpt.no_values)
+    found = []
+    for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
+        if name is None or not ckpt.tensors[name].is_plain:
+            continue
+        stats = row_stats(ckpt, name, jobs=ckpt.jobs)
+        rows: dict[int, str] = {}
+        for how, mask in (
+            ("far below the others", stats.far_below(FAR_BELOW)),
+            ("one number throughout", stats.identical(ckpt.options.identical)),
+            ("near zero", stats.near_zero(ckpt.options.near_zero)),
+        ):
+            rows |= dict.fromkeys(map(int, mask.nonzero()[0]), how)
+        found.append(Untrained(ckpt, name, stats, rows))
+    return found

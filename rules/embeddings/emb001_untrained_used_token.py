@@ -1,0 +1,44 @@
+"""A token that the model will meet has an embedding that was never trained.
+
+## What it checks
+Rows of the token embedding, and of an output head of its own, that are near zero (every element below
+`--near-zero-threshold`, 1e-10), one number throughout (standard deviation below `--identical-threshold`, 1e-8), or far
+below the others (mean magnitude under 2 % of the median row's). Their token is used when the chat template emits it, when it
+ends a turn, or when a config names it as bos or eos.
+
+## Why it matters
+The first step of RL or SFT sends a gradient through the row: with a row near zero the norm that follows divides by nearly
+nothing, gradients reach 1e18 or Inf, and clipping throws the whole step away. In generation the row is noise at every turn.
+
+## How to fix
+Initialise these rows like trained ones (the mean of the others, with their spread) before training, or use a chat template
+whose tokens the base model knows.
+
+## When it can be wrong
+A token that is used only where the loss is masked and never at the input of a layer does no harm; that is rare.
+
+## Seen in
+NVIDIA-NeMo/RL#2671, NVIDIA-NeMo/RL#1984, unslothai/unsloth#915, NVIDIA-NeMo/Automodel#3136, axolotl-ai-cloud/axolotl#1771
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.phrase import count
+from ckptcheck.values.untrained import untrained
+
+
+@rule("EMB001", "untrained-used-token", severity="error", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for matrix in untrained(ckpt):
+        used = matrix.used
+        if used:
+            first = min(used)
+            yield Problem(
+                f"{count(len(used), 'used token has', 'used tokens have')} an untrained row: {matrix.listed(used)}; "
+                f"{first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
+                file=ckpt.holders[matrix.name],
+                key=matrix.name,
+                hint="initialise these rows like trained ones before training with them",
+            )

@@ -1,0 +1,38 @@
+"""Tokens that nothing uses have embeddings that were never trained.
+
+## What it checks
+The rows of EMB001, for tokens that neither the chat template nor a config uses: reserved tokens, mostly. Without a tokenizer
+beside the weights, any such row but that of the padding token.
+
+## Why it matters
+Nothing happens until somebody uses the token: a new chat template, a tool format, a tokenizer with added tokens. Then
+gradients are Inf from the first step.
+
+## How to fix
+Nothing, as long as the tokens stay unused. Initialise the rows before you give the tokens a meaning.
+
+## Seen in
+unslothai/unsloth#658, OpenRLHF/OpenRLHF#648, NVIDIA-NeMo/Megatron-Bridge#4967
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.phrase import count
+from ckptcheck.values.untrained import untrained
+
+
+@rule("EMB002", "untrained-row", severity="warning", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for matrix in untrained(ckpt):
+        used = matrix.used if ckpt.tokenizer is not None else {}
+        idle = [row for row in matrix.rows if row not in used and row not in matrix.padding]
+        if idle:
+            yield Problem(
+                f"{count(len(idle), 'row is', 'rows are')} untrained (the first is {matrix.rows[min(idle)]}): "
+                f"{matrix.listed(idle)} ({matrix.summary})",
+                file=ckpt.holders[matrix.name],
+                key=matrix.name,
+                hint="initialise these rows before you give their tokens a meaning",
+            )
