@@ -50,10 +50,10 @@ def test_the_settings_are_accepted(tmp_path: Path) -> None:
 def test_the_example_rule_works(tmp_path: Path) -> None:
     text = re.search(r"```python\n(.+?)```", README, re.DOTALL)
     assert text
-    path = tmp_path / "tok001_missing_tokenizer.py"
+    path = tmp_path / "lic001_missing_license.py"
     path.write_text(re.sub(r"(?m)^   ", "", text[1]), encoding="utf-8")
     rule = pack.load_file(path)
-    assert (rule.code, rule.name, rule.summary) == ("TOK001", "missing-tokenizer", "The model has no tokenizer.")
+    assert (rule.code, rule.name, rule.summary) == ("LIC001", "missing-license", "The model has no license.")
 
 
 def test_the_files_it_links_to_exist() -> None:

@@ -15,13 +15,14 @@ from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.report import Report
 from ckptcheck.run import run
+from ckptcheck.values.measure import attach
 
 RULES = pack.load()
 pytestmark = pytest.mark.xdist_group("smollm2")
 
 
 def scan(folder: Path) -> Report:
-    return run(open_checkpoint(str(folder)), RULES)
+    return run(attach(open_checkpoint(str(folder))), RULES)
 
 
 def test_it_is_sound(smollm2: Path) -> None:

@@ -227,6 +227,12 @@ class Checkpoint:
         if absent:
             raise Skip(f"could not look into {few(absent)}, whose header cannot be read")
 
+    def require_values(self) -> None:
+        """Skip a rule that has looked at all values there are while some files could not be looked into."""
+        absent = [name for name in self.loaded if name in self.files and name not in self.values.looked_at]
+        if absent:
+            raise Skip(f"could not look at the values in {few(absent)}")
+
     def require_whole(self) -> None:
         """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
         absent = [name for name in self.loaded if name not in self.shards or not self.shards[name].readable]

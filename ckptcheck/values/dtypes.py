@@ -88,7 +88,8 @@ def decode(dtype: str, patterns: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(invalid="ignore"):  # a signalling NaN is no reason to warn
             narrow: NDArray[Any] = values.astype(np.float32) if form.bits == 16 else values
         return narrow
-    return _table(dtype)[patterns]
+    looked_up: NDArray[Any] = _table(dtype)[patterns]
+    return looked_up
 
 
 @cache

@@ -81,6 +81,7 @@ def measure(
         if name not in values.shrunk and name not in values.unread and _identity(source, name) != identity:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: joined(pieces) for name, pieces in runs.items()})
+    values.looked_at.update(whole.keys() - values.shrunk.keys() - values.unread.keys())
     for (shard, name), whole_tensor in zip(tensors, gathered, strict=True):
         if shard.name in values.shrunk or shard.name in values.unread:
             continue

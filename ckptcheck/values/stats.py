@@ -41,11 +41,13 @@ class Values:
     """What every tensor of a checkpoint showed.
 
     zero_runs: shard → runs of at least 2 × BLOCK zero bytes, [begin, end) from the start of the data, across tensors.
+    looked_at: the shards whose every value was seen.
     shrunk: shard → what happened to it while it was being read. unread: shard → why it could not be read to the end.
     """
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    looked_at: set[str] = field(default_factory=set)
     shrunk: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 

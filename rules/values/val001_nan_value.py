@@ -23,7 +23,7 @@ from ckptcheck.phrase import count, few
 from ckptcheck.values.place import position
 
 
-@rule("VAL001", "nan-value", severity="error", when=lambda ckpt: bool(ckpt.shards))
+@rule("VAL001", "nan-value", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     bad = [stats for stats in ckpt.values.tensors.values() if stats.nan]
     for shard in dict.fromkeys(stats.shard for stats in bad):
@@ -41,3 +41,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.name,
             hint="take an intact or earlier copy: whatever is computed with it is NaN",
         )
+    ckpt.require_values()

@@ -22,7 +22,7 @@ from ckptcheck.values.place import position
 from ckptcheck.values.roles import BOUND
 
 
-@rule("VAL002", "infinite-value", severity="error", when=lambda ckpt: bool(ckpt.shards))
+@rule("VAL002", "infinite-value", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     bad = [
         stats for stats in ckpt.values.tensors.values() if stats.inf and stats.shape and not BOUND.search(stats.name)
@@ -42,3 +42,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.name,
             hint="convert again from the original dtype; F16 ends at 65,504",
         )
+    ckpt.require_values()

@@ -38,3 +38,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=name,
                 hint="take it from the checkpoint this one was converted from",
             )
+    ckpt.require_values()

@@ -49,3 +49,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="compare the file's hash with the original, or export again",
         )
+    ckpt.require_values()

@@ -40,3 +40,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.tensors[0],
             hint="fetch or write the file again, and compare its hash with the original's",
         )
+    ckpt.require_values()

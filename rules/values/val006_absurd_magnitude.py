@@ -43,3 +43,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                     key=stats.name,
                     hint="compare the file's hash with the original's",
                 )
+    ckpt.require_values()

@@ -48,3 +48,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="export again from a checkpoint that has its values",
         )
+    ckpt.require_values()

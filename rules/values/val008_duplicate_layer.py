@@ -47,3 +47,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=stack.name(layer),
                 hint="convert again, with the offset of each pipeline stage",
             )
+    ckpt.require_values()

@@ -60,3 +60,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=stack.name(layer, f"{group}.{experts[0]}"),
                 hint="export again with global expert numbers",
             )
+    ckpt.require_values()

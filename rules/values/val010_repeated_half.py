@@ -49,3 +49,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="merge again from all tensor-parallel ranks",
         )
+    ckpt.require_values()
