@@ -26,7 +26,7 @@ from ckptcheck.report import Report
 from ckptcheck.run import run
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.look import CHUNK, look
-from ckptcheck.values.measure import attach, measure
+from ckptcheck.values.measure import attach
 from ckptcheck.values.stats import BLOCK, Values, joined
 
 RULES = pack.load()
@@ -178,8 +178,7 @@ def scan(folder: Path, **options: Any) -> Report:
 
 
 def values(folder: Path, **options: Any) -> Values:
-    ckpt = open_checkpoint(str(folder))
-    return measure(ckpt.source, ckpt.shards, **options)
+    return attach(open_checkpoint(str(folder)), **options).values
 
 
 def test_reading_mapping_and_cutting_give_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,14 @@ def test_sound_checkpoints_of_every_architecture(zoo: Path, zoo_architectures: l
     for architecture in zoo_architectures:
         report = scan(zoo / architecture)
         assert not report.crashed, (architecture, report.crashed)
-        # Some start a matrix at zero, or constant; that the whole is untrained is seen, and said.
-        assert all("freshly initialised" in reason for _, reason in report.skipped), (architecture, report.skipped)
+        # Some start a matrix at zero, or constant; that the whole is untrained is seen, and said. None has a tokenizer.
+        assert all("freshly initialised" in why or "no tokenizer" in why for _, why in report.skipped), architecture
         assert len(report.passed) >= 20, architecture
         for finding in report.findings:
             assert finding.severity != "error", (architecture, finding)
+            if finding.code == "EMB003":  # PyTorch starts the row of padding_idx at zero: an info, and no more
+                assert finding.severity == "info"
+                continue
             seen.setdefault(finding.code, set()).add(architecture)
     assert seen == JUSTIFIED
 

@@ -50,6 +50,7 @@ class Checkpoint:
         self.jobs = jobs or os.cpu_count() or 1
         self._unread: dict[str, str] = {}
         self.progress: Callable[[int, int], None] | None = None
+        self.release: Callable[[], None] = lambda: None
         self.value_reader: Callable[[], Values] | None = None
         self.options = Options()
         self.no_values = "the values were not read"

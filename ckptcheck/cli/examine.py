@@ -62,25 +62,27 @@ def _one(target: str, plan: Plan) -> Report:
     if plan.fix:
         ckpt = _repaired(ckpt, target, plan)
     ckpt.options = plan.options
-    with progress_bar(target, bytewise=False) as progress:
-        if ckpt.source.local is None:
-            ckpt.progress = progress
-        _ = ckpt.shards
-    if plan.headers_only:
-        ckpt.no_values = "--headers-only"
-    elif ckpt.source.local is None and not plan.remote_values:
-        ckpt.no_values = "values on the Hub are read only with --values"
-    else:
-        from ckptcheck.values.measure import attach
+    with progress_bar(target) as progress:
+        if plan.headers_only:
+            ckpt.no_values = "--headers-only"
+        elif ckpt.source.local is None and not plan.remote_values:
+            ckpt.no_values = "values on the Hub are read only with --values"
+        else:
+            from ckptcheck.values.measure import attach
 
-        with progress_bar(target) as progress:
-            attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, progress=progress)
-            return _judged(ckpt, plan)
-    return _judged(ckpt, plan)
+            attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, progress=progress, early=True)
+        try:
+            _read_headers(ckpt, target)
+            return run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+        finally:
+            ckpt.release()
 
 
-def _judged(ckpt: Checkpoint, plan: Plan) -> Report:
-    return run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+def _read_headers(ckpt: Checkpoint, target: str) -> None:
+    """Read all headers; from the Hub that takes long enough to show how far it is."""
+    if ckpt.source.local is None:
+        with progress_bar(target, bytewise=False) as ckpt.progress:
+            _ = ckpt.shards
 
 
 def _repaired(ckpt: Checkpoint, target: str, plan: Plan) -> Checkpoint:

@@ -29,6 +29,10 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes; may be called twice."""
         for process in (*self._idle, *self._busy):
             process.kill()
             for stream in (process.stdin, process.stdout):
@@ -36,6 +40,7 @@ class Crew:
                     with contextlib.suppress(OSError):
                         stream.close()
             process.wait()
+        self._idle, self._busy = [], {}
         self._selector.close()
 
     def work(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Seen] | None]]:

@@ -52,24 +52,25 @@ def measure(
     shards: Mapping[str, Shard],
     *,
     jobs: int = 1,
-    use_mmap: bool = True,
+    crew: Crew | None = None,
     progress: Progress | None = None,
 ) -> Values:
-    """Look at every value of these shards. jobs: files or parts of files at a time; progress: called with bytes done and in all.
+    """Look at every value of these shards. progress: called with bytes done and in all.
+
+    crew: processes that map the files; it is closed afterwards. Without one they are read here, by `jobs` threads.
 
     Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
     """
     whole = {name: shard for name, shard in shards.items() if shard.readable and _tiled(shard)}
     tensors = [(shard, name) for shard in whole.values() for name in shard.tensors]
     total = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
-    local = source.local
-    mapped = use_mmap and local is not None and total >= WORTH_A_CREW and not _is_remote(local)
-    batches = list(_batches(source, whole, BATCH if mapped else READ))
+    batches = list(_batches(source, whole, BATCH if crew is not None else READ))
     values, gathered = Values(), [Gathering() for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
     before = {name: _identity(source, name) for name in whole}
     done = 0
-    for batch, seen in (_mapped if mapped else _read)(source, batches, jobs, values):
+    looked = _mapped(crew, source, batches, values) if crew is not None else _read(source, batches, jobs, values)
+    for batch, seen in looked:
         done += batch.nbytes
         if progress is not None:
             progress(done, total)
@@ -125,10 +126,10 @@ def _batches(source: Source, shards: Mapping[str, Shard], most: int) -> Iterator
             yield Batch(shard.name, path, shard.size, pieces)
 
 
-def _mapped(source: Source, batches: list[Batch], jobs: int, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
+def _mapped(crew: Crew, source: Source, batches: list[Batch], values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
     """Have the files mapped and looked at by processes of their own."""
     lost: set[str] = set()
-    with Crew(min(jobs, len(batches))) as crew:
+    with crew:
         for batch, seen in crew.work(batch for batch in batches if batch.shard not in lost):
             if seen is not None:
                 yield batch, seen
@@ -179,6 +180,11 @@ def _identity(source: Source, name: str) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _may_be_mapped(source: Source) -> bool:
+    """Whether the files lie on a disk of this machine."""
+    return source.local is not None and not _is_remote(source.local)
+
+
 def _is_remote(folder: Path) -> bool:
     """Whether a folder lies on a network file system, as far as the system tells (Linux)."""
     try:
@@ -195,10 +201,29 @@ def _is_remote(folder: Path) -> bool:
 
 
 def attach(
-    ckpt: Checkpoint, *, jobs: int | None = None, use_mmap: bool = True, progress: Progress | None = None
+    ckpt: Checkpoint,
+    *,
+    jobs: int | None = None,
+    use_mmap: bool = True,
+    progress: Progress | None = None,
+    early: bool = False,
 ) -> Checkpoint:
-    """Let a checkpoint read its values when a rule first asks for them. jobs: default the number of cores."""
-    ckpt.value_reader = lambda: measure(
-        ckpt.source, ckpt.shards, jobs=jobs or os.cpu_count() or 1, use_mmap=use_mmap, progress=progress
-    )
+    """Let a checkpoint read its values when a rule first asks for them. jobs: default the number of cores.
+
+    early: start the processes that will be needed now, so that they are ready by the time the headers are read; then the
+    caller has to call `ckpt.release()` when it is done.
+    """
+    number = jobs or os.cpu_count() or 1
+    total = sum(file.size for name, file in ckpt.files.items() if name.endswith(".safetensors"))
+    mapped = use_mmap and total >= WORTH_A_CREW and _may_be_mapped(ckpt.source)
+    started = Crew(number) if mapped and early else None
+    if started is not None:
+        ckpt.release = started.close
+
+    def read() -> Values:
+        crew = started if started is not None else Crew(number) if mapped else None
+        return measure(ckpt.source, ckpt.shards, jobs=number, crew=crew, progress=progress)
+
+    ckpt.value_reader = read
+    ckpt.jobs = number
     return ckpt

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from ckptcheck.phrase import ranges
 from ckptcheck.rule import Skip
-from ckptcheck.values.rows import Rows, row_stats
+from ckptcheck.values.rows import Rows, row_stats, suspects
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -19,6 +20,8 @@ IDLE = re.compile(r"\bunk_token\b|\bpad_token")
 """Uses that do not put a token before the model."""
 FAR_BELOW = 0.02
 """Share of the median row's mean magnitude below which a row has kept what it was allocated with."""
+SUSPECT = 0.2
+"""The same for the largest magnitude, which varies more from row to row: a row above it is not looked at twice."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,25 @@ class Untrained:
         )
 
 
+_JUDGED: WeakKeyDictionary[Checkpoint, list[Untrained]] = WeakKeyDictionary()
+
+
 def untrained(ckpt: Checkpoint) -> list[Untrained]:
+    """Judge the rows as `_judge` does, once for all rules."""
+    if ckpt not in _JUDGED:
+        _JUDGED[ckpt] = _judge(ckpt)
+    return _JUDGED[ckpt]
+
+
+def _judge(ckpt: Checkpoint) -> list[Untrained]:
     """Judge the rows of the embedding and of a head of its own. Raises Skip where values are not read."""
     if ckpt.value_reader is None:
         raise Skip(ckpt.no_values)
     found = []
     for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
         if name is None or not ckpt.tensors[name].is_plain:
+            continue
+        if not suspects(ckpt, name, ckpt.options.near_zero, SUSPECT, jobs=ckpt.jobs):
             continue
         stats = row_stats(ckpt, name, jobs=ckpt.jobs)
         rows: dict[int, str] = {}

@@ -20,11 +20,15 @@ alibaba/Pai-Megatron-Patch#633
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.experts import fused_experts, numbered_experts
 from ckptcheck.phrase import few, ranges
+
+MOST = 1000
+"""Missing experts that are named; the numbers in the message tell the rest."""
 
 
 @rule("MOE001", "missing-expert", severity="error", when=lambda ckpt: bool(ckpt.anatomy.layers) and not ckpt.is_partial)
@@ -37,7 +41,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     most = max((max(members) + 1 for *_, members, _ in groups), default=0)
     for layer, group, members, parts in groups:
         expected = declared if isinstance(declared, int) else most if declared is None else max(members) + 1
-        if missing := set(range(expected)) - members:
+        if len(members) < expected:  # a hostile count must not become a set of that size
+            missing = islice((expert for expert in range(expected) if expert not in members), MOST)
             source = "the config declares" if isinstance(declared, int) else "other layers have"
             yield Problem(
                 f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {ranges(missing)}",

@@ -43,7 +43,7 @@ FAMILIES = frozenset(
     severity="error",
     when=lambda ckpt: (
         ckpt.config is not None
-        and (ckpt.config.text.get("model_type") in FAMILIES or ckpt.config.model_type in FAMILIES)
+        and (str(ckpt.config.text.get("model_type")) in FAMILIES or ckpt.config.model_type in FAMILIES)
         and bool(ckpt.anatomy.layers)
     ),
 )

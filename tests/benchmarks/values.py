@@ -40,7 +40,11 @@ def write(folder: Path, gigabytes: float) -> int:
     layers = max(2, round((gigabytes * 1e9 - 4 * VOCABULARY * HIDDEN) / (2 * 12 * HIDDEN * HIDDEN)))
     shapes = {"q": (HIDDEN, HIDDEN), "k": (HIDDEN, HIDDEN), "v": (HIDDEN, HIDDEN), "o": (HIDDEN, HIDDEN)}
     groups: list[dict[str, tuple[int, ...]]] = [
-        {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
+        {
+            "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+            "lm_head.weight": (VOCABULARY, HIDDEN),
+            "model.norm.weight": (HIDDEN,),
+        }
     ]
     for layer in range(layers):
         at = f"model.layers.{layer}"
@@ -89,9 +93,16 @@ def ceiling(folder: Path) -> None:
             del words
 
 
+RULES = pack.load()
+
+
 def scan(folder: Path, jobs: int) -> None:
     """Scan with all rules; stop if it finds anything or cannot finish."""
-    report = run(attach(open_checkpoint(str(folder)), jobs=jobs), pack.load())
+    ckpt = attach(open_checkpoint(str(folder)), jobs=jobs, early=True)
+    try:
+        report = run(ckpt, RULES)
+    finally:
+        ckpt.release()
     if report.verdict != "clean":
         sys.exit(f"the benchmark's checkpoint is not clean: {report.findings[:2]} {report.crashed[:2]}")
 
@@ -118,10 +129,18 @@ def _against_torch(folder: Path) -> None:
 
     naive = [seconds(lambda: (weight.isnan().any(), weight.abs().max())) for _ in range(ROUNDS)]
     ours = [seconds(lambda: look(bits, "BF16")) for _ in range(ROUNDS)]
-    line("torch isnan().any() + abs().max() / our look, one thread", f"{statistics.median(naive) / statistics.median(ours):.1f}", "≥ 8")
+    line(
+        "torch isnan().any() + abs().max() / our look, one thread",
+        f"{statistics.median(naive) / statistics.median(ours):.1f}",
+        "≥ 8",
+    )
     norms = [seconds(lambda: weight.float().norm(dim=1)) for _ in range(ROUNDS)]
     rows = [seconds(lambda: row_stats(ckpt, name)) for _ in range(ROUNDS)]
-    line("NeMo-RL's row norms / our full row statistics, reading included", f"{statistics.median(norms) / statistics.median(rows):.1f}", "≥ 2")
+    line(
+        "NeMo-RL's row norms / our full row statistics, reading included",
+        f"{statistics.median(norms) / statistics.median(rows):.1f}",
+        "≥ 2",
+    )
 
 
 def _memory(folder: Path) -> float:
