@@ -328,3 +328,21 @@ def test_a_real_model_is_sound(smollm2: Path) -> None:
     assert report.findings == ()
     assert report.skipped == ()
     assert sum(code.startswith("VAL") for code in report.passed) == 10
+
+
+def test_stats_are_a_table(folder: Path, tmp_path: Path) -> None:
+    import json
+
+    file = tmp_path / "stats.json"
+    command = [sys.executable, "-m", "ckptcheck", "scan", str(folder), "--stats", str(file)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    assert {row["name"] for row in rows} == values(folder).tensors.keys()
+    head = next(row for row in rows if row["name"] == "lm_head.weight")
+    assert head == {
+        "target": str(folder), "name": "lm_head.weight", "shard": "model-00001-of-00003.safetensors", "dtype": "F32",
+        "shape": [32, 8], "absmax": head["absmax"], "nan": 0, "inf": 0, "first_nan": -1, "first_inf": -1, "zero": False,
+        "constant": False,
+    }  # fmt: skip
+    assert 0.03 < head["absmax"] < 0.2
+    assert subprocess.run([*command, "--headers-only"], capture_output=True, check=False).returncode == 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -15,8 +17,9 @@ from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.repair import index_repair
 from ckptcheck.report import Report
-from ckptcheck.rule import Rule, Severity
+from ckptcheck.rule import Rule, Severity, Skip
 from ckptcheck.run import run
+from ckptcheck.writing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +39,7 @@ class Plan:
     headers_only: bool = False
     remote_values: bool = False
     use_mmap: bool = True
+    stats: Path | None = None
     options: Options = field(default_factory=Options)
 
 
@@ -45,19 +49,22 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
     Raises CkptcheckError when the only target cannot be opened.
     """
     reports = []
+    rows: list[dict[str, object]] = []
     for target in targets:
         try:
             with _no_collection():
-                reports.append(_one(target, plan))
+                reports.append(_one(target, plan, rows))
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
             talk(f"ckptcheck: {error.message}" + (f"\n           {error.hint}" if error.hint else ""))
             reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
+    if plan.stats is not None:
+        replace_file(plan.stats, (json.dumps(rows, indent=1) + "\n").encode())
     return reports
 
 
-def _one(target: str, plan: Plan) -> Report:
+def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
     ckpt = open_checkpoint(target, jobs=plan.jobs)
     if plan.fix:
         ckpt = _repaired(ckpt, target, plan)
@@ -73,7 +80,15 @@ def _one(target: str, plan: Plan) -> Report:
             attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, progress=progress, early=True)
         try:
             _read_headers(ckpt, target)
-            return run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+            report = run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+            if plan.stats is not None:
+                from ckptcheck.values.stats import as_rows
+
+                try:
+                    rows += as_rows(target, ckpt.values)
+                except Skip as skip:
+                    raise CkptcheckError(f"there is nothing for --stats to write: {skip}") from skip
+            return report
         finally:
             ckpt.release()
 

@@ -50,6 +50,10 @@ def scan(
     identical_threshold: Annotated[
         float, typer.Option(help="Rows whose standard deviation is below this are one number.")
     ] = 1e-8,
+    stats: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a JSON record per tensor: absmax, NaN, Inf, zero, constant."),
+    ] = None,
     no_mmap: Annotated[
         bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")
     ] = False,
@@ -97,6 +101,8 @@ def scan(
 
     if fix and diff:
         raise CkptcheckError("--fix makes the repairs and --diff only shows them; choose one")
+    if headers_only and stats:
+        raise CkptcheckError("--headers-only leaves the values out that --stats would write; choose one")
     if headers_only and values:
         raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
     written = settings.load(config) if config else settings.find(Path.cwd(), targets)
@@ -113,6 +119,7 @@ def scan(
         headers_only=headers_only,
         remote_values=values,
         use_mmap=not no_mmap,
+        stats=stats,
         options=Options(verify_blobs, near_zero_threshold, identical_threshold),
     )
     if diff:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,6 +51,20 @@ class Values:
     looked_at: set[str] = field(default_factory=set)
     shrunk: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+
+
+def as_rows(target: str, values: Values) -> list[dict[str, object]]:
+    """Return one flat record per tensor, as tables want them (pandas, polars, parquet). What is not finite becomes None."""
+    return [
+        {"target": target, **{key: _plain(value) for key, value in msgspec.structs.asdict(stats).items()}}
+        for stats in values.tensors.values()
+    ]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass
