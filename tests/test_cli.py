@@ -81,7 +81,7 @@ def test_findings(here: Path) -> None:
     ("arguments", "sentence"),
     [
         (["scan", "nowhere"], "ckptcheck: nowhere does not exist\n"),
-        (["scan", "empty"], "ckptcheck: empty is an empty folder\n"),
+        (["scan", "empty"], "ckptcheck: empty holds no file that can be checked\n"),
         (["scan", "pickles"], "ckptcheck: pickles holds no safetensors file, only pytorch_model.bin\n"),
         (["scan", "sound/config.json"], "ckptcheck: sound/config.json is neither a .safetensors file nor an index"),
         (["scan", "sound", "--selct", "IDX"], "ckptcheck: No such option: --selct"),

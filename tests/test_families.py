@@ -68,3 +68,18 @@ def test_the_default_of_a_flag_is_that_of_transformers(model_type: str) -> None:
     if family.bias_flag:
         config.value.pop(family.bias_flag, None)
     assert biases_expected(family, config) == any(f"self_attn.{part}.bias" in shapes for part in PARTS)
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_what_a_config_leaves_out_is_what_transformers_takes(model_type: str) -> None:
+    """Old and hand-written configs do not name head_dim or the key-value heads: the class's defaults hold then."""
+    needs("torch", "transformers")
+    from transformers import CONFIG_MAPPING
+
+    built_config = CONFIG_MAPPING[model_type](hidden_size=96, num_attention_heads=6)
+    ours = Config("config.json", {"model_type": model_type, "hidden_size": 96, "num_attention_heads": 6}, readable=True)
+    shapes = attention_shapes(ours)
+    head_dim = getattr(built_config, "head_dim", None) or 96 // 6
+    groups = getattr(built_config, "num_key_value_heads", None) or 6
+    assert shapes["self_attn.k_proj.weight"] == (groups * head_dim, 96)
+    assert shapes["self_attn.q_proj.weight"] == (6 * head_dim * (1 + FAMILIES[model_type].gated), 96)

@@ -13,7 +13,7 @@ from ckptcheck.checkpoint.header import Tensor
 from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
 
 EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"
+    r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"
 )
 HEAD = re.compile(
     r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions)(\.decoder|\.proj)?\.weight$"
@@ -98,7 +98,17 @@ class Anatomy:
     @cached_property
     def scores(self) -> tuple[str, ...]:
         """Tensors of a reward, value or classification head."""
-        return tuple(name for name in self.layout.outside if SCORE.search(name) and not ASIDE.search(name))
+        inside = [f"{prefix}." for prefix in self.layout.stacks if SCORE.search(prefix) and not ASIDE.search(prefix)]
+        deep = [name for name in self.tensors if name.startswith(tuple(inside))] if inside else []
+        return tuple(name for name in [*self.layout.outside, *deep] if SCORE.search(name) and not ASIDE.search(name))
+
+    @cached_property
+    def is_draft(self) -> bool:
+        """Whether this is the draft model of EAGLE: a layer or two behind a matrix that joins hidden states and embeddings."""
+        joint = self.tensors.get("fc.weight") or self.tensors.get("model.fc.weight")
+        return (
+            joint is not None and len(joint.shape) == 2 and joint.shape[1] in (2 * joint.shape[0], 3 * joint.shape[0])
+        )
 
     @cached_property
     def tied(self) -> bool | None:

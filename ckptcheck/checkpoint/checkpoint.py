@@ -111,7 +111,10 @@ class Checkpoint:
     @property
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter and no whole model."""
-        return any(name.startswith("adapter_model.") for name in self.files) and "config.json" not in self.files
+        weights = [name for name in self.files if name.endswith((".safetensors", ".bin"))]
+        return any(name.startswith("adapter_model.") for name in weights) and all(
+            name.startswith(("adapter_", "training_args", "optimizer", "scheduler")) for name in weights
+        )
 
     @cached_property
     def loaded(self) -> tuple[str, ...]:

@@ -86,7 +86,12 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
     except UnicodeDecodeError as error:
         return None, [Defect("not-json", f"it is not UTF-8 text (byte {error.start})")]
     except json.JSONDecodeError as error:
-        return None, [Defect("not-json", f"it is not JSON: {error.msg} at line {error.lineno}, column {error.colno}")]
+        return None, [
+            Defect(
+                "not-json",
+                f"it is not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
+            )
+        ]
     except RecursionError:
         return None, [Defect("not-json", "its JSON is nested too deeply to be read")]
     except msgspec.MsgspecError as error:  # a ValueError too
@@ -96,6 +101,10 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
     defects = [_twice(path) for path in _paths(value)] if doubled else []
     if not isinstance(value, dict):
         return None, [*defects, Defect("not-object", f"it holds a JSON {kind_of(value)}, not an object")]
+    if raw.startswith(b"\xef\xbb\xbf"):
+        defects.append(
+            Defect("byte-order-mark", "it begins with a byte order mark, which Python's JSON reader refuses")
+        )
     return value, defects
 
 

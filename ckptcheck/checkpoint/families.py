@@ -23,6 +23,8 @@ class Family:
     bias_flag: the setting that turns the projections' biases on, None where none does. bias_default: what holds
     without it. biased: the projections that have a bias then. gated: q_proj holds queries and gates, twice the rows.
     expert_width: the setting with the width of a routed expert.
+    gate: a dense feed-forward block has a gate_proj.
+    head_dim, kv_heads: what transformers takes where the config does not name them, None for what follows from the others.
     """
 
     bias_flag: str | None = None
@@ -30,23 +32,25 @@ class Family:
     biased: tuple[Part, ...] = QKVO
     gated: bool = False
     expert_width: str = "moe_intermediate_size"
+    gate: bool = True
+    head_dim: int | None = None
+    kv_heads: int | None = None
 
 
 _FLAG = Family("attention_bias")
-_NEVER = Family()
 FAMILIES: dict[str, Family] = {
     "llama": _FLAG,
-    "mistral": _NEVER,
-    "ministral3": _NEVER,
-    "mixtral": Family(expert_width="intermediate_size"),
-    "qwen2": Family(bias_default=True, biased=QKV),
-    "qwen2_moe": Family("qkv_bias", bias_default=True, biased=QKV),
-    "qwen3": _FLAG,
-    "qwen3_moe": _FLAG,
-    "qwen3_next": Family("attention_bias", gated=True),
-    "gemma": _FLAG,
-    "gemma2": _FLAG,
-    "gemma3_text": _FLAG,
+    "mistral": Family(kv_heads=8),
+    "ministral3": Family(head_dim=128, kv_heads=8),
+    "mixtral": Family(expert_width="intermediate_size", kv_heads=8),
+    "qwen2": Family(bias_default=True, biased=QKV, kv_heads=32),
+    "qwen2_moe": Family("qkv_bias", bias_default=True, biased=QKV, kv_heads=16),
+    "qwen3": Family("attention_bias", head_dim=128, kv_heads=32),
+    "qwen3_moe": Family("attention_bias", kv_heads=4),
+    "qwen3_next": Family("attention_bias", gated=True, head_dim=256, kv_heads=2),
+    "gemma": Family("attention_bias", head_dim=256, kv_heads=16),
+    "gemma2": Family("attention_bias", head_dim=256, kv_heads=4),
+    "gemma3_text": Family("attention_bias", head_dim=256, kv_heads=4),
     "olmo": _FLAG,
     "olmo2": _FLAG,
     "olmo3": _FLAG,
@@ -54,15 +58,15 @@ FAMILIES: dict[str, Family] = {
     "granite": _FLAG,
     "cohere": _FLAG,
     "cohere2": _FLAG,
-    "smollm3": _FLAG,
-    "glm": Family("attention_bias", bias_default=True, biased=QKV),
-    "glm4": Family("attention_bias", bias_default=True, biased=QKV),
-    "glm4_moe": Family("attention_bias", biased=QKV),
-    "gpt_oss": Family("attention_bias", bias_default=True),
-    "starcoder2": Family("use_bias", bias_default=True),
+    "smollm3": Family("attention_bias", kv_heads=4),
+    "glm": Family("attention_bias", bias_default=True, biased=QKV, gate=False, head_dim=128, kv_heads=2),
+    "glm4": Family("attention_bias", bias_default=True, biased=QKV, gate=False, head_dim=128, kv_heads=2),
+    "glm4_moe": Family("attention_bias", biased=QKV, kv_heads=8),
+    "gpt_oss": Family("attention_bias", bias_default=True, head_dim=64, kv_heads=8),
+    "starcoder2": Family("use_bias", bias_default=True, kv_heads=2),
     "hunyuan_v1_dense": _FLAG,
-    "apertus": _FLAG,
-    "arcee": _FLAG,
+    "apertus": Family("attention_bias", gate=False),
+    "arcee": Family("attention_bias", gate=False),
 }
 """model_type → family."""
 
@@ -88,8 +92,10 @@ def attention_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     heads, hidden = config.integer("num_attention_heads"), config.integer(*HIDDEN)
     if family is None or not heads or not hidden:
         return {}
-    groups = config.integer("num_key_value_heads") or heads
-    width = config.integer("head_dim") or hidden // heads
+    groups = _or_default(config, "num_key_value_heads", family.kv_heads, heads)
+    width = _or_default(config, "head_dim", family.head_dim, hidden // heads)
+    if groups is None or width is None:
+        return {}
     rows = {
         "q_proj": heads * width * (1 + family.gated),
         "k_proj": groups * width,
@@ -101,6 +107,17 @@ def attention_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes[f"self_attn.{part}.weight"] = (number, heads * width if part == "o_proj" else hidden)
         shapes[f"self_attn.{part}.bias"] = (number,)
     return shapes
+
+
+def _or_default(config: Config, name: str, default: int | None, derived: int) -> int | None:
+    """Return a setting; where it is absent the family's default, where it is null what follows from the other settings.
+
+    None where it is null and the family has a default: nobody can tell then.
+    """
+    if (value := config.integer(name)) is not None:
+        return value
+    absent = name not in config.text and name not in config.value
+    return (default or derived) if absent or default is None else None
 
 
 def mlp_shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,10 @@ def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
     """
     if target.startswith("hf://"):
         return _remote(target, target.removeprefix("hf://"), jobs)
+    if not target:
+        raise CkptcheckError(
+            "the target has no name", hint="name a folder, a .safetensors file, its index, or hf://org/name"
+        )
     path = Path(target).expanduser()
     try:
         if path.is_dir():
@@ -39,7 +43,9 @@ def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
 def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
     source = Folder(path, target)
     if not source.files:
-        raise CkptcheckError(f"{target} is an empty folder", hint="name the folder that holds the .safetensors files")
+        raise CkptcheckError(
+            f"{target} holds no file that can be checked", hint="name the folder that holds the .safetensors files"
+        )
     _require_safetensors(source)
     return Checkpoint(source, jobs=jobs)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{5,6})-of-(?P<total>\d{5,6})\.safetensors")
+ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{1,6})-of-(?P<total>\d{1,6})\.safetensors")
 """The name of a numbered shard."""
 
 
@@ -25,7 +25,8 @@ class Family:
 
     def name(self, number: int) -> str:
         """Write the name of a shard of this set as the others are written."""
-        return re.sub(r"\d+(?=-of-\d+\.safetensors$)", f"{number:05}", next(iter(self.files.values())))
+        pattern = re.compile(r"\d+(?=-of-\d+\.safetensors$)")
+        return pattern.sub(lambda found: f"{number:0{len(found[0])}}", next(iter(self.files.values())))
 
 
 def families_of(names: Iterable[str]) -> tuple[Family, ...]:

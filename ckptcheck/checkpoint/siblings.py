@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Names = frozenset[str]
+MINORITY = 3
+"""Several layers that lack the same are damaged where so many times as many have it; else they are a kind of their own."""
 MOST_SHAPES = 500
 """More different layers than this have no regularity to learn from, and comparing each with each would never end."""
 
@@ -67,7 +69,11 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
     found = [
         other
         for other, number in numbers.items()
-        if names < other and number >= 2 and number > own and ((own == 1 and not torn) or _torn(names, other))
+        if names < other
+        and number >= 2
+        and number > own
+        and ((own == 1 and not torn) or _torn(names, other))
+        and (own == 1 or MINORITY * own <= number)
     ]
     return max(found, key=lambda other: numbers[other], default=None)
 

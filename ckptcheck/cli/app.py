@@ -63,7 +63,9 @@ def main() -> None:
         # A wrong flag. Its class belongs to whichever click typer carries, so it is known by what it can do.
         if (sentence := getattr(error, "format_message", None)) is None:
             raise
-        _stop(sentence().rstrip("."), "see ckptcheck --help, ckptcheck scan --help")
+        if not sentence():  # no command at all: the help was printed
+            _leave(2)
+        _stop(sentence().rstrip(".").replace("Value error, ", ""), "see ckptcheck --help, ckptcheck scan --help")
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:

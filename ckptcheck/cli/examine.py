@@ -57,7 +57,7 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
-            talk(f"ckptcheck: {error.message}" + (f"\n           {error.hint}" if error.hint else ""))
+            talk(f"ckptcheck: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
     if plan.stats is not None:
         replace_file(plan.stats, (json.dumps(rows, indent=1) + "\n").encode())

@@ -40,7 +40,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if match is None or len(tensor.shape) != 2 or 0 in tensor.shape:
             continue
         rank, found = rank_of(ckpt.adapter, name[: match.start()]), tensor.shape[0 if match[1] == "A" else 1]
-        if rank is not None and found != rank:
+        several = (
+            bool(ckpt.adapter.value.get("target_parameters")) and rank and found % rank == 0
+        )  # a rank for each expert
+        if rank is not None and found != rank and not several:
             odd.setdefault((found, rank), []).append(name)
     for (found, rank), names in odd.items():
         yield Problem(

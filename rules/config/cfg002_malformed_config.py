@@ -24,6 +24,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import EXPERTS, HEADS, HIDDEN, INTERMEDIATE, LAYERS
 
+MOST = 2**40
 FILES = {"config.json", "adapter_config.json"}
 NUMBERS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 
@@ -35,10 +36,18 @@ NUMBERS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num
     when=lambda ckpt: not ckpt.single and (ckpt.config is not None or ckpt.adapter is not None),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for problem in ckpt.defects("not-json", "not-object", files=FILES):
+    for problem in ckpt.defects("not-json", "not-object", "byte-order-mark", files=FILES):
         yield replace(problem, message=f"the config cannot be read: {problem.message}", hint="write the file anew")
     if ckpt.config is None:
         return
+    listed = ckpt.config.value.get("architectures")
+    if listed is not None and not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
+        yield Problem(
+            f"architectures is {listed!r:.60}, but it has to be a list of names",
+            file=ckpt.config.file,
+            key="architectures",
+            hint='write ["…ForCausalLM"]',
+        )
     for name in dict.fromkeys(NUMBERS):
         value = ckpt.config.get(name)
         if value is not None and not _sound(value):
@@ -52,4 +61,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 def _sound(value: Any) -> bool:
     """Lists and objects give a number per layer, or the settings of a part."""
-    return isinstance(value, (list, dict)) or (type(value) is int and value >= 0)
+    return isinstance(value, (list, dict)) or (type(value) is int and 0 <= value < MOST)

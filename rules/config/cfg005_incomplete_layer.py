@@ -29,6 +29,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.families import family_of
 from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
+from ckptcheck.checkpoint.packing import fold
 from ckptcheck.checkpoint.siblings import Names, incomplete, kinds
 from ckptcheck.phrase import few, ranges
 
@@ -43,7 +44,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         main = stack is anatomy.stack
         if not main and stack.prefix.rpartition(".")[2] not in LAYER_NAMES:
             continue
-        layers = {layer: frozenset(names) for layer, names in (anatomy.layers if main else stack.layers).items()}
+        layers = {layer: fold(names) for layer, names in (anatomy.layers if main else stack.layers).items()}
         said = kinds(ckpt.config.text, len(layers)) if main and ckpt.config is not None else {}
         lacking: dict[Names, dict[int, list[int]]] = {}
         for layer, (missing, having) in incomplete(layers, said, alike=main).items():

@@ -15,11 +15,15 @@ Save the head too, or set `tie_word_embeddings` to true if it is tied.
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+PACKED_HEAD = re.compile(
+    r"(^|\.)(lm_head|embed_out|output|head|unembed)\.(qweight|weight_packed|weight|weight_blocks)$"
+)
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -41,8 +45,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert anatomy.embedding is not None
     shape = ckpt.tensors[anatomy.embedding].shape
     alike = [name for name in anatomy.layout.outside if name != anatomy.embedding and ckpt.tensors[name].shape == shape]
+    packed = any(PACKED_HEAD.search(name) for name in anatomy.layout.outside)
     numbered = [prefix for prefix in anatomy.layout.stacks if "head" in prefix]
-    if anatomy.head is None and not alike and not numbered:
+    if anatomy.head is None and not alike and not numbered and not packed:
         said = ckpt.config is not None and ckpt.config.get("tie_word_embeddings") is False
         why = "tie_word_embeddings is false" if said else f"{ckpt.config.architecture} does not tie it"  # type: ignore[union-attr]
         yield Problem(

@@ -21,6 +21,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.anatomy import EMBEDDING
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.layout import ASIDE
+from ckptcheck.checkpoint.packing import PACKED
 
 
 @rule(
@@ -37,7 +38,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if anatomy.embedding is not None or (anatomy.tied and anatomy.head is not None):
         return
     # Packed by a quantization it is no matrix; with several codebooks (MusicGen) there is a table for each.
-    named = [*anatomy.layout.outside, *(f"{prefix}.weight" for prefix in anatomy.layout.stacks)]
+    if anatomy.is_draft:
+        return
+    named = [
+        *(PACKED.sub("weight", name) for name in anatomy.layout.outside),
+        *anatomy.layout.outside,
+        *(f"{prefix}.weight" for prefix in anatomy.layout.stacks),
+    ]
     if any(EMBEDDING.search(name) and not ASIDE.search(name) for name in named):
         return
     assert anatomy.stack is not None

@@ -36,7 +36,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     surplus: dict[str, list[int]] = {}
     for layer, names in ckpt.anatomy.layers.items():
         for part in QKVO:
-            if part not in expected and f"self_attn.{part}.bias" in names:
+            # AutoGPTQ writes a bias of zeros to every layer it packs; vLLM and transformers know that.
+            packed = f"self_attn.{part}.qweight" in names
+            if part not in expected and f"self_attn.{part}.bias" in names and not packed:
                 surplus.setdefault(part, []).append(layer)
     if surplus:
         layers = sorted({layer for where in surplus.values() for layer in where})

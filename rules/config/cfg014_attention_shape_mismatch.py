@@ -6,8 +6,7 @@ and `v_proj` have `num_key_value_heads × head_dim`, all the others `hidden_size
 where the config does not give it. Packed (quantized) tensors are left out.
 
 ## Why it matters
-transformers and vLLM stop with a size mismatch. When only the number of heads is wrong and the product is right,
-nothing stops and every attention score is computed over the wrong slices.
+transformers and vLLM stop with a size mismatch, or a tensor-parallel loader reads the wrong slices.
 
 ## How to fix
 Take the config of this model; check tensor-parallel merges, which leave a multiple or a fraction of the rows.
@@ -34,6 +33,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.anatomy.stack
     if stack is None or ckpt.config is None:
         return
+    heads, groups = ckpt.config.integer("num_attention_heads"), ckpt.config.integer("num_key_value_heads")
+    if heads and groups and heads % groups:
+        yield Problem(
+            f"{heads} attention heads cannot be shared by {groups} key-value heads",
+            file=ckpt.config.file,
+            key=ckpt.config.key("num_key_value_heads"),
+            hint="take the config of this model",
+        )
     for name, expected in attention_shapes(ckpt.config).items():
         odd: dict[tuple[int, ...], list[int]] = {}
         for layer, names in ckpt.anatomy.layers.items():

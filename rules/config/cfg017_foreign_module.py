@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import few
 
 LEGAL = re.compile(
-    r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|g_idx|observer|(^|\.)(attn|kv_cache)$"
+    r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|g_idx|observer|kv_cache|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$"
 )
 
 
@@ -40,7 +40,7 @@ LEGAL = re.compile(
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     known, anatomy = KnownNames.of(ckpt.config), ckpt.anatomy
-    if known is None or anatomy.stack is None:
+    if known is None or anatomy.stack is None or anatomy.is_draft:
         return
     names = list(anatomy.layout.outside)
     for stack in anatomy.layout.stacks.values():

@@ -25,6 +25,7 @@ from itertools import islice
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.experts import fused_experts, numbered_experts
+from ckptcheck.checkpoint.packing import folded
 from ckptcheck.phrase import few, ranges
 
 MOST = 1000
@@ -51,7 +52,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 hint="save again from all expert-parallel ranks",
             )
         lacking: dict[frozenset[int], list[str]] = {}
+        whole: dict[str, set[int]] = {}
         for part, having in parts.items():
+            if (core := folded(part)) is not None:
+                whole.setdefault(core, set()).update(having)
+        for part, having in whole.items():
             if part.endswith("weight") and having != members:
                 lacking.setdefault(frozenset(members - having), []).append(part)
         for experts, names in lacking.items():

@@ -27,7 +27,7 @@ from ckptcheck.checkpoint.heads import is_scorer
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     assert ckpt.config is not None
-    if ckpt.tensors and not ckpt.anatomy.scores:
+    if ckpt.tensors and not ckpt.anatomy.scores and "auto_map" not in ckpt.config.value:
         lm_head = ", only a language-modelling head" if ckpt.anatomy.head else ""
         yield Problem(
             f"{ckpt.config.architecture} needs a head (score.weight), but there is none{lm_head}; "

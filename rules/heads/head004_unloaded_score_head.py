@@ -2,7 +2,7 @@
 
 ## What it checks
 A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such
-head at all.
+head at all. TRL's `v_head` beside a language model is what TRL's own class loads, and is left out.
 
 ## Why it matters
 transformers starts `score` from random numbers and leaves the trained head out, with a warning nobody reads. With a
@@ -41,7 +41,11 @@ LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classificatio
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.config is not None
     scorer = is_scorer(ckpt.config)
-    unloaded = [name for name in ckpt.anatomy.scores if not (scorer and name.startswith(LOADED))]
+    unloaded = [
+        name
+        for name in ckpt.anatomy.scores
+        if not (scorer and name.startswith(LOADED)) and not (not scorer and name.startswith("v_head."))
+    ]
     if unloaded and not (scorer and len(unloaded) < len(ckpt.anatomy.scores)):
         loads = "loads its head as score.weight" if scorer else "loads no such head"
         yield Problem(

@@ -23,7 +23,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 @rule("IDX010", "malformed-index", severity="error", when=lambda ckpt: ckpt.index is not None)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.index is not None
-    for problem in ckpt.defects("malformed-index", "not-json", "not-object", files={ckpt.index.file}):
+    for problem in ckpt.defects(
+        "malformed-index", "not-json", "not-object", "byte-order-mark", files={ckpt.index.file}
+    ):
         yield replace(
             problem,
             message=f"the index cannot be used: {problem.message}",

@@ -1,7 +1,8 @@
 """A file of weights belongs to nothing that is loaded.
 
 ## What it checks
-Every `.safetensors` file is named by the index, or is the model itself. Adapters, `consolidated` files (SET005) and
+Every `.safetensors` file is named by the index, or is the model itself. Adapters, `consolidated` files (SET005), a second
+set of shards (SET002), `value_head.safetensors` (LLaMA-Factory keeps a reward model's head there) and
 `model.safetensors` beside an index (SET003) have rules of their own.
 
 ## Why it matters
@@ -21,13 +22,17 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.shard_set import ORDINAL
 from ckptcheck.phrase import count
 
 
 @rule("SET004", "orphan-file", severity="warning", when=lambda ckpt: not ckpt.single and len(ckpt.shards) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    stems = {match["stem"] for name in ckpt.loaded if (match := ORDINAL.fullmatch(name))}
     for name, shard in ckpt.shards.items():
-        if name in ckpt.loaded or name.startswith(("consolidated", "adapter_")):
+        if name in ckpt.loaded or name.startswith(("consolidated", "adapter_", "value_head")):
+            continue
+        if (match := ORDINAL.fullmatch(name)) and match["stem"] in stems:
             continue
         if name == "model.safetensors" and ckpt.index_decides:
             continue
