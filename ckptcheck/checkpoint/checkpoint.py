@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.header import Shard, Tensor, read_shard
 from ckptcheck.checkpoint.index import Index, read_index
 from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.options import Options
-from ckptcheck.checkpoint.shard_set import ORDINAL, Family, families_of
+from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of
 from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.phrase import count, few, size
 from ckptcheck.rule import Problem, Skip
@@ -124,13 +124,7 @@ class Checkpoint:
         """
         if self.index is not None and self.index_decides:
             return self.index.shards
-        names = [name for name in self.files if name.endswith(".safetensors")]
-        if "model.safetensors" in names:
-            return ("model.safetensors",)
-        if "adapter_model.safetensors" in names and self.is_adapter:
-            return ("adapter_model.safetensors",)
-        own = [name for name in names if not name.startswith(("consolidated", "adapter_"))]
-        return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
+        return chosen_without_index(self.files, is_adapter=self.is_adapter)
 
     @cached_property
     def families(self) -> tuple[Family, ...]:
@@ -261,8 +255,7 @@ class Checkpoint:
         found |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():
             if file.leaves is not None:
-                text = f"it is a link to {file.leaves}, outside the checkpoint, and was not followed"
-                found[name] = (Defect("escaping-link", text),)
+                found.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
             elif name not in found and name.endswith(WATCHED) and (self.source.local is not None or file.size < 1024):
                 defect = self._read(name, Defect, lambda source, name: impostor(source.read(name, 0, 64)))
                 found[name] = (defect,) if defect else ()

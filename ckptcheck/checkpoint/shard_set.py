@@ -36,3 +36,14 @@ def families_of(names: Iterable[str]) -> tuple[Family, ...]:
         if match := ORDINAL.fullmatch(name):
             found.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
     return tuple(Family(stem, int(total), files) for (stem, total), files in sorted(found.items()))
+
+
+def chosen_without_index(files: Iterable[str], *, is_adapter: bool) -> tuple[str, ...]:
+    """Return the files that make up the model where no index says so: model.safetensors, the numbered shards, or all."""
+    names = [name for name in files if name.endswith(".safetensors")]
+    if "model.safetensors" in names:
+        return ("model.safetensors",)
+    if "adapter_model.safetensors" in names and is_adapter:
+        return ("adapter_model.safetensors",)
+    own = [name for name in names if not name.startswith(("consolidated", "adapter_"))]
+    return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
