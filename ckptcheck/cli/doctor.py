@@ -9,7 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
-CORE = ("safetensors", "msgspec", "numpy", "huggingface-hub", "rich", "typer")
+CORE = ("safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "xxhash", "rich", "typer")
 OPTIONAL = {
     "torch": "builds the example checkpoints; a scan never needs it",
     "transformers": "builds the example checkpoints; a scan never needs it",
