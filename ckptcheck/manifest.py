@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -106,11 +105,6 @@ class Verification:
     def counts(self) -> Mapping[str, int]:
         """Files, tensors and bytes."""
         return self.ckpt.counts
-
-    @cached_property
-    def by_digest(self) -> dict[str, str]:
-        """Digest → a tensor of the manifest that has it."""
-        return {entry.digest: name for name, entry in reversed(self.manifest.tensors.items())}
 
 
 def compare(

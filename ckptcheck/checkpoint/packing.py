@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-PACKED = re.compile(r"(?<=[._])(qweight|weight_packed|weight_blocks)$|_blocks$")
+PACKED = re.compile(r"(?<=\.)(qweight|weight_packed)$")
 COMPANION = re.compile(
-    r"scale|zero_?point|(^|\.)(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|nested_\w+)$"
-    r"|(^|\.)(absmax|quant_map|nested_\w+|quant_state)(\.|$)|weight\.(absmax|quant_map|nested|quant_state)"
+    r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )
+"""The last part of a companion's name."""
 
 
 def folded(name: str) -> str | None:
-    """Return the name that the tensor would have in a model that is not quantized, None for a companion."""
-    if COMPANION.search(name.rpartition("proj.")[2] or name) and not name.endswith("layer_scale"):
+    """Return the name that the tensor would have in a model that is not quantized, None for a companion.
+
+    bitsandbytes puts companions below the weight (``weight.absmax``); gpt-oss packs a parameter into blocks and scales.
+    """
+    if ".weight." in name or COMPANION.search(name.rpartition(".")[2]):
         return None
-    return re.sub(r"(?<=\.)(qweight|weight_packed)$", "weight", name).removesuffix("_blocks")
+    return PACKED.sub("weight", name).removesuffix("_blocks")
 
 
 def fold(names: Iterable[str]) -> frozenset[str]:

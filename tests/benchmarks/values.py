@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import resource
 import statistics
 import subprocess
 import sys
@@ -146,7 +145,7 @@ def _against_torch(folder: Path) -> None:
 def _memory(folder: Path) -> float:
     """Peak anonymous memory of a scan in a process of its own, workers included, in MB."""
     program = (
-        "import sys, resource; sys.path.insert(0, sys.argv[2]); sys.path.insert(0, '.')\n"
+        "import sys; sys.path.insert(0, sys.argv[2]); sys.path.insert(0, '.')\n"
         "from pathlib import Path; from tests.benchmarks.values import scan, anonymous\n"
         "import threading; peak = [0.0]; over = threading.Event()\n"
         "def watch():\n"
@@ -177,7 +176,6 @@ def anonymous() -> float:
 
 def main() -> None:
     """Measure and print."""
-    assert resource.getpagesize()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "ckpt"
         size = write(folder, 4)
