@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.checkpoint.checkpoint import MODEL_INDEX, Checkpoint
+from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
+from ckptcheck.checkpoint.index import MODEL_INDEX
 from ckptcheck.checkpoint.shard_set import ORDINAL
 from ckptcheck.phrase import count, few
 from ckptcheck.writing import replace_file

@@ -9,8 +9,8 @@ from typing import Any
 
 from ckptcheck.checkpoint.architecture import can_tie, tied_by_default
 from ckptcheck.checkpoint.config import EXPERTS, LAYERS, Config
-from ckptcheck.checkpoint.header import Tensor
 from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
+from ckptcheck.checkpoint.tensor import Tensor
 
 EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"

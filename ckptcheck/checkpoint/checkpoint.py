@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect, impostor
-from ckptcheck.checkpoint.header import Shard, Tensor, read_shard
-from ckptcheck.checkpoint.index import Index, read_index
+from ckptcheck.checkpoint.header import Shard, read_shard
+from ckptcheck.checkpoint.index import Index, index_among, read_index
 from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of
 from ckptcheck.checkpoint.source import File, Source
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.phrase import count, few, size
 from ckptcheck.rule import Problem, Skip
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ckptcheck.values.stats import Values
 
 T = TypeVar("T")
-MODEL_INDEX = "model.safetensors.index.json"
 WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
 """Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
 
@@ -72,7 +72,7 @@ class Checkpoint:
         pool = ThreadPoolExecutor(min(self.jobs, max(len(names), 1)))
         try:
             read = []
-            for shard in pool.map(lambda name: self._read(name, Shard, read_shard), names):
+            for shard in pool.map(lambda name: self._read(name, read_shard), names):
                 read.append(shard)
                 if self.progress is not None:
                     self.progress(len(read), len(names))
@@ -83,21 +83,18 @@ class Checkpoint:
     @cached_property
     def index(self) -> Index | None:
         """The index: the standard one, or the only one there is."""
-        indexes = [name for name in self.files if name.endswith(".safetensors.index.json")]
-        file = self._index_file or (
-            MODEL_INDEX if MODEL_INDEX in indexes else indexes[0] if len(indexes) == 1 else None
-        )
-        return self._read(file, Index, read_index) if file in self.files else None
+        file = self._index_file or index_among(self.files)
+        return self._read(file, read_index) if file is not None and file in self.files else None
 
     @cached_property
     def config(self) -> Config | None:
         """config.json."""
-        return self._read("config.json", Config, read_config) if "config.json" in self.files else None
+        return self._read("config.json", read_config) if "config.json" in self.files else None
 
     @cached_property
     def adapter(self) -> Config | None:
         """adapter_config.json of a PEFT adapter."""
-        return self._read("adapter_config.json", Config, read_config) if "adapter_config.json" in self.files else None
+        return self._read("adapter_config.json", read_config) if "adapter_config.json" in self.files else None
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -257,13 +254,12 @@ class Checkpoint:
             if file.leaves is not None:
                 found.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
             elif name not in found and name.endswith(WATCHED) and (self.source.local is not None or file.size < 1024):
-                defect = self._read(name, Defect, lambda source, name: impostor(source.read(name, 0, 64)))
+                defect = self._read(name, lambda source, name: impostor(source.read(name, 0, 64)))
                 found[name] = (defect,) if defect else ()
         return found
 
-    def _read(self, name: str | None, _: type[T], reader: Callable[[Source, str], T | None]) -> T | None:
+    def _read(self, name: str, reader: Callable[[Source, str], T | None]) -> T | None:
         """Read a part; note why it could not be read, and pass over a link that leaves the target (a finding)."""
-        assert name is not None
         if self.files[name].leaves is not None:
             return None
         try:

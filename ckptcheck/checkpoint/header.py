@@ -11,12 +11,13 @@ from __future__ import annotations
 import errno
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from ckptcheck.checkpoint.document import Defect, depth, impostor, kind_of, parse_object
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
 from ckptcheck.phrase import count
 
@@ -38,29 +39,6 @@ OTHER_FORMATS = {
     b"\x89HDF": "an HDF5 file",
 }
 """What is found under the name of a safetensors file, by its first bytes."""
-
-Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""The bound is msgspec's; what lies between it and 2^64 goes the slow way."""
-
-PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
-
-
-class Tensor(msgspec.Struct, gc=False, frozen=True):
-    """A tensor as the header describes it. data_offsets: [begin, end) in bytes from the start of the data."""
-
-    dtype: str
-    shape: tuple[Natural, ...]
-    data_offsets: tuple[Natural, Natural]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the tensor occupies in the file."""
-        return self.data_offsets[1] - self.data_offsets[0]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each element is one number of the model, so that the shape is the model's own (not packed)."""
-        return self.dtype in PLAIN
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.source import Source
 
+MODEL_INDEX = "model.safetensors.index.json"
 MAX_INDEX = 1 << 29
 """Longest index that is read, in bytes; one of a million tensors has about 100 MB."""
 
@@ -37,6 +39,12 @@ class Index:
     def shards(self) -> tuple[str, ...]:
         """The files that the index names, sorted."""
         return tuple(sorted(set(self.weight_map.values())))
+
+
+def index_among(files: Iterable[str]) -> str | None:
+    """Return the standard index, or the only one there is."""
+    found = [name for name in files if name.endswith(".safetensors.index.json")]
+    return MODEL_INDEX if MODEL_INDEX in found else found[0] if len(found) == 1 else None
 
 
 def leaves_folder(name: str) -> bool:

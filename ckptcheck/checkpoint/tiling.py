@@ -9,7 +9,7 @@ from ckptcheck.checkpoint.document import Defect, clipped
 from ckptcheck.phrase import count, shape
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.header import Tensor
+    from ckptcheck.checkpoint.tensor import Tensor
 
 MAX_SIZE = 2**64
 BITS = {

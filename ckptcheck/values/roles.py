@@ -6,8 +6,8 @@ import re
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.header import PLAIN
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:

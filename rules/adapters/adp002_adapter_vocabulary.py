@@ -19,7 +19,7 @@ hiyouga/LlamaFactory#3125, unslothai/unsloth#978, huggingface/peft#2898
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.adapter import token_count, vocabulary_rows
+from ckptcheck.checkpoint.adapter import vocabulary_rows
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import few
 
@@ -41,8 +41,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="save embedding and head together",
         )
         return
-    tokens = token_count(ckpt)
-    if tokens is not None and rows[first] < tokens:
+    tokens = ckpt.tokenizer.max_id + 1 if ckpt.tokenizer is not None else 0
+    if rows[first] < tokens:
         yield Problem(
             f"it has {rows[first]:,} rows, but the tokenizer beside it has {tokens:,} tokens",
             file=ckpt.holders[first],

@@ -17,7 +17,8 @@ unslothai/unsloth#7375
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import MODEL_INDEX, Checkpoint
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.index import MODEL_INDEX
 from ckptcheck.checkpoint.shard_set import ORDINAL
 from ckptcheck.phrase import count
 

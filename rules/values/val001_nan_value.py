@@ -19,26 +19,11 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
-from ckptcheck.values.place import position
+from ckptcheck.values.place import not_finite
 
 
 @rule("VAL001", "nan-value", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     bad = [stats for stats in ckpt.values.tensors.values() if stats.nan]
-    for shard in dict.fromkeys(stats.shard for stats in bad):
-        here = [stats for stats in bad if stats.shard == shard]
-        first = here[0]
-        others = (
-            f", and {count(len(here) - 1, 'more tensor')}: {few([stats.name for stats in here[1:]])}"
-            if len(here) > 1
-            else ""
-        )
-        yield Problem(
-            f"{count(first.nan, 'value')} {'is' if first.nan == 1 else 'are'} NaN, "
-            f"the first at {position(first, first.first_nan)}{others}",
-            file=shard,
-            key=first.name,
-            hint="take an intact or earlier copy: whatever is computed with it is NaN",
-        )
+    yield from not_finite(bad, "nan", "NaN", "take an intact or earlier copy: whatever is computed with it is NaN")
     ckpt.require_values()
