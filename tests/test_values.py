@@ -27,7 +27,7 @@ from ckptcheck.run import run
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.look import CHUNK, look
 from ckptcheck.values.measure import attach
-from ckptcheck.values.stats import BLOCK, Values, joined
+from ckptcheck.values.stats import RUN, Values, joined
 
 RULES = pack.load()
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -143,16 +143,16 @@ def test_every_dtype_of_safetensors_is_known() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_zero_runs_are_exact(data: Any) -> None:
-    size = data.draw(st.integers(1, 6 * BLOCK))
+    size = data.draw(st.integers(1, 3 * RUN))
     raw = np.full(size, 1, np.uint8)
     for _ in range(data.draw(st.integers(0, 3))):
         begin = data.draw(st.integers(0, size - 1))
-        raw[begin : begin + data.draw(st.integers(1, 4 * BLOCK))] = 0
+        raw[begin : begin + data.draw(st.integers(1, 2 * RUN))] = 0
     shift = data.draw(st.integers(0, 7))
     held = np.concatenate([np.ones(shift, np.uint8), raw])[shift:]
     edges = np.flatnonzero(np.diff(np.concatenate([[1], (raw != 0).astype(int), [1]])))
     runs = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    wanted = [(a, b) for a, b in runs if b - a >= 2 * BLOCK or a == 0 or b == size]
+    wanted = [(a, b) for a, b in runs if b - a >= RUN or a == 0 or b == size]
     assert look(held, "U8").zero_runs == wanted
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
-from ckptcheck.values.stats import BLOCK
+from ckptcheck.values.stats import RUN
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
                 if part[1] > part[0] and not _may_be_zero(ckpt, shard, tensor, *part):
                     parts.append((tensor, *part))
             nbytes = sum(high - low for _, low, high in parts)
-            if nbytes >= 2 * BLOCK:
+            if nbytes >= RUN:
                 half = len(parts) == 1 and 2 * nbytes == shard.tensors[parts[0][0]].nbytes
                 found.setdefault(name, []).append(
                     Block(parts[0][1], nbytes, tuple(tensor for tensor, *_ in parts), half)

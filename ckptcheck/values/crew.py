@@ -6,15 +6,24 @@ import contextlib
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
+from ckptcheck.values.forked import Forked, may_fork
 from ckptcheck.values.look import Seen
 from ckptcheck.values.worker import Batch, receive, send
 
 START = "import sys; sys.path.insert(0, {root!r}); from ckptcheck.values.worker import main; main()"
+
+
+Worker = subprocess.Popen[bytes] | Forked
+
+AHEAD = 2
+"""Batches given to a process: one to look at and the next."""
 
 
 class Crew:
@@ -22,8 +31,10 @@ class Crew:
 
     def __init__(self, number: int) -> None:
         self._selector = selectors.DefaultSelector()
-        self._busy: dict[subprocess.Popen[bytes], Batch] = {}
-        self._idle = [self._start() for _ in range(number)]
+        self._busy: dict[Worker, deque[Batch]] = {}
+        self._idle: list[Worker] = []
+        for _ in range(number):
+            self._idle.append(self._start())
 
     def __enter__(self) -> Crew:
         return self
@@ -34,55 +45,61 @@ class Crew:
     def close(self) -> None:
         """Kill the processes; may be called twice."""
         for process in (*self._idle, *self._busy):
-            process.kill()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            process.wait()
+            self._bury(process)
         self._idle, self._busy = [], {}
         self._selector.close()
 
-    def work(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Seen] | None]]:
-        """Yield each batch with what it showed as it comes, None where the process died over it."""
+    def work(self, batches: Iterable[Batch], lost: Container[str] = ()) -> Iterator[tuple[Batch, list[Seen] | None]]:
+        """Yield each batch with what it showed as it comes, None where the process died over it.
+
+        Each process has the next batch waiting while it is at one, so that it never waits for this process. What waits
+        for it fits into its pipe: else each might wait for the other to read. lost: shards not to look at, which may grow.
+        """
         decoder = msgspec.msgpack.Decoder(list[Seen])
-        waiting = iter(batches)
-        exhausted = False
+        waiting = deque(batches)
         while True:
-            while self._idle and not exhausted:
-                batch = next(waiting, None)
-                if batch is None:
-                    exhausted = True
-                else:
-                    self._give(self._idle.pop(), batch)
+            for process in [*self._idle, *self._busy] * AHEAD:
+                while waiting and waiting[0].shard in lost:
+                    waiting.popleft()
+                if waiting and len(self._busy.get(process, ())) < AHEAD:
+                    self._give(process, waiting.popleft())
             if not self._busy:
                 return
             for key, _ in self._selector.select():
                 process = key.data
-                batch = self._busy.pop(process)
-                self._selector.unregister(process.stdout)
+                batch = self._busy[process].popleft()
                 answer = receive(process.stdout)
                 if answer is None:
+                    waiting.extendleft(self._busy[process])
+                    self._busy[process].clear()
+                if not self._busy[process]:
+                    del self._busy[process]
+                    self._selector.unregister(process.stdout)
+                    self._idle.append(process)
+                if answer is None:
+                    self._idle.remove(process)
                     self._bury(process)
                     self._idle.append(self._start())
-                    yield batch, None
-                else:
-                    self._idle.append(process)
-                    yield batch, decoder.decode(answer)
+                yield batch, None if answer is None else decoder.decode(answer)
 
-    def _give(self, process: subprocess.Popen[bytes], batch: Batch) -> None:
+    def _give(self, process: Worker, batch: Batch) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._busy[process] = batch
-        self._selector.register(process.stdout, selectors.EVENT_READ, process)
+        if process not in self._busy:
+            self._idle.remove(process)
+            self._busy[process] = deque()
+            self._selector.register(process.stdout, selectors.EVENT_READ, process)
+        self._busy[process].append(batch)
         with contextlib.suppress(BrokenPipeError):  # it died while idle: its stdout says so at once
             send(process.stdin, msgspec.msgpack.encode(batch))
 
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
+    def _start(self) -> Worker:
+        if may_fork():
+            return Forked([stream for worker in (*self._idle, *self._busy) for stream in _streams(worker)])
         root = str(Path(__file__).parent.parent.parent)
         return subprocess.Popen(
             [sys.executable, "-c", START.format(root=root)],
+            bufsize=0,  # what is read ahead would not wake the selector
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -90,10 +107,13 @@ class Crew:
         )
 
     @staticmethod
-    def _bury(process: subprocess.Popen[bytes]) -> None:
+    def _bury(process: Worker) -> None:
         process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        for stream in _streams(process):
+            with contextlib.suppress(OSError):
+                stream.close()
         process.wait()
+
+
+def _streams(process: Worker) -> list[IO[bytes]]:
+    return [stream for stream in (process.stdin, process.stdout) if stream is not None]

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.values.dtypes import FORMATS, Format
-from ckptcheck.values.stats import BLOCK
+from ckptcheck.values.stats import RUN
 
 CHUNK = 1 << 19
 """Bytes looked at together: both maxima read the same cache lines, the second time from the cache."""
-WORDS = CHUNK // BLOCK
+STRIDE = RUN - 8
+"""A run of RUN zero bytes covers an aligned word of eight bytes wherever it lies, if one word in each STRIDE is looked at."""
 
 
 class Seen(msgspec.Struct):
@@ -26,7 +27,7 @@ class Seen(msgspec.Struct):
 
     top: the largest pattern without sign among finite elements. nan, inf: how many. first_nan, first_inf: where, -1 if
     nowhere. constant: the one pattern of all elements, None where there are several.
-    zero_runs: [begin, end) of runs of zero bytes of at least BLOCK, and of any at the very beginning or end.
+    zero_runs: [begin, end) of runs of zero bytes of at least RUN, and of any at the very beginning or end.
     """
 
     top: int = 0
@@ -54,7 +55,8 @@ def look(raw: NDArray[np.uint8], dtype: str) -> Seen:
     for number, start in enumerate(range(0, patterns.size, step)):
         part = patterns[start : start + step]
         top = int(largest(part))
-        if not words[number * WORDS : (number + 1) * WORDS].all():
+        near = words[_word(number) : _word(number + 1)]
+        if np.count_nonzero(near) != near.size:
             zeros.append(number)
         if form.sign and top >= form.sign:
             top = max(top - form.sign, int(largest(signed[start : start + step])))
@@ -98,26 +100,33 @@ def _constant(patterns: NDArray[Any]) -> int | None:
 
 
 def _words(raw: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return one aligned word of eight bytes of every BLOCK."""
+    """Return one aligned word of eight bytes of every STRIDE."""
     shift = -raw.ctypes.data % 8
-    return raw[shift : shift + (raw.size - shift) // 8 * 8].view(np.uint64)[:: BLOCK // 8]
+    return raw[shift : shift + (raw.size - shift) // 8 * 8].view(np.uint64)[:: STRIDE // 8]
+
+
+def _word(chunk: int) -> int:
+    """Return the number of the first of those words that lies in a chunk."""
+    return -(-chunk * CHUNK // STRIDE)
 
 
 def _zero_runs(raw: NDArray[np.uint8], words: NDArray[np.uint64], chunks: list[int]) -> list[tuple[int, int]]:
-    """Return the runs of zero bytes of at least 2 × BLOCK, and shorter ones that touch the beginning or the end.
+    """Return the runs of zero bytes of at least RUN, and shorter ones that touch the beginning or the end.
 
-    words: one of every BLOCK; chunks: the chunks in which one of them is zero. Only there the neighbourhood is looked at.
+    words: one of every STRIDE; chunks: the chunks in which one of them is zero. Only there the neighbourhood is looked at.
     """
     shift = -raw.ctypes.data % 8
     runs: list[tuple[int, int]] = []
     for word in (
-        number * WORDS + int(at) for number in chunks for at in np.flatnonzero(words[number * WORDS :][:WORDS] == 0)
+        _word(number) + int(at)
+        for number in chunks
+        for at in np.flatnonzero(words[_word(number) : _word(number + 1)] == 0)
     ):
-        at = shift + word * BLOCK
+        at = shift + word * STRIDE
         if runs and at < runs[-1][1]:
             continue
         begin, end = _extent(raw, at)
-        if end - begin >= 2 * BLOCK or begin == 0 or end == raw.size:
+        if end - begin >= RUN or begin == 0 or end == raw.size:
             runs.append((begin, end))
     if raw[0] == 0 and not (runs and runs[0][0] == 0):
         runs.insert(0, _extent(raw, 0))
@@ -129,14 +138,14 @@ def _zero_runs(raw: NDArray[np.uint8], words: NDArray[np.uint64], chunks: list[i
 def _extent(raw: NDArray[np.uint8], at: int) -> tuple[int, int]:
     """Return how far the zeros around a zero byte reach."""
     begin, end = at, at
-    reach = BLOCK
+    reach = RUN
     while end < raw.size:
         found = np.flatnonzero(raw[end : end + reach])
         if found.size:
             end += int(found[0])
             break
         end, reach = min(end + reach, raw.size), min(2 * reach, CHUNK)
-    reach = BLOCK
+    reach = RUN
     while begin > 0:
         found = np.flatnonzero(raw[max(0, begin - reach) : begin])
         if found.size:

@@ -20,6 +20,8 @@ from ckptcheck.values.worker import Batch, Piece
 
 BATCH = 1 << 26
 """Bytes given to a worker at a time."""
+PIECES = 400
+"""The most pieces in a batch: two batches have to fit into a pipe, 64 KiB."""
 READ = 1 << 23
 """Bytes read at a time where files are not mapped."""
 WORTH_A_CREW = 1 << 28
@@ -118,7 +120,7 @@ def _batches(source: Source, shards: Mapping[str, Shard], most: int) -> Iterator
                 pieces.append(Piece(shard.data_start + at, nbytes, tensor.dtype, number, (at - begin) // width))
                 at += nbytes
                 room -= nbytes
-                if room < 8:
+                if room < 8 or len(pieces) == PIECES:
                     yield Batch(shard.name, path, shard.size, pieces)
                     pieces, room = [], most
             number += 1
@@ -130,7 +132,7 @@ def _mapped(crew: Crew, source: Source, batches: list[Batch], values: Values) ->
     """Have the files mapped and looked at by processes of their own."""
     lost: set[str] = set()
     with crew:
-        for batch, seen in crew.work(batch for batch in batches if batch.shard not in lost):
+        for batch, seen in crew.work(batches, lost):
             if seen is not None:
                 yield batch, seen
             elif batch.shard not in lost:

@@ -13,8 +13,8 @@ from ckptcheck.values.dtypes import magnitude
 if TYPE_CHECKING:
     from ckptcheck.values.look import Seen
 
-BLOCK = 512
-"""A run of zeros twice as long covers one aligned block of this many bytes, so one word in each block is looked at."""
+RUN = 1024
+"""Bytes of zeros from which a run of them counts."""
 
 
 class TensorStats(msgspec.Struct):
@@ -41,7 +41,7 @@ class TensorStats(msgspec.Struct):
 class Values:
     """What every tensor of a checkpoint showed.
 
-    zero_runs: shard → runs of at least 2 × BLOCK zero bytes, [begin, end) from the start of the data, across tensors.
+    zero_runs: shard → runs of at least RUN zero bytes, [begin, end) from the start of the data, across tensors.
     looked_at: the shards whose every value was seen.
     shrunk: shard → what happened to it while it was being read. unread: shard → why it could not be read to the end.
     """
@@ -109,11 +109,11 @@ class Gathering:
 
 
 def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join runs that touch, as those do that cross from one piece to the next; keep those of at least 2 × BLOCK."""
+    """Join runs that touch, as those do that cross from one piece to the next; keep those of at least RUN."""
     found: list[list[int]] = []
     for begin, end in sorted(runs):
         if found and begin <= found[-1][1]:
             found[-1][1] = max(found[-1][1], end)
         else:
             found.append([begin, end])
-    return [(begin, end) for begin, end in found if end - begin >= 2 * BLOCK]
+    return [(begin, end) for begin, end in found if end - begin >= RUN]

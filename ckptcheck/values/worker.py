@@ -46,23 +46,35 @@ class Batch(msgspec.Struct, array_like=True):
 
 def send(stream: IO[bytes], message: bytes) -> None:
     """Write a message with its length before it."""
-    stream.write(LENGTH.pack(len(message)) + message)
+    left = memoryview(LENGTH.pack(len(message)) + message)
+    while left:
+        left = left[stream.write(left) :]
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> bytes | None:
     """Read a message; None where the other side has closed, or died in the middle of one."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    message = stream.read(length)
-    return message if len(message) == length else None
+    head = _exactly(stream, LENGTH.size)
+    return None if head is None else _exactly(stream, LENGTH.unpack(head)[0])
+
+
+def _exactly(stream: IO[bytes], number: int) -> bytes | None:
+    found = b""
+    while len(found) < number:
+        more = stream.read(number - len(found))
+        if not more:
+            return None
+        found += more
+    return found
 
 
 def main() -> None:
     """Answer batches until stdin is closed."""
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Answer the batches that come from `source` on `sink`, until it is closed."""
     path, mapped = None, None
     decoder = msgspec.msgpack.Decoder(Batch)
     while (message := receive(source)) is not None:
