@@ -16,13 +16,16 @@ from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.index import Index, index_among, read_index
 from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.options import Options
-from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of
+from ckptcheck.checkpoint.quantization.declared import SIDE_FILES
+from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of, globbed_among
 from ckptcheck.checkpoint.source import File, Source
+from ckptcheck.checkpoint.subject import subject_of
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.phrase import count, few, size
+from ckptcheck.phrase import count, few
 from ckptcheck.rule import Problem, Skip
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.values.stats import Values
 
@@ -105,6 +108,19 @@ class Checkpoint:
 
         return Tokenizer.read(self)
 
+    @cached_property
+    def quantization_files(self) -> dict[str, Config]:
+        """The configs that the tools of some quantization methods write beside config.json, by name."""
+        read = {name: self._read(name, read_config) for name in SIDE_FILES if name in self.files}
+        return {name: config for name, config in read.items() if config is not None}
+
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """How the model is quantized, None where neither a config nor a tensor says that it is."""
+        from ckptcheck.checkpoint.quantization.quantization import quantization_of
+
+        return quantization_of(self.config, self.quantization_files, self.tensors)
+
     @property
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter and no whole model."""
@@ -130,19 +146,8 @@ class Checkpoint:
 
     @cached_property
     def globbed(self) -> tuple[str, ...]:
-        """The readable files whose every tensor vLLM and SGLang load: those of the index, without one all of the folder.
-
-        Both drop Mistral's consolidated files where others are there, and adapters are loaded apart.
-        """
-        names = self.loaded if self.index_decides else tuple(self.shards)
-        return tuple(
-            name
-            for name in names
-            if name in self.shards
-            and self.shards[name].readable
-            and not name.startswith("adapter_")
-            and (name in self.loaded or not name.startswith("consolidated"))
-        )
+        """The readable files whose every tensor vLLM and SGLang load."""
+        return globbed_among(self.loaded if self.index_decides else self.shards, self.shards, self.loaded)
 
     @cached_property
     def holders(self) -> dict[str, str]:
@@ -247,7 +252,7 @@ class Checkpoint:
     @cached_property
     def _defects(self) -> dict[str, tuple[Defect, ...]]:
         """All defects of form, by file."""
-        parts = [self.index, self.config, self.adapter]
+        parts = [self.index, self.config, self.adapter, *self.quantization_files.values()]
         found = {name: shard.defects for name, shard in self.shards.items()}
         found |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():
@@ -289,12 +294,4 @@ class Checkpoint:
     @property
     def subject(self) -> str:
         """One line that says what the checkpoint is."""
-        counts = self.counts
-        parts = [count(counts["files"], "file"), count(counts["tensors"], "tensor"), size(counts["bytes"])]
-        if self.config is not None and self.config.architecture:
-            parts.insert(0, self.config.architecture)
-        elif self.is_adapter:
-            parts.insert(0, "PEFT adapter")
-        if commit := getattr(self.source, "commit", None):
-            parts.append(f"at {commit[:12]}")  # what a branch names today, it may not tomorrow
-        return " · ".join(parts)
+        return subject_of(self)

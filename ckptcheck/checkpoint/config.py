@@ -67,13 +67,16 @@ class Config:
         """Return where the first of these settings stands, as a path for a finding: ``text_config.hidden_size``."""
         for name in names:
             if name in self.text:
-                return name if self.text is self.value else f"{self._nested_name}.{name}"
+                return name if self.text is self.value else f"{self.nested_name}.{name}"
             if name in self.value:
                 return name
         return names[0]
 
     @cached_property
-    def _nested_name(self) -> str:
+    def nested_name(self) -> str:
+        """Where `text` stands, as a path; empty where it is the whole."""
+        if self.text is self.value:
+            return ""
         for name, part in self.value.items():
             if part is self.text:
                 return name

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.header import Shard
 
 ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{1,6})-of-(?P<total>\d{1,6})\.safetensors")
 """The name of a numbered shard."""
@@ -47,3 +51,18 @@ def chosen_without_index(files: Iterable[str], *, is_adapter: bool) -> tuple[str
         return ("adapter_model.safetensors",)
     own = [name for name in names if not name.startswith(("consolidated", "adapter_"))]
     return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
+
+
+def globbed_among(names: Iterable[str], shards: Mapping[str, Shard], loaded: Container[str]) -> tuple[str, ...]:
+    """Return the files whose every tensor vLLM and SGLang load: those of the index, without one all of the folder.
+
+    Both drop Mistral's consolidated files where others are there, and adapters are loaded apart.
+    """
+    return tuple(
+        name
+        for name in names
+        if name in shards
+        and shards[name].readable
+        and not name.startswith("adapter_")
+        and (name in loaded or not name.startswith("consolidated"))
+    )

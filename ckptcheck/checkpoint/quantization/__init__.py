@@ -1,0 +1,1 @@
+"""How a checkpoint is quantized: what its configs declare, and what its tensors show."""

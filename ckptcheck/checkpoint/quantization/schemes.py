@@ -1,0 +1,238 @@
+"""What a declaration says of bits, groups and activations, brought to one form for every method.
+
+The terms are those of compressed-tensors (quantization/quant_args.py, 0.20), which has a word for everything the other
+methods can say: strategy tensor, channel, group, block, tensor_group (a group with a global scale above it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptcheck.checkpoint.quantization.declared import Declaration
+
+
+@dataclass(frozen=True)
+class Args:
+    """How weights or activations are quantized; None where the config does not say.
+
+    dynamic: True (scales are computed while running), False (stored), "local" (only the global scale is stored).
+    group_size: numbers along the input that share a scale; -1: all of them. block: rows and columns of a block.
+    """
+
+    bits: int | None = None
+    type: str | None = None
+    strategy: str | None = None
+    group_size: int | None = None
+    symmetric: bool = True
+    dynamic: bool | str = False
+    actorder: str | bool | None = None
+    block: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the modules that some targets name are quantized. key: where in the config; format: how weights are stored."""
+
+    key: str
+    targets: tuple[str, ...] = ()
+    format: str | None = None
+    weights: Args | None = None
+    inputs: Args | None = None
+    outputs: Args | None = None
+
+
+def schemes_of(declared: Declaration) -> tuple[Scheme, ...]:
+    """Return the schemes of a declaration, () where its method is not known or it says nothing that can be read."""
+    reader = READERS.get(declared.method or "")
+    return tuple(reader(declared)) if reader is not None else ()
+
+
+def _compressed_tensors(declared: Declaration) -> Iterator[Scheme]:
+    """config_groups: name → targets, weights, input_activations, output_activations, format."""
+    groups = declared.value.get("config_groups")
+    top = declared.value.get("format")
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        if not isinstance(group, dict):
+            continue
+        form = group.get("format") or top
+        yield Scheme(
+            declared.path("config_groups", name),
+            _names(group.get("targets")),
+            form if isinstance(form, str) else None,
+            args_of(group.get("weights")),
+            args_of(group.get("input_activations")),
+            args_of(group.get("output_activations")),
+        )
+
+
+def args_of(value: Any) -> Args | None:
+    """Read QuantizationArgs, filling in what compressed-tensors fills in; None where there are none."""
+    if not isinstance(value, dict):
+        return None
+    group, strategy = _whole(value.get("group_size")), value.get("strategy")
+    if not isinstance(strategy, str):
+        strategy = "tensor" if group is None else "channel" if group == -1 else "group"
+    kind = value.get("type")
+    actorder = value.get("actorder")
+    dynamic = value.get("dynamic")
+    return Args(
+        bits=_whole(value.get("num_bits", 8)),
+        type=kind.lower() if isinstance(kind, str) else "int",
+        strategy=strategy.lower(),
+        group_size=group,
+        symmetric=value.get("symmetric") is not False,
+        dynamic=dynamic.lower() if isinstance(dynamic, str) else dynamic is True,
+        actorder=actorder if isinstance(actorder, (str, bool)) else None,
+        block=_pair(value.get("block_structure")),
+    )
+
+
+def _fp8(declared: Declaration) -> Iterator[Scheme]:
+    block = _pair(declared.value.get("weight_block_size"))
+    static = declared.value.get("activation_scheme") == "static"
+    yield Scheme(
+        declared.key,
+        format="fp8",
+        weights=Args(8, "float", "block" if block else "tensor", block=block),
+        inputs=Args(8, "float", "tensor", dynamic=not static),
+    )
+
+
+def _gptq(declared: Declaration) -> Iterator[Scheme]:
+    """The settings of all modules, then those that `dynamic` overrides for some."""
+    yield _gptq_scheme(declared.key, declared.value, ())
+    dynamic = declared.value.get("dynamic")
+    for pattern, override in dynamic.items() if isinstance(dynamic, dict) else ():
+        if isinstance(override, dict) and not pattern.startswith("-:"):
+            yield _gptq_scheme(declared.path("dynamic", pattern), {**declared.value, **override}, (pattern,))
+
+
+def _gptq_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -> Scheme:
+    group = _whole(value.get("group_size"))
+    order = value.get("desc_act")
+    weights = Args(
+        _whole(value.get("bits")), "int", "channel" if group == -1 else "group", group, value.get("sym") is not False,
+        actorder=order if isinstance(order, bool) else None,
+    )  # fmt: skip
+    return Scheme(key, targets, "gptq", weights)
+
+
+def _awq(declared: Declaration) -> Iterator[Scheme]:
+    value = declared.value
+    group = _whole(value.get("group_size", value.get("q_group_size")))
+    bits = _whole(value.get("bits", value.get("w_bit")))
+    weights = Args(bits, "int", "channel" if group == -1 else "group", group, value.get("zero_point") is False)
+    yield Scheme(declared.key, format="awq", weights=weights)
+
+
+MODELOPT = {
+    "FP8": Scheme("", format="modelopt-fp8", weights=Args(8, "float", "tensor"), inputs=Args(8, "float", "tensor")),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(
+        "", format="modelopt-fp8", weights=Args(8, "float", "channel"), inputs=Args(8, "float", "token", dynamic=True)
+    ),
+    "FP8_PB_WO": Scheme("", format="modelopt-fp8", weights=Args(8, "float", "block", block=(128, 128))),
+    "NVFP4": Scheme(
+        "", format="modelopt-nvfp4", weights=Args(4, "float", "tensor_group", 16),
+        inputs=Args(4, "float", "tensor_group", 16, dynamic="local"),
+    ),
+    "W4A16_NVFP4": Scheme("", format="modelopt-nvfp4", weights=Args(4, "float", "tensor_group", 16)),
+    "MXFP8": Scheme(
+        "", format="mxfp8-quantized", weights=Args(8, "float", "group", 32), inputs=Args(8, "float", "group", 32, dynamic=True)
+    ),
+}  # fmt: skip
+"""quant_algo → scheme. Source: vllm/model_executor/layers/quantization/modelopt.py LINEAR_ALGOS (0.32)."""
+MODELOPT["FP8_BLOCK_SCALES"] = MODELOPT["FP8_PB_WO"]
+
+
+def _modelopt(declared: Declaration) -> Iterator[Scheme]:
+    """One algorithm for all, or MIXED_PRECISION with one for each of `quantized_layers`."""
+    algo = algorithm(declared.value)
+    layers = declared.value.get("quantized_layers")
+    if algo == "MIXED_PRECISION":
+        entries: dict[str, list[str]] = {}
+        for name, entry in layers.items() if isinstance(layers, dict) else ():
+            if isinstance(entry, dict) and (layer_algo := algorithm(entry)):
+                entries.setdefault(layer_algo, []).append(name)
+        for layer_algo, names in entries.items():
+            if layer_algo in MODELOPT:
+                found = MODELOPT[layer_algo]
+                key = declared.path("quantized_layers", names[0])
+                yield Scheme(key, tuple(names), found.format, found.weights, found.inputs)
+    elif algo in MODELOPT:
+        found = MODELOPT[algo]
+        yield Scheme(declared.path("quant_algo"), (), found.format, found.weights, found.inputs)
+
+
+def algorithm(value: Mapping[str, Any]) -> str:
+    """Return ModelOpt's `quant_algo` in capitals, "" where there is none."""
+    algo = value.get("quant_algo")
+    return algo.upper() if isinstance(algo, str) else ""
+
+
+def _mxfp4(declared: Declaration) -> Iterator[Scheme]:
+    yield Scheme(declared.key, format="gpt-oss", weights=Args(4, "float", "group", 32))
+
+
+def _bitsandbytes(declared: Declaration) -> Iterator[Scheme]:
+    four = declared.value.get("load_in_4bit") is True
+    key = declared.path("load_in_4bit" if four else "load_in_8bit")
+    if four:
+        yield Scheme(key, format="bitsandbytes-4bit", weights=Args(4, "float", "group"))
+    else:
+        yield Scheme(key, format="bitsandbytes-8bit", weights=Args(8, "int", "channel"))
+
+
+QUARK_STRATEGY = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
+
+
+def _quark(declared: Declaration) -> Iterator[Scheme]:
+    """global_quant_config, then one config for each name pattern of layer_quant_config."""
+    layers = declared.value.get("layer_quant_config")
+    parts: list[tuple[str, tuple[str, ...], Any]] = [
+        ("global_quant_config", (), declared.value.get("global_quant_config"))
+    ]
+    parts += [
+        (f"layer_quant_config.{name}", (name,), part)
+        for name, part in (layers.items() if isinstance(layers, dict) else ())
+    ]
+    for key, targets, part in parts:
+        if isinstance(part, dict):
+            weights = _quark_args(part.get("weight"))
+            yield Scheme(declared.path(key), targets, "quark", weights, _quark_args(part.get("input_tensors")))
+
+
+def _quark_args(value: Any) -> Args | None:
+    if not isinstance(value, dict):
+        return None
+    dtype = str(value.get("dtype", ""))
+    bits = next((width for width in (4, 6, 8) if str(width) in dtype[:5]), None)
+    return Args(
+        bits,
+        "int" if "int" in dtype else "float",
+        QUARK_STRATEGY.get(str(value.get("qscheme"))),
+        _whole(value.get("group_size")),
+        value.get("symmetric") is not False,
+        value.get("is_dynamic") is True,
+    )
+
+
+READERS = {
+    "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq, "awq": _awq, "modelopt": _modelopt,
+    "mxfp4": _mxfp4, "bitsandbytes": _bitsandbytes, "quark": _quark,
+}  # fmt: skip
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, list) and len(value) == 2 and all(type(side) is int and side > 0 for side in value):
+        return value[0], value[1]
+    return None
