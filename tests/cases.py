@@ -6,6 +6,8 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     base     a folder of fixtures/checkpoints
     delete   [file]                     rename  {file = new name}        copy  {file = new name}
     json     {file = {"a.b" = value}}   unset   {file = ["a.b"]}         text  {file = "the whole content"}
+    drawn    {name = {how, shape, number}}               put random F32 tensors in model.safetensors: how is normal, uniform,
+             or trained, which has rows and columns of different norms; * in a name stands for 0 to number - 1
     tensors  {file = {name = {dtype, shape} | false}}    add, replace (filled with ones) or remove tensors
     values   {tensor = [{at, hex} | {at, zeros} | {zero = true}]}   overwrite elements, in place
     twins    {prefix = other prefix}    give tensors below one prefix the bytes of those below another
@@ -79,6 +81,8 @@ def build(table: dict[str, Any], folder: Path) -> Path:
         _edit_json(folder / name, table.get("json", {}).get(name, {}), table.get("unset", {}).get(name, []))
     for name, text in table.get("text", {}).items():
         (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if "drawn" in table:
+        _draw(folder / "model.safetensors", table["drawn"])
     for name, changes in table.get("tensors", {}).items():
         edit_tensors(folder / name, changes)
     if table.keys() & {"values", "twins", "halves"}:
@@ -158,6 +162,26 @@ def edit_tensors(path: Path, changes: dict[str, Any]) -> None:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+def _draw(path: Path, drawn: dict[str, Any]) -> None:
+    """Add or replace tensors with random values; trained ones differ in the norms of their rows and columns."""
+    tensors: dict[str, Any] = load_file(path)
+    random = np.random.default_rng(5)
+    for pattern, entry in drawn.items():
+        for number in range(entry.get("number", 1)):
+            shape = tuple(entry["shape"])
+            if entry["how"] == "uniform":  # as torch.nn.Linear starts
+                bound = 1 / np.sqrt(shape[-1])
+                value = random.uniform(-bound, bound, shape)
+            else:
+                value = random.normal(0, 0.02, shape)
+            if entry["how"] == "trained":
+                for axis, length in enumerate(shape):
+                    scale = np.exp(random.normal(0, 0.5, length))
+                    value *= scale.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+            tensors[pattern.replace("*", str(number))] = value.astype(np.float32)
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _edit_values(folder: Path, table: dict[str, Any]) -> None:
