@@ -39,6 +39,7 @@ class Plan:
     headers_only: bool = False
     remote_values: bool = False
     use_mmap: bool = True
+    device: str = "cpu"
     stats: Path | None = None
     options: Options = field(default_factory=Options)
 
@@ -77,7 +78,7 @@ def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
         else:
             from ckptcheck.values.measure import attach
 
-            attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, progress=progress, early=True)
+            attach(ckpt, jobs=plan.jobs, use_mmap=plan.use_mmap, device=plan.device, progress=progress, early=True)
         try:
             _read_headers(ckpt, target)
             report = run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)

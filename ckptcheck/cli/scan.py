@@ -57,6 +57,9 @@ def scan(
     no_mmap: Annotated[
         bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Look at the values on this device, as torch names it: cuda, cuda:1.")
+    ] = "cpu",
     select: Annotated[
         list[str], typer.Option(help="Run only these rules: codes or beginnings of codes, IDX,CFG003.")
     ] = [],  # noqa: B006
@@ -119,6 +122,7 @@ def scan(
         headers_only=headers_only,
         remote_values=values,
         use_mmap=not no_mmap,
+        device=device,
         stats=stats,
         options=Options(verify_blobs, near_zero_threshold, identical_threshold),
     )

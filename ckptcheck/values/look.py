@@ -51,7 +51,7 @@ def look(raw: NDArray[np.uint8], dtype: str) -> Seen:
     signed = raw.view(form.unsigned.replace("u", "i"))
     step, largest = CHUNK // (form.bits // 8), np.maximum.reduce
     limit = -1 if form.fnuz else form.limit if form.limit is not None else 1 << form.bits
-    words, zeros = _words(raw), []
+    words, zeros = stride_words(raw), []
     for number, start in enumerate(range(0, patterns.size, step)):
         part = patterns[start : start + step]
         top = int(largest(part))
@@ -64,8 +64,8 @@ def look(raw: NDArray[np.uint8], dtype: str) -> Seen:
             top = _slow(part, form, start, seen)
         if top > seen.top:
             seen.top = top
-    seen.constant = _constant(patterns)
-    seen.zero_runs = _zero_runs(raw, words, zeros) if seen.top or seen.nan or seen.inf else [(0, raw.size)]
+    seen.constant = constant_pattern(patterns)
+    seen.zero_runs = zero_runs(raw, words, zeros) if seen.top or seen.nan or seen.inf else [(0, raw.size)]
     return seen
 
 
@@ -89,7 +89,7 @@ def _slow(part: NDArray[Any], form: Format, start: int, seen: Seen) -> int:
     return int(finite.max()) if finite.size else 0
 
 
-def _constant(patterns: NDArray[Any]) -> int | None:
+def constant_pattern(patterns: NDArray[Any]) -> int | None:
     """Return the one pattern of all elements, None where there are several. The beginning is sampled first."""
     first = patterns[0]
     if patterns.size < 2 or not (patterns[:64] == first).all():
@@ -99,7 +99,7 @@ def _constant(patterns: NDArray[Any]) -> int | None:
     return int(first) if same else None
 
 
-def _words(raw: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def stride_words(raw: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return one aligned word of eight bytes of every STRIDE."""
     shift = -raw.ctypes.data % 8
     return raw[shift : shift + (raw.size - shift) // 8 * 8].view(np.uint64)[:: STRIDE // 8]
@@ -110,7 +110,7 @@ def _word(chunk: int) -> int:
     return -(-chunk * CHUNK // STRIDE)
 
 
-def _zero_runs(raw: NDArray[np.uint8], words: NDArray[np.uint64], chunks: list[int]) -> list[tuple[int, int]]:
+def zero_runs(raw: NDArray[np.uint8], words: NDArray[np.uint64], chunks: list[int]) -> list[tuple[int, int]]:
     """Return the runs of zero bytes of at least RUN, and shorter ones that touch the beginning or the end.
 
     words: one of every STRIDE; chunks: the chunks in which one of them is zero. Only there the neighbourhood is looked at.

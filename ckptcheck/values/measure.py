@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.values.crew import Crew
+from ckptcheck.values.device import DeviceLook
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.look import Seen, look
 from ckptcheck.values.stats import Gathering, Values, joined
@@ -47,6 +49,7 @@ REMOTE = frozenset(
 """File systems on which a map may stall or die: another machine may truncate the file."""
 
 Progress = Callable[[int, int], None]
+Look = Callable[[NDArray[np.uint8], str], Seen]
 
 
 def measure(
@@ -55,11 +58,13 @@ def measure(
     *,
     jobs: int = 1,
     crew: Crew | None = None,
+    look: Look = look,
     progress: Progress | None = None,
 ) -> Values:
     """Look at every value of these shards. progress: called with bytes done and in all.
 
-    crew: processes that map the files; it is closed afterwards. Without one they are read here, by `jobs` threads.
+    crew: processes that map the files; it is closed afterwards. Without one they are read here, by `jobs` threads, and
+    looked at with `look`.
 
     Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
     """
@@ -71,7 +76,7 @@ def measure(
     runs: dict[str, list[tuple[int, int]]] = {}
     before = {name: _identity(source, name) for name in whole}
     done = 0
-    looked = _mapped(crew, source, batches, values) if crew is not None else _read(source, batches, jobs, values)
+    looked = _mapped(crew, source, batches, values) if crew is not None else _read(source, batches, jobs, values, look)
     for batch, seen in looked:
         done += batch.nbytes
         if progress is not None:
@@ -137,10 +142,12 @@ def _mapped(crew: Crew, source: Source, batches: list[Batch], values: Values) ->
                 yield batch, seen
             elif batch.shard not in lost:
                 lost.add(batch.shard)
-                yield from _read(source, [batch], 1, values)
+                yield from _read(source, [batch], 1, values, look)
 
 
-def _read(source: Source, batches: list[Batch], jobs: int, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
+def _read(
+    source: Source, batches: list[Batch], jobs: int, values: Values, look: Look
+) -> Iterator[tuple[Batch, list[Seen]]]:
     """Read the files and look at what was read, several batches at a time."""
 
     def look_at(batch: Batch) -> list[Seen] | None:
@@ -207,24 +214,28 @@ def attach(
     *,
     jobs: int | None = None,
     use_mmap: bool = True,
+    device: str = "cpu",
     progress: Progress | None = None,
     early: bool = False,
 ) -> Checkpoint:
     """Let a checkpoint read its values when a rule first asks for them. jobs: default the number of cores.
+
+    device: where to look at them, as torch names it; Raises CkptcheckError where torch sees no such device.
 
     early: start the processes that will be needed now, so that they are ready by the time the headers are read; then the
     caller has to call `ckpt.release()` when it is done.
     """
     number = jobs or os.cpu_count() or 1
     total = sum(file.size for name, file in ckpt.files.items() if name.endswith(".safetensors"))
-    mapped = use_mmap and total >= WORTH_A_CREW and _may_be_mapped(ckpt.source)
+    on_device = DeviceLook(device) if device != "cpu" else None
+    mapped = on_device is None and use_mmap and total >= WORTH_A_CREW and _may_be_mapped(ckpt.source)
     started = Crew(number) if mapped and early else None
     if started is not None:
         ckpt.release = started.close
 
     def read() -> Values:
         crew = started if started is not None else Crew(number) if mapped else None
-        return measure(ckpt.source, ckpt.shards, jobs=number, crew=crew, progress=progress)
+        return measure(ckpt.source, ckpt.shards, jobs=number, crew=crew, look=on_device or look, progress=progress)
 
     ckpt.value_reader = read
     ckpt.jobs = number
