@@ -28,6 +28,7 @@ class Seen(msgspec.Struct):
     top: the largest pattern without sign among finite elements. nan, inf: how many. first_nan, first_inf: where, -1 if
     nowhere. constant: the one pattern of all elements, None where there are several.
     zero_runs: [begin, end) of runs of zero bytes of at least RUN, and of any at the very beginning or end.
+    row_peaks: what `peaks.row_peaks` returns, where it was asked for.
     """
 
     top: int = 0
@@ -37,6 +38,7 @@ class Seen(msgspec.Struct):
     first_inf: int = -1
     constant: int | None = None
     zero_runs: list[tuple[int, int]] = []
+    row_peaks: bytes = b""
 
 
 def look(raw: NDArray[np.uint8], dtype: str) -> Seen:

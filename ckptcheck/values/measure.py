@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
@@ -17,8 +16,9 @@ from ckptcheck.values.crew import Crew
 from ckptcheck.values.device import DeviceLook
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.look import Seen, look
+from ckptcheck.values.peaks import has_rows
 from ckptcheck.values.stats import Gathering, Values, joined
-from ckptcheck.values.worker import Batch, Piece
+from ckptcheck.values.worker import Batch, Look, Piece, look_at
 
 BATCH = 1 << 26
 """Bytes given to a worker at a time."""
@@ -49,7 +49,6 @@ REMOTE = frozenset(
 """File systems on which a map may stall or die: another machine may truncate the file."""
 
 Progress = Callable[[int, int], None]
-Look = Callable[[NDArray[np.uint8], str], Seen]
 
 
 def measure(
@@ -59,19 +58,20 @@ def measure(
     jobs: int = 1,
     crew: Crew | None = None,
     look: Look = look,
+    rows: Mapping[str, int] = {},
     progress: Progress | None = None,
 ) -> Values:
     """Look at every value of these shards. progress: called with bytes done and in all.
 
     crew: processes that map the files; it is closed afterwards. Without one they are read here, by `jobs` threads, and
-    looked at with `look`.
+    looked at with `look`. rows: matrix → bytes of a row, of those whose rows are to be glanced at.
 
     Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
     """
     whole = {name: shard for name, shard in shards.items() if shard.readable and _tiled(shard)}
     tensors = [(shard, name) for shard in whole.values() for name in shard.tensors]
     total = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
-    batches = list(_batches(source, whole, BATCH if crew is not None else READ))
+    batches = list(_batches(source, whole, rows, BATCH if crew is not None else READ))
     values, gathered = Values(), [Gathering() for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
     before = {name: _identity(source, name) for name in whole}
@@ -95,6 +95,8 @@ def measure(
             continue
         tensor = shard.tensors[name]
         values.tensors[name] = whole_tensor.stats(name, shard.name, tensor.dtype, tensor.shape)
+        if name in rows:
+            values.row_peaks[name] = whole_tensor.peaks()
     return values
 
 
@@ -109,20 +111,22 @@ def _tiled(shard: Shard) -> bool:
     )
 
 
-def _batches(source: Source, shards: Mapping[str, Shard], most: int) -> Iterator[Batch]:
+def _batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> Iterator[Batch]:
     """Cut the data of the shards into batches: small tensors together, large ones in pieces of whole elements."""
     number = 0
     for shard in shards.values():
         path = str(source.local / shard.name) if source.local is not None else shard.name
         pieces: list[Piece] = []
         room = most
-        for tensor in shard.tensors.values():
+        for name, tensor in shard.tensors.items():
+            row = rows.get(name, 0)
             width = FORMATS[tensor.dtype].bits // 8
+            unit = row or width
             begin, end = tensor.data_offsets
             at = begin
             while at < end:
-                nbytes = min(end - at, room // width * width or width)
-                pieces.append(Piece(shard.data_start + at, nbytes, tensor.dtype, number, (at - begin) // width))
+                nbytes = min(end - at, room // unit * unit or unit)
+                pieces.append(Piece(shard.data_start + at, nbytes, tensor.dtype, number, (at - begin) // width, row))
                 at += nbytes
                 room -= nbytes
                 if room < 8 or len(pieces) == PIECES:
@@ -150,7 +154,7 @@ def _read(
 ) -> Iterator[tuple[Batch, list[Seen]]]:
     """Read the files and look at what was read, several batches at a time."""
 
-    def look_at(batch: Batch) -> list[Seen] | None:
+    def read(batch: Batch) -> list[Seen] | None:
         if batch.shard in values.shrunk or batch.shard in values.unread:
             return None
         seen = []
@@ -160,7 +164,7 @@ def _read(
                 if len(raw) < piece.nbytes:
                     values.shrunk[batch.shard] = "the file shrank while it was being read"
                     return None
-                seen.append(look(np.frombuffer(raw, np.uint8), piece.dtype))
+                seen.append(look_at(np.frombuffer(raw, np.uint8), piece, look))
         except FileNotFoundError:
             values.shrunk[batch.shard] = "the file disappeared while it was being read"
             return None
@@ -171,7 +175,7 @@ def _read(
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        for batch, seen in zip(batches, pool.map(look_at, batches), strict=True):
+        for batch, seen in zip(batches, pool.map(read, batches), strict=True):
             if seen is not None:
                 yield batch, seen
     finally:
@@ -209,6 +213,15 @@ def _is_remote(folder: Path) -> bool:
     return False
 
 
+def _rows(ckpt: Checkpoint) -> dict[str, int]:
+    """Return matrix → bytes of a row for those with a row per token."""
+    found = {}
+    for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
+        if name is not None and has_rows(ckpt.tensors[name]):
+            found[name] = ckpt.tensors[name].nbytes // ckpt.tensors[name].shape[0]
+    return found
+
+
 def attach(
     ckpt: Checkpoint,
     *,
@@ -235,7 +248,15 @@ def attach(
 
     def read() -> Values:
         crew = started if started is not None else Crew(number) if mapped else None
-        return measure(ckpt.source, ckpt.shards, jobs=number, crew=crew, look=on_device or look, progress=progress)
+        return measure(
+            ckpt.source,
+            ckpt.shards,
+            jobs=number,
+            crew=crew,
+            look=on_device or look,
+            rows=_rows(ckpt),
+            progress=progress,
+        )
 
     ckpt.value_reader = read
     ckpt.jobs = number

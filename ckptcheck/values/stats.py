@@ -43,12 +43,15 @@ class Values:
 
     zero_runs: shard → runs of at least RUN zero bytes, [begin, end) from the start of the data, across tensors.
     looked_at: the shards whose every value was seen.
+    row_peaks: embedding and head → for each row the largest magnitude among its first elements, 0 where they are all the same
+    (see `peaks`); unsigned patterns of the dtype.
     shrunk: shard → what happened to it while it was being read. unread: shard → why it could not be read to the end.
     """
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     looked_at: set[str] = field(default_factory=set)
+    row_peaks: dict[str, bytes] = field(default_factory=dict)
     shrunk: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -77,6 +80,7 @@ class Gathering:
     first_nan: int = -1
     first_inf: int = -1
     patterns: set[int | None] = field(default_factory=set)
+    row_peaks: dict[int, bytes] = field(default_factory=dict)
 
     def add(self, seen: Seen, offset: int) -> None:
         """Add what a piece showed that begins `offset` elements into the tensor."""
@@ -84,6 +88,8 @@ class Gathering:
         self.nan += seen.nan
         self.inf += seen.inf
         self.patterns.add(seen.constant)
+        if seen.row_peaks:
+            self.row_peaks[offset] = seen.row_peaks
         for name in ("first_nan", "first_inf"):
             found, known = getattr(seen, name), getattr(self, name)
             if found >= 0 and (known < 0 or found + offset < known):
@@ -106,6 +112,10 @@ class Gathering:
             nothing,
             constant,
         )
+
+    def peaks(self) -> bytes:
+        """Return the peaks of all rows, in order."""
+        return b"".join(self.row_peaks[at] for at in sorted(self.row_peaks))
 
 
 def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -97,7 +97,7 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
     for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
         if name is None or not ckpt.tensors[name].is_plain:
             continue
-        if not suspects(ckpt, name, ckpt.options.near_zero, SUSPECT, jobs=ckpt.jobs):
+        if not suspects(ckpt, name, ckpt.options.near_zero, SUSPECT):
             continue
         stats = row_stats(ckpt, name, jobs=ckpt.jobs)
         rows: dict[int, str] = {}

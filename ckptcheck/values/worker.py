@@ -10,24 +10,31 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Callable
 from typing import IO
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ckptcheck.values.look import look
+from ckptcheck.values.look import Seen, look
+from ckptcheck.values.peaks import row_peaks
 
 LENGTH = struct.Struct("<I")
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """A run of elements: begin and nbytes in the file, tensor: its number, offset: elements into the tensor."""
+    """A run of elements: begin and nbytes in the file, tensor: its number, offset: elements into the tensor.
+
+    row: bytes of a row where each row is to be glanced at; then the run is a whole number of rows.
+    """
 
     begin: int
     nbytes: int
     dtype: str
     tensor: int
     offset: int
+    row: int = 0
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -42,6 +49,17 @@ class Batch(msgspec.Struct, array_like=True):
     def nbytes(self) -> int:
         """Bytes to look at."""
         return sum(piece.nbytes for piece in self.pieces)
+
+
+Look = Callable[[NDArray[np.uint8], str], Seen]
+
+
+def look_at(raw: NDArray[np.uint8], piece: Piece, look: Look) -> Seen:
+    """Look at the bytes of a piece, and at its rows where that is wanted."""
+    seen = look(raw, piece.dtype)
+    if piece.row:
+        seen.row_peaks = row_peaks(raw, piece.dtype, piece.row)
+    return seen
 
 
 def send(stream: IO[bytes], message: bytes) -> None:
@@ -85,5 +103,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
                     os._exit(3)  # it shrank before it was mapped: dying says the same as SIGBUS
                 path, mapped = batch.path, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         assert mapped is not None
-        seen = [look(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece.dtype) for piece in batch.pieces]
+        seen = [
+            look_at(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, look) for piece in batch.pieces
+        ]
         send(sink, msgspec.msgpack.encode(seen))
