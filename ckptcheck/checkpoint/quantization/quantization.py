@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.quantization.declared import KNOWN, Declaration, declarations
@@ -13,6 +13,9 @@ from ckptcheck.checkpoint.quantization.schemes import Args, Scheme, args_of, sch
 from ckptcheck.checkpoint.quantization.stored import Stored, stored_modules
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.rule import Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.quantization.faults import Fault
 
 IGNORES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Names that the methods give to the list of modules left alone, in the order in which vLLM reads them."""
@@ -60,8 +63,9 @@ class Quantization:
 
     @cached_property
     def schemes(self) -> tuple[Scheme, ...]:
-        """What the main declaration says of bits, groups and activations."""
-        return schemes_of(self.main) if self.main is not None else ()
+        """What the configs say of bits, groups and activations: the first that says it, among those of the main one's method."""
+        own = (schemes_of(declared) for declared in self.declared if declared.method == self.method)
+        return next((schemes for schemes in own if schemes), ())
 
     @cached_property
     def ignore(self) -> tuple[Entry, ...]:
@@ -89,10 +93,21 @@ class Quantization:
         """Module → how it is stored, for every module with a weight or a companion of one."""
         return {module: stored for stored, modules in self.stored.items() for module in modules}
 
-    def require_known(self) -> None:
-        """Skip a rule whose question only known methods answer."""
+    @cached_property
+    def faults(self) -> list[tuple[Fault, Stored, list[str]]]:
+        """What is wrong with the tensors of modules, with the way of storing and the modules stored so.
+
+        Skips the rule where nobody here knows what to expect.
+        """
+        from ckptcheck.checkpoint.quantization.faults import choices_of, faults_of
+
         if not self.known and self.method is not None:
             raise Skip(f"quantization method {self.method} is not known to ckptcheck")
+        if not any(True for scheme in self.schemes for _ in choices_of(scheme)):
+            if self.main is None or not any(stored.is_quantized for stored in self.stored):
+                return []
+            raise Skip(f"the config does not say how {self.method} stores the weights")
+        return faults_of(self)
 
 
 def quantization_of(

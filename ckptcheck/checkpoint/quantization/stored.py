@@ -58,8 +58,10 @@ class Stored:
 
     @cached_property
     def is_quantized(self) -> bool:
-        """Whether the numbers are not stored as floats of 16 bits or more."""
-        return self.weight is not None and (self.weight.role != "weight" or self.weight.dtype not in FLOATS)
+        """Whether the numbers are not stored as floats of 16 bits or more (bitsandbytes may pack them into such)."""
+        if self.weight is None:
+            return False
+        return self.weight.role != "weight" or self.weight.dtype not in FLOATS or "absmax" in self.parts
 
     @cached_property
     def companions(self) -> tuple[str, ...]:
