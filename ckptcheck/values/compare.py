@@ -48,6 +48,27 @@ def equal_halves(ckpt: Checkpoint, name: str) -> int | None:
     return None
 
 
+def equal_slices(ckpt: Checkpoint, name: str) -> dict[int, list[int]]:
+    """Return slice of the first dimension → the later ones that hold the same bytes; slices of zeros are left out.
+
+    The first 64 bytes are compared first.
+    """
+    tensor = ckpt.tensors[name]
+    size = tensor.nbytes // tensor.shape[0]
+    known: dict[bytes, list[int]] = {}
+    copies: dict[int, list[int]] = {}
+    for number in range(tensor.shape[0]):
+        firsts = known.setdefault(read(ckpt, name, number * size, min(64, size)), [])
+        twin = next(
+            (first for first in firsts if _repeats(ckpt, name, first * size, (number - first) * size, size)), None
+        )
+        if twin is None:
+            firsts.append(number)
+        else:
+            copies.setdefault(twin, []).append(number)
+    return {first: found for first, found in copies.items() if any(read(ckpt, name, first * size, size))}
+
+
 def _repeats(ckpt: Checkpoint, name: str, start: int, distance: int, length: int) -> bool:
     """Whether `length` bytes from `start` stand again `distance` further on; the beginning is compared first."""
     at, step = 0, min(64, length)

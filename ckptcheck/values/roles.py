@@ -17,7 +17,7 @@ ROUTER = re.compile(
     r"(^|\.)(gate|router|router\.(classifier|weight|proj|layer)|gate\.wg|moe\.gate|ffn\.router)\.weight$"
 )
 NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$", re.IGNORECASE)
-BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias|\.bias)$")
+BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias)$")
 """Buffers whose Inf is meant: ranges of clamps (Gemma 4's audio tower), attention masks."""
 STARTS_AT_ZERO = re.compile(r"lora_(embedding_)?B(\.|$)|lora_B|zero_point|qzeros|g_idx|relative_attention_bias")
 """What is zero by design at the start of training, or always may be."""
@@ -32,6 +32,12 @@ def is_matrix(stats: TensorStats) -> bool:
 def is_scale(name: str) -> bool:
     """Whether a tensor holds scales of a quantization."""
     return "scale" in name.rpartition(".")[2]
+
+
+def may_be_infinite(stats: TensorStats) -> bool:
+    """Whether Inf is no wonder here: scalars, bounds, attention masks (GPT-2 calls its square one ``attn.bias``)."""
+    mask = stats.name.endswith(".bias") and len(stats.shape) > 2
+    return not stats.shape or mask or bool(BOUND.search(stats.name))
 
 
 def is_router(ckpt: Checkpoint, stats: TensorStats) -> bool:

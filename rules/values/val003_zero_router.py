@@ -12,6 +12,12 @@ zero head are all equal. Nothing stops, and no log line says so.
 Take the tensor from the checkpoint this one was converted from, and find the step that lost it: routers quantized and never
 filled are the usual one.
 
+## When it can be wrong
+The embedding of a model that is only fed with embeddings, and a head that its inference code replaces, may be zero. So
+may a router that was just added to a dense model, before its first training ("upcycling"); all its experts are equal then,
+and VAL009 says so too. A router that vLLM or SGLang call by another name than `gate` or `router` is VAL004's.
+`--ignore VAL003`, or a reason under `[ignore]`, silences it.
+
 ## Seen in
 vllm-project/vllm-omni#5573, paiml/aprender#2337 (lm_head)
 """

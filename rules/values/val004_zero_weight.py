@@ -12,7 +12,11 @@ input through, and the model answers almost sensibly.
 Compare the file's hash with the original, or fetch it again; export again.
 
 ## When it can be wrong
-Some methods zero a matrix on purpose (pruning, identity layers added for depth up-scaling).
+It is a warning because some methods zero a matrix on purpose: pruning, `o_proj` and `down_proj` of layers added to deepen a
+model (they start as the identity), convolutions of a ControlNet, gates of adapters that start closed. A matrix that is lost
+and one that was meant look the same; what a method zeroes it says in its paper. Norms and other vectors are not looked at:
+models with (1 + weight) norms, such as Gemma's, start them at zero (VAL012 compares them with their siblings).
+`--ignore VAL004`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 paiml/aprender#2337 (27 of 339 tensors: down_proj and v_proj)

@@ -5,6 +5,9 @@ Nowhere in the data is there a run of 1 KiB or more of zero bytes within matrice
 the border of two tensors. Left out: embeddings and heads (whole rows may be unused), packed and integer tensors, matrices
 that are zero as a whole (VAL003, VAL004), and padding rows at the end of a matrix.
 
+Of a matrix with at least 128 columns, no half, quarter or eighth of the columns is zero in every row (a last eighth is taken
+for padding). Nobody looks for that on the Hub.
+
 ## Why it matters
 A disk that was full, an upload that lost a block or a tensor-parallel rank that was not gathered leaves zeros and no error:
 sizes and headers are right.
@@ -13,7 +16,10 @@ sizes and headers are right.
 Fetch or write the file again; compare hashes. Where exactly one half is zero, gather the tensor-parallel ranks.
 
 ## When it can be wrong
-Structured pruning zeroes rows on purpose.
+Structured pruning zeroes rows, columns or heads on purpose. A tensor that was allocated larger than needed, with room for
+more than an eighth of its rows at the end, is zero there by design: patches of positions, capacity for languages or tasks to
+come. Matrices that join two inputs may start with one of them switched off. `--ignore VAL005`, or a reason under `[ignore]`,
+silences it.
 
 ## Seen in
 vllm-project/vllm#53537, paiml/aprender#2337
@@ -25,11 +31,16 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.blocks import zeroed
+from ckptcheck.values.columns import zero_columns
 
 
 @rule("VAL005", "zeroed-block", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for shard, blocks in zeroed(ckpt).items():
+    columns = zero_columns(ckpt)
+    for shard, found in zeroed(ckpt).items():
+        blocks = [block for block in found if not columns.keys() >= set(block.tensors)]
+        if not blocks:
+            continue
         first = blocks[0]
         names = list(dict.fromkeys(name for block in blocks for name in block.tensors))
         half = "; it is exactly one half, as a lost tensor-parallel rank leaves it" if first.half else ""
@@ -39,5 +50,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=shard,
             key=first.tensors[0],
             hint="fetch or write the file again, and compare its hash with the original's",
+        )
+    for name, (begin, end) in columns.items():
+        width = ckpt.tensors[name].shape[-1]
+        yield Problem(
+            f"columns {begin:,}-{end - 1:,} of {width:,} are zero in every row, as a lost tensor-parallel rank leaves them",
+            file=ckpt.holders[name],
+            key=name,
+            hint="gather all tensor-parallel ranks and write the file again",
         )
     ckpt.require_values()

@@ -11,7 +11,9 @@ Such a matrix has rank one and carries nothing that was trained: it was filled, 
 Export again from a checkpoint that has its values.
 
 ## When it can be wrong
-Some architectures have matrices that start constant and hardly move (layer scales, gates).
+Some architectures have matrices that start constant and hardly move in a low precision: layer scales, gates, mixing
+coefficients, decay tables, norms that are stored with a second dimension. Compare with the model it was made from: if it is
+constant there too, nothing is lost. `--ignore VAL007`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 NVIDIA/Megatron-LM#5844 (experts left as they were allocated)

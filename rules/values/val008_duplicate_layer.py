@@ -11,7 +11,10 @@ right, the names are right, and half of the model is gone.
 Convert again with the offset of each pipeline stage.
 
 ## When it can be wrong
-Models that were made deeper by repeating layers, and never trained after, have equal layers by design.
+Models that were made deeper by repeating layers, and never trained after, have equal layers by design (SOLAR's method before
+its training, mergekit's passthrough, frankenmerges), and so have models that share weights between layers (ALBERT's method)
+and were stored layer by layer. Layers that are equal except for a norm count as equal; layers equal in all but one matrix do
+not. `--ignore VAL008`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 huggingface/transformers#24381, NVIDIA/Megatron-LM#1583

@@ -11,6 +11,12 @@ are lost.
 ## How to fix
 Merge again from all tensor-parallel ranks.
 
+## When it can be wrong
+A model whose single key and value head (MQA) was repeated on purpose to serve it on two ranks has equal halves in `k_proj`
+and `v_proj`. So has a layer that was widened by copying its neurons, before further training. One that repeats in other
+shares, such as thirds, or in which two halves differ in a single byte, is not seen. `--ignore VAL010`, or a reason under
+`[ignore]`, silences it.
+
 ## Seen in
 verl-project/verl#7610 (replicated buffers concatenated over ranks)
 """

@@ -9,6 +9,11 @@ Something writes to the checkpoint: a save, a sync or a clean-up is under way, a
 ## How to fix
 Check again when nothing writes to the folder.
 
+## When it can be wrong
+It has seen it happen, so it is right about the file; but a clean-up that removes a checkpoint which nobody wants any more
+looks the same. A network file system with a stale cache may tell a wrong size, too. A file that is replaced by another of
+the same size is no finding: the scan is incomplete then, and says so.
+
 ## Seen in
 KempnerInstitute/KempnerForge#102 (the pointer moved before the shards were durable)
 """
