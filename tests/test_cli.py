@@ -94,6 +94,7 @@ def test_findings(here: Path) -> None:
         (["scan", "sound", "-o", "nowhere/report.txt"], "ckptcheck: cannot write nowhere/report.txt"),
         (["scan", "sound", "--config", "none.toml"], "ckptcheck: cannot read none.toml"),
         (["rule", "XYZ"], "ckptcheck: no rule has the code 'XYZ'"),
+        (["rule", "IDX01"], "ckptcheck: IDX01 is the beginning of 3 codes: IDX010, IDX011, IDX012"),
         (["scna"], "Did you mean 'scan'?\n"),
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
     ],

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import few
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -86,7 +89,12 @@ def rule(
     from ckptcheck.reporters.text import width_for
     from ckptcheck.select import matching
 
-    for found in matching(pack.load([*settings.find(Path.cwd()).rule_folders, *folders]), code):
+    several = matching(pack.load([*settings.find(Path.cwd()).rule_folders, *folders]), code)
+    if len(several) > 1:
+        raise CkptcheckError(
+            f"{code} is the beginning of {len(several)} codes: {few([found.code for found in several], 8)}"
+        )
+    for found in several:
         page = f"# {found.code} {found.name} ({found.severity})\n\n{found.explanation.strip()}\n"
         if sys.stdout.isatty():
             Console(width=width_for(sys.stdout)).print(Markdown(page))
