@@ -29,3 +29,8 @@ class Tensor(msgspec.Struct, gc=False, frozen=True):
     def is_plain(self) -> bool:
         """Whether each element is one number of the model, so that the shape is the model's own (not packed)."""
         return self.dtype in PLAIN
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is a matrix of numbers, so that each row can be looked at."""
+        return self.is_plain and len(self.shape) == 2 and 0 not in self.shape
