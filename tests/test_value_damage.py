@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases import CHECKPOINTS
 from conftest import needs
+from safetensors.numpy import save_file
 
 from ckptcheck import pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -110,6 +111,31 @@ def test_no_trained_encoder_looks_fresh() -> None:
     assert spec is not None
     assert spec.submodule_search_locations
     assert findings(Path(spec.submodule_search_locations[0]) / "model") == []
+
+
+@pytest.mark.parametrize("moved", ["nothing", "rows", "columns", "means of rows", "means of columns"])
+def test_a_slight_structure_shows_training(tmp_path: Path, moved: str) -> None:
+    """A few percent between rows or columns leaves the bell as it was, within chance, and yet is no accident."""
+    from ckptcheck.values.fresh import fresh_families
+
+    random = np.random.default_rng(2)
+    trained = {
+        f"{name}.weight": (random.normal(0, 0.02, (64, 64)) * np.exp(random.normal(0, 0.5, (64, 1)))).astype("f4")
+        for name in "abc"
+    }
+    value = random.normal(0, 0.02, (512, 512))
+    match moved:
+        case "rows":
+            value *= np.exp(random.normal(0, 0.035, (512, 1)))
+        case "columns":
+            value *= np.exp(random.normal(0, 0.035, (1, 512)))
+        case "means of rows":
+            value += random.normal(0, 0.002, (512, 1))
+        case "means of columns":
+            value += random.normal(0, 0.002, (1, 512))
+    save_file(trained | {"other.weight": value.astype("f4")}, tmp_path / "model.safetensors", {"format": "pt"})
+    found = fresh_families(attach(open_checkpoint(str(tmp_path))))
+    assert [draw.name for family in found for draw in family.fresh] == (["other.weight"] if moved == "nothing" else [])
 
 
 @pytest.mark.parametrize("whole", [True, False])
