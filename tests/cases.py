@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from ckptcheck import pack
 from ckptcheck.rule import Finding, Rule
@@ -126,46 +126,52 @@ def _edit_json(path: Path, changes: dict[str, Any], removed: list[str]) -> None:
     path.write_text(json.dumps(value, indent=2), encoding="utf-8")
 
 
-NUMPY = {
-    "F32": "f4",
-    "F16": "f2",
-    "F64": "f8",
-    "I32": "i4",
-    "I64": "i8",
-    "U8": "u1",
-    "I8": "i1",
-    "BF16": "bf16",
-    "F8_E4M3": "f8",
-}
+WIDTHS = {
+    "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "F8_E4M3": "u1", "F8_E8M0": "u1",
+    "I64": "i8", "I32": "i4", "I8": "i1", "U8": "u1",
+}  # fmt: skip
+"""dtype → numpy's; those that numpy lacks as patterns of the same width."""
+
+
+def read_tensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """Return name → dtype and values (patterns where numpy lacks the dtype)."""
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    header.pop("__metadata__", None)
+    return {
+        name: (
+            entry["dtype"],
+            np.frombuffer(raw[start:][slice(*entry["data_offsets"])], WIDTHS[entry["dtype"]]).reshape(entry["shape"]),
+        )
+        for name, entry in header.items()
+    }
 
 
 def edit_tensors(path: Path, changes: dict[str, Any]) -> None:
-    """Add, replace or remove tensors. dtypes that numpy lacks are written as raw bytes under their own name."""
-    tensors: dict[str, Any] = load_file(path) if path.exists() else {}
-    retyped = {}
+    """Add, replace or remove tensors. dtypes that numpy lacks are saved as patterns, and then written under their own name."""
+    tensors = read_tensors(path) if path.exists() else {}
     for name, change in changes.items():
         tensors.pop(name, None)
-        if change is False:
-            continue
-        dtype, shape = change["dtype"], tuple(change["shape"])
-        stand_in = {"BF16": np.uint16, "F8_E4M3": np.uint8}.get(dtype)
-        if stand_in is not None:
-            retyped[name] = dtype
-        tensors[name] = np.ones(shape, stand_in or NUMPY[dtype])
-    save_file(tensors, path, {"format": "pt"})
-    if retyped:
-        raw = path.read_bytes()
-        length = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8 : 8 + length])
-        for name, dtype in retyped.items():
-            header[name]["dtype"] = dtype
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+        if change is not False:
+            tensors[name] = (change["dtype"], np.ones(tuple(change["shape"]), WIDTHS[change["dtype"]]))
+    save_file({name: value for name, (_, value) in tensors.items()}, path, {"format": "pt"})
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    if all(header[name]["dtype"] == dtype for name, (dtype, _) in tensors.items()):
+        return
+    for name, (dtype, _) in tensors.items():
+        header[name]["dtype"] = dtype
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
 
 
 def _draw(path: Path, drawn: dict[str, Any]) -> None:
     """Add or replace tensors with random values; trained ones differ in the norms of their rows and columns."""
+    from safetensors.numpy import load_file
+
     tensors: dict[str, Any] = load_file(path)
     random = np.random.default_rng(5)
     for pattern, entry in drawn.items():
@@ -214,7 +220,7 @@ def _edit_values(folder: Path, table: dict[str, Any]) -> None:
 def _write_index(folder: Path) -> None:
     places, total = {}, 0
     for shard in sorted(folder.glob("model-*.safetensors")):
-        for name, value in load_file(shard).items():
+        for name, (_, value) in read_tensors(shard).items():
             places[name] = shard.name
             total += value.nbytes
     index = {"metadata": {"total_size": total}, "weight_map": places}

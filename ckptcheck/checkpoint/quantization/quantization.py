@@ -70,23 +70,32 @@ class Quantization:
     @cached_property
     def ignore(self) -> tuple[Entry, ...]:
         """The entries of the main declaration's lists of modules that are left alone; what is no text is left out."""
-        return tuple(
-            Entry(text, self.main.file, self.main.path(name, str(number)))
-            for name in IGNORES
-            if self.main is not None and isinstance(self.main.value.get(name), list)
-            for number, text in enumerate(self.main.value[name])
-            if isinstance(text, str)
-        )
+        return self.ignored_by(self.main) if self.main is not None else ()
 
     @cached_property
     def kv_cache(self) -> Args | None:
-        """How the key-value cache is quantized, by `kv_cache_scheme` or ModelOpt's `kv_cache_quant_algo`."""
-        if (scheme := args_of(self.config.get("kv_cache_scheme"))) is not None:
+        """How the key-value cache is quantized, None where it is not."""
+        return self.kv_cache_of(self.main) if self.main is not None else None
+
+    @staticmethod
+    def ignored_by(declared: Declaration) -> tuple[Entry, ...]:
+        """Return the entries of a declaration's lists of modules that are left alone."""
+        return tuple(
+            Entry(text, declared.file, declared.path(name, str(number)))
+            for name in IGNORES
+            if isinstance(declared.value.get(name), list)
+            for number, text in enumerate(declared.value[name])
+            if isinstance(text, str)
+        )
+
+    @staticmethod
+    def kv_cache_of(declared: Declaration) -> Args | None:
+        """Return what `kv_cache_scheme`, or ModelOpt's `kv_cache_quant_algo`, says."""
+        if (scheme := args_of(declared.value.get("kv_cache_scheme"))) is not None:
             return scheme
-        algo = self.config.get("kv_cache_quant_algo")
-        if isinstance(algo, str) and algo.upper() == "FP8":
-            return Args(8, "float", "tensor")
-        return Args(4, "float", "tensor_group", 16) if isinstance(algo, str) and algo.upper() == "NVFP4" else None
+        algo = declared.value.get("kv_cache_quant_algo")
+        known = {"FP8": Args(8, "float", "tensor"), "NVFP4": Args(4, "float", "tensor_group", 16)}
+        return known.get(algo.upper()) if isinstance(algo, str) else None
 
     @cached_property
     def layers(self) -> dict[str, Stored]:

@@ -24,13 +24,13 @@ FUSED_ROLES = {
     "scale": "weight_scale", "scale_inv": "weight_scale_inv",
 }  # fmt: skip
 """What follows the parameter's name → role; anything else is the role's own name (``weight_scale_2``, ``input_scale``)."""
-BELOW = re.compile(r"absmax|quant_map|nested_absmax|nested_quant_map|bitsandbytes__\w+")
-"""Leaves that bitsandbytes writes below the weight: ``q_proj.weight.absmax``."""
+BNB = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state")
+"""Roles that bitsandbytes writes below the weight: ``q_proj.weight.absmax``, ``q_proj.weight.quant_state.bitsandbytes__nf4``."""
 ROLES = frozenset((
     *WEIGHTS, "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_scales", "weight_zero_point", "weight_shape",
     "weight_g_idx", "weight_global_scale", "input_scale", "input_scale_2", "input_zero_point", "input_global_scale",
     "activation_scale", "scales", "qzeros", "g_idx", "scale", "scale_inv", "qscale_weight",
-    "SCB", "weight_format", "absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state",
+    "SCB", "weight_format",
 ))  # fmt: skip
 """Roles that belong to a weight. Others (biases, the scales of a cache) are nobody's companion here."""
 
@@ -71,8 +71,14 @@ class Stored:
     def name(self, module: str, role: str) -> str:
         """Write the full name that a tensor of a module stored so has, or would have."""
         if (part := self.parts.get(role)) is not None:
-            return f"{module}{part.ending}".removeprefix(".")
-        return f"{module}.{role}".removeprefix(".")
+            ending = part.ending
+        elif role in BNB:
+            ending = f".weight.{role}"
+        elif self.weight is not None and not self.weight.ending.startswith("."):  # experts that share one tensor
+            ending = "_" + role.removeprefix("weight_")
+        else:
+            ending = f".{role}"
+        return f"{module}{ending}".removeprefix(".")
 
 
 def stored_modules(tensors: Mapping[str, Tensor]) -> dict[Stored, list[str]]:
@@ -109,10 +115,10 @@ def stored_modules(tensors: Mapping[str, Tensor]) -> dict[Stored, list[str]]:
 
 def _place(leaf: str) -> tuple[str, str, str] | None:
     """Return what a leaf cuts from and adds to the name before it to make the module's, and its role; None for no role."""
+    if leaf in BNB or leaf.startswith("bitsandbytes__"):
+        return ".weight", "", leaf if leaf in BNB else "quant_state"
     if leaf in ROLES:
         return "", "", leaf
-    if BELOW.fullmatch(leaf):
-        return ".weight", "", "quant_state" if leaf.startswith("bitsandbytes__") else leaf
     if fused := FUSED.fullmatch(leaf):
         role = FUSED_ROLES.get(fused[2], fused[2])
         if role in ROLES:
