@@ -334,6 +334,8 @@ def test_a_real_model_is_sound(smollm2: Path) -> None:
 def test_stats_are_a_table(folder: Path, tmp_path: Path) -> None:
     import json
 
+    from safetensors.numpy import load_file
+
     file = tmp_path / "stats.json"
     command = [sys.executable, "-m", "ckptcheck", "scan", str(folder), "--stats", str(file)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -343,7 +345,14 @@ def test_stats_are_a_table(folder: Path, tmp_path: Path) -> None:
     assert head == {
         "target": str(folder), "name": "lm_head.weight", "shard": "model-00001-of-00003.safetensors", "dtype": "F32",
         "shape": [32, 8], "absmax": head["absmax"], "nan": 0, "inf": 0, "first_nan": -1, "first_inf": -1, "zero": False,
-        "constant": False,
+        "constant": False, "row_mean_abs": head["row_mean_abs"], "row_max_abs": head["row_max_abs"], "row_std": head["row_std"],
     }  # fmt: skip
+    weight = load_file(folder / head["shard"])["lm_head.weight"]
+    assert np.allclose(head["row_mean_abs"], np.abs(weight).mean(1), rtol=1e-5)
+    assert np.allclose(head["row_max_abs"], np.abs(weight).max(1), rtol=1e-5)
+    assert np.allclose(head["row_std"], weight.std(1, ddof=1), rtol=1e-5)
+    with_rows = {row["name"] for row in rows if row["row_std"] is not None}
+    assert with_rows == {"lm_head.weight", "model.embed_tokens.weight"}
+    assert len({tuple(row) for row in rows}) == 1, "every record has the same keys"
     assert 0.03 < head["absmax"] < 0.2
     assert subprocess.run([*command, "--headers-only"], capture_output=True, check=False).returncode == 2

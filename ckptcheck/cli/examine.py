@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +60,9 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
             talk(f"ckptcheck: {error.message}" + (f" ({error.hint})" if error.hint else ""))
             reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
     if plan.stats is not None:
-        replace_file(plan.stats, (json.dumps(rows, indent=1) + "\n").encode())
+        from ckptcheck.values.table import as_json
+
+        replace_file(plan.stats, as_json(rows))
     return reports
 
 
@@ -83,10 +84,10 @@ def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
             _read_headers(ckpt, target)
             report = run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
             if plan.stats is not None:
-                from ckptcheck.values.stats import as_rows
+                from ckptcheck.values.table import records
 
                 try:
-                    rows += as_rows(target, ckpt.values)
+                    rows += records(ckpt)
                 except Skip as skip:
                     raise CkptcheckError(f"there is nothing for --stats to write: {skip}") from skip
             return report

@@ -52,7 +52,11 @@ def scan(
     ] = 1e-8,
     stats: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a JSON record per tensor: absmax, NaN, Inf, zero, constant."),
+        typer.Option(
+            metavar="FILE",
+            help="Write a JSON record per tensor: absmax, NaN, Inf, zero, constant; "
+            "for embeddings, heads and routers also mean_abs, max_abs and std of each row.",
+        ),
     ] = None,
     no_mmap: Annotated[
         bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")

@@ -28,7 +28,7 @@ class Seen(msgspec.Struct):
     top: the largest pattern without sign among finite elements. nan, inf: how many. first_nan, first_inf: where, -1 if
     nowhere. constant: the one pattern of all elements, None where there are several.
     zero_runs: [begin, end) of runs of zero bytes of at least RUN, and of any at the very beginning or end.
-    row_peaks: what `peaks.row_peaks` returns, where it was asked for.
+    row_peaks, row_marks: what these functions of `peaks` return, where it was asked for.
     """
 
     top: int = 0
@@ -39,6 +39,7 @@ class Seen(msgspec.Struct):
     constant: int | None = None
     zero_runs: list[tuple[int, int]] = []
     row_peaks: bytes = b""
+    row_marks: bytes = b""
 
 
 def look(raw: NDArray[np.uint8], dtype: str) -> Seen:

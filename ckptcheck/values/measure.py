@@ -16,7 +16,6 @@ from ckptcheck.values.crew import Crew
 from ckptcheck.values.device import DeviceLook
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.look import Seen, look
-from ckptcheck.values.peaks import has_rows
 from ckptcheck.values.stats import Gathering, Values, joined
 from ckptcheck.values.worker import Batch, Look, Piece, look_at
 
@@ -97,6 +96,7 @@ def measure(
         values.tensors[name] = whole_tensor.stats(name, shard.name, tensor.dtype, tensor.shape)
         if name in rows:
             values.row_peaks[name] = whole_tensor.peaks()
+            values.row_marks[name] = whole_tensor.marks()
     return values
 
 
@@ -217,7 +217,7 @@ def _rows(ckpt: Checkpoint) -> dict[str, int]:
     """Return matrix → bytes of a row for those with a row per token."""
     found = {}
     for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
-        if name is not None and has_rows(ckpt.tensors[name]):
+        if name is not None and ckpt.tensors[name].has_rows:
             found[name] = ckpt.tensors[name].nbytes // ckpt.tensors[name].shape[0]
     return found
 

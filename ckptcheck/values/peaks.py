@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.values.dtypes import FORMATS
 
+MARK = 8
+"""Bytes of a row's mark."""
 GLANCE = 64
 """Elements looked at of each row: a cache line or two, where the row may have a hundred."""
-
-
-def has_rows(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix of numbers, so that each row can be looked at."""
-    return tensor.is_plain and len(tensor.shape) == 2 and 0 not in tensor.shape
 
 
 def row_peaks(raw: NDArray[np.uint8], dtype: str, row: int) -> bytes:
@@ -30,3 +26,11 @@ def row_peaks(raw: NDArray[np.uint8], dtype: str, row: int) -> bytes:
     peaks = np.maximum(np.where(highest > bare, highest & bare, 0), np.maximum(signed, 0).astype(form.unsigned))
     peaks[highest == patterns.min(axis=1)] = 0
     return bytes(peaks.astype(form.unsigned))
+
+
+def row_marks(raw: NDArray[np.uint8], row: int) -> bytes:
+    """Return the first MARK bytes of each row, shorter rows with zeros after them: rows are equal only where these are."""
+    first = raw.reshape(-1, row)[:, :MARK]
+    if row < MARK:
+        first = np.pad(first, ((0, 0), (0, MARK - row)))
+    return first.tobytes()

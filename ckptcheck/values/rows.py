@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.rule import Skip
 from ckptcheck.values.dtypes import FORMATS, decode
-from ckptcheck.values.peaks import has_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 STEP = 1 << 19
 """Bytes of rows that are looked at together, so that their float32 form stays in the cache."""
 READ = 1 << 23
+FEW = 4
+"""Rows that make a cluster."""
+SPREAD = 2
+"""A cluster's sizes may vary so many times as much as those of rows drawn from one distribution."""
+GAP = 1.5
+"""How much larger the smallest row above a cluster is than the largest in it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,24 @@ class Rows:
         """Rows whose elements are all the same: their standard deviation is below the threshold; NeMo-RL's is 1e-8."""
         return self.std < threshold
 
+    def cluster(self, share: float, known: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
+        """Rows below this share of the median's mean magnitude that are alike in it and apart from all above; none if unsure.
+
+        Rows that were drawn and never trained are alike: in n elements of one normal distribution the mean magnitude
+        varies by sqrt(pi / 2 - 1) / sqrt(n). Decay shrinks them all by one factor. known: rows left out. width: n.
+        """
+        import numpy as np
+
+        low = (self.mean_abs < share * float(np.median(self.mean_abs))) & ~known
+        sizes = self.mean_abs[low]
+        if len(sizes) < FEW:
+            return np.zeros_like(low)
+        above = self.mean_abs[~low & ~known].min(initial=np.inf)
+        spread = float(sizes.std() / sizes.mean())
+        if spread > SPREAD * sqrt(pi / 2 - 1) / sqrt(width) or above < GAP * sizes.max():
+            return np.zeros_like(low)
+        return low
+
     def far_below(self, share: float) -> NDArray[np.bool_]:
         """Rows whose mean magnitude is below this share of the median row's."""
         import numpy as np
@@ -53,7 +77,7 @@ def suspects(ckpt: Checkpoint, name: str, near_zero: float, far_below: float) ->
     """
     import numpy as np
 
-    if not has_rows(ckpt.tensors[name]):
+    if not ckpt.tensors[name].has_rows:
         raise Skip(f"the rows of {name} are packed")
     peaks = ckpt.values.row_peaks.get(name)
     if peaks is None:  # its shard could not be read: other rules say so
@@ -83,7 +107,7 @@ def _rows(ckpt: Checkpoint, name: str, look_at: Callable[[int, NDArray[Any]], No
     import numpy as np
 
     tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.holders[name]]
-    if not has_rows(tensor):
+    if not tensor.has_rows:
         raise Skip(f"the rows of {name} are packed")
     number, width = tensor.shape
     nbytes = width * (FORMATS[tensor.dtype].bits // 8)

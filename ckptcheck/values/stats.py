@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +43,7 @@ class Values:
     zero_runs: shard → runs of at least RUN zero bytes, [begin, end) from the start of the data, across tensors.
     looked_at: the shards whose every value was seen.
     row_peaks: embedding and head → for each row the largest magnitude among its first elements, 0 where they are all the same
-    (see `peaks`); unsigned patterns of the dtype.
+    (see `peaks`); unsigned patterns of the dtype. row_marks: the first MARK bytes of each row.
     shrunk: shard → what happened to it while it was being read. unread: shard → why it could not be read to the end.
     """
 
@@ -52,22 +51,9 @@ class Values:
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     looked_at: set[str] = field(default_factory=set)
     row_peaks: dict[str, bytes] = field(default_factory=dict)
+    row_marks: dict[str, bytes] = field(default_factory=dict)
     shrunk: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-
-
-def as_rows(target: str, values: Values) -> list[dict[str, object]]:
-    """Return one flat record per tensor, as tables want them (pandas, polars, parquet). What is not finite becomes None."""
-    return [
-        {"target": target, **{key: _plain(value) for key, value in msgspec.structs.asdict(stats).items()}}
-        for stats in values.tensors.values()
-    ]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass
@@ -81,6 +67,7 @@ class Gathering:
     first_inf: int = -1
     patterns: set[int | None] = field(default_factory=set)
     row_peaks: dict[int, bytes] = field(default_factory=dict)
+    row_marks: dict[int, bytes] = field(default_factory=dict)
 
     def add(self, seen: Seen, offset: int) -> None:
         """Add what a piece showed that begins `offset` elements into the tensor."""
@@ -90,6 +77,7 @@ class Gathering:
         self.patterns.add(seen.constant)
         if seen.row_peaks:
             self.row_peaks[offset] = seen.row_peaks
+            self.row_marks[offset] = seen.row_marks
         for name in ("first_nan", "first_inf"):
             found, known = getattr(seen, name), getattr(self, name)
             if found >= 0 and (known < 0 or found + offset < known):
@@ -116,6 +104,10 @@ class Gathering:
     def peaks(self) -> bytes:
         """Return the peaks of all rows, in order."""
         return b"".join(self.row_peaks[at] for at in sorted(self.row_peaks))
+
+    def marks(self) -> bytes:
+        """Return the marks of all rows, in order."""
+        return b"".join(self.row_marks[at] for at in sorted(self.row_marks))
 
 
 def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ckptcheck.phrase import ranges
 from ckptcheck.rule import Skip
 from ckptcheck.values.rows import Rows, row_stats, suspects
+from ckptcheck.values.uses import placeholders
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -20,31 +20,47 @@ IDLE = re.compile(r"\bunk_token\b|\bpad_token")
 """Uses that do not put a token before the model."""
 FAR_BELOW = 0.02
 """Share of the median row's mean magnitude below which a row has kept what it was allocated with."""
+CLUSTER = 0.2
+"""The same share for rows that are also alike and apart from the others; those of BERT's unused tokens lie at 0.4, in no gap."""
 SUSPECT = 0.2
 """The same for the largest magnitude, which varies more from row to row: a row above it is not looked at twice."""
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """The untrained rows of one matrix. rows: id → how it shows. stats: of all rows."""
+    """The untrained rows of one matrix. rows: id → how it shows. stats: of all rows.
+
+    cluster: further rows, small and alike and apart from the others: as if drawn and never trained, which is likely and no more.
+    """
 
     ckpt: Checkpoint
     name: str
     stats: Rows
     rows: dict[int, str]
+    cluster: frozenset[int] = frozenset()
 
     @cached_property
     def padding(self) -> frozenset[int]:
-        """Rows that no token has, and the row of a padding token that is nothing else, which is zero by design."""
+        """The untrained rows that may be: nothing is ever read through them."""
+        return self._aside(self.rows)
+
+    @cached_property
+    def clustered(self) -> frozenset[int]:
+        """The cluster without the rows that may well be untrained."""
+        return self.cluster - self._aside(self.cluster)
+
+    def _aside(self, rows: Iterable[int]) -> frozenset[int]:
+        """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders."""
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
         pad = {config.integer("pad_token_id")} if config is not None else set()
+        replaced = placeholders(self.ckpt)
         if tokenizer is None:
-            return frozenset(row for row in self.rows if row in pad)
-        reasons = {row: tokenizer.used(row) or "" for row in self.rows}
+            return frozenset(row for row in rows if row in pad or row in replaced)
+        reasons = {row: tokenizer.used(row) or "" for row in rows}
         return frozenset(
             row
             for row, why in reasons.items()
-            if tokenizer.name(row) is None or "pad_token" in why or (row in pad and not why)
+            if tokenizer.name(row) is None or "pad_token" in why or (row in pad and not why) or row in replaced
         )
 
     @cached_property
@@ -58,15 +74,6 @@ class Untrained:
             raise Skip("there is no tokenizer to tell which tokens are used")
         found = {row: self.ckpt.tokenizer.used(row) for row in self.rows if row not in self.padding}
         return {row: reason for row, reason in found.items() if reason is not None and not IDLE.search(reason)}
-
-    def listed(self, rows: Iterable[int]) -> str:
-        """Name a few tokens and their ids."""
-        tokenizer = self.ckpt.tokenizer
-        numbers = sorted(rows)
-        names = [f"{row} {name}" for row in numbers[:4] if tokenizer is not None and (name := tokenizer.name(row))]
-        if len(names) == len(numbers):
-            return ", ".join(names)
-        return ranges(numbers) + (f" ({', '.join(names)}, …)" if names else "")
 
     @property
     def summary(self) -> str:
@@ -93,6 +100,8 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
     """Judge the rows of the embedding and of a head of its own. Raises Skip where values are not read."""
     if ckpt.value_reader is None:
         raise Skip(ckpt.no_values)
+    import numpy as np
+
     found = []
     for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
         if name is None or not ckpt.tensors[name].is_plain:
@@ -107,5 +116,7 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
             ("near zero", stats.near_zero(ckpt.options.near_zero)),
         ):
             rows |= dict.fromkeys(map(int, mask.nonzero()[0]), how)
-        found.append(Untrained(ckpt, name, stats, rows))
+        known = np.isin(np.arange(len(stats.std)), list(rows))
+        alike = stats.cluster(CLUSTER, known, ckpt.tensors[name].shape[1])
+        found.append(Untrained(ckpt, name, stats, rows, frozenset(map(int, alike.nonzero()[0]))))
     return found

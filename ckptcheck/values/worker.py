@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.values.look import Seen, look
-from ckptcheck.values.peaks import row_peaks
+from ckptcheck.values.peaks import row_marks, row_peaks
 
 LENGTH = struct.Struct("<I")
 
@@ -59,6 +59,7 @@ def look_at(raw: NDArray[np.uint8], piece: Piece, look: Look) -> Seen:
     seen = look(raw, piece.dtype)
     if piece.row:
         seen.row_peaks = row_peaks(raw, piece.dtype, piece.row)
+        seen.row_marks = row_marks(raw, piece.row)
     return seen
 
 

@@ -15,7 +15,10 @@ Initialise these rows like trained ones (the mean of the others, with their spre
 whose tokens the base model knows.
 
 ## When it can be wrong
-A token that is used only where the loss is masked and never at the input of a layer does no harm; that is rare.
+A token that the template mentions and your prompts never hold does no harm, nor does a declared bos that no tokenizer adds.
+The head's row of a token that stands only in prompts may stay untrained: no loss asks for it. Neither is seen from the files;
+`[ignore]` in the settings is for them. Rows of images and sounds, which an encoder's output replaces, are left out where the
+config names their tokens (`image_token_id`); a placeholder that no config names is taken for a used token.
 
 ## Seen in
 NVIDIA-NeMo/RL#2671, NVIDIA-NeMo/RL#1984, unslothai/unsloth#915, NVIDIA-NeMo/Automodel#3136, axolotl-ai-cloud/axolotl#1771
@@ -27,6 +30,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count
 from ckptcheck.values.untrained import untrained
+from ckptcheck.values.uses import listed
 
 
 @rule("EMB001", "untrained-used-token", severity="error", when=lambda ckpt: ckpt.anatomy.embedding is not None)
@@ -36,7 +40,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if used:
             first = min(used)
             yield Problem(
-                f"{count(len(used), 'used token has', 'used tokens have')} an untrained row: {matrix.listed(used)}; "
+                f"{count(len(used), 'used token has', 'used tokens have')} an untrained row: {listed(ckpt, used)}; "
                 f"{first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
                 file=ckpt.holders[matrix.name],
                 key=matrix.name,

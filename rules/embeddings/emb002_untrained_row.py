@@ -11,6 +11,10 @@ gradients are Inf from the first step.
 ## How to fix
 Nothing, as long as the tokens stay unused. Initialise the rows before you give the tokens a meaning.
 
+## When it can be wrong
+Many sound models keep reserved tokens at zero: Llama 3 does, base and instruct alike. It is a warning for whoever will use one,
+and says nothing against the model. A multimodal checkpoint whose config does not name its placeholder token has one such row.
+
 ## Seen in
 unslothai/unsloth#658, OpenRLHF/OpenRLHF#648, NVIDIA-NeMo/Megatron-Bridge#4967
 """
@@ -21,6 +25,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count
 from ckptcheck.values.untrained import untrained
+from ckptcheck.values.uses import listed
 
 
 @rule("EMB002", "untrained-row", severity="warning", when=lambda ckpt: ckpt.anatomy.embedding is not None)
@@ -31,7 +36,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if idle:
             yield Problem(
                 f"{count(len(idle), 'row is', 'rows are')} untrained (the first is {matrix.rows[min(idle)]}): "
-                f"{matrix.listed(idle)} ({matrix.summary})",
+                f"{listed(ckpt, idle)} ({matrix.summary})",
                 file=ckpt.holders[matrix.name],
                 key=matrix.name,
                 hint="initialise these rows before you give their tokens a meaning",

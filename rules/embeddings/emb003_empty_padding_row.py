@@ -1,13 +1,17 @@
 """Rows of padding are empty.
 
 ## What it checks
-The untrained rows of EMB001 that no token has, because the vocabulary is padded to a multiple, and that of the padding token.
+The untrained rows of EMB001 that no token has, because the vocabulary is padded to a multiple, that of the padding token, and
+those of placeholders that the output of an image or audio encoder replaces.
 
 ## Why it matters
 It does not, and this says that it was looked at: whoever resizes the embedding or adds tokens gets these rows first.
 
 ## How to fix
 Nothing. Initialise the rows before you give them tokens.
+
+## When it can be wrong
+It is true of many sound models. Where the tokenizer is read only in part (SentencePiece alone), a token may be taken for padding.
 
 ## Seen in
 huggingface/transformers#4875, NVIDIA-NeMo/Megatron-Bridge#5375
@@ -19,6 +23,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count
 from ckptcheck.values.untrained import untrained
+from ckptcheck.values.uses import listed
 
 
 @rule("EMB003", "empty-padding-row", severity="info", when=lambda ckpt: ckpt.anatomy.embedding is not None)
@@ -26,7 +31,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         if matrix.padding:
             yield Problem(
-                f"{count(len(matrix.padding), 'row of padding is', 'rows of padding are')} empty: {matrix.listed(matrix.padding)}",
+                f"{count(len(matrix.padding), 'row of padding is', 'rows of padding are')} empty: {listed(ckpt, matrix.padding)}",
                 file=ckpt.holders[matrix.name],
                 key=matrix.name,
                 hint="nothing to do, unless you give these rows tokens",
