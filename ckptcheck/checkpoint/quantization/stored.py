@@ -91,7 +91,7 @@ def stored_modules(tensors: Mapping[str, Tensor]) -> dict[Stored, list[str]]:
     plain: set[str] = set()
     states: dict[str, int] = {}
     steps: dict[tuple[int, str, str, tuple[int, ...]], int] = {}
-    state = states.get
+    state, known = states.get, steps.get
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
         if leaf not in plain:
@@ -104,9 +104,9 @@ def stored_modules(tensors: Mapping[str, Tensor]) -> dict[Stored, list[str]]:
             else:
                 plain.add(leaf)
         key = (state(module, 0), leaf, tensor.dtype, tensor.shape)
-        if key not in steps:
-            steps[key] = len(steps) + 1
-        states[module] = steps[key]
+        if (step := known(key)) is None:
+            step = steps[key] = len(steps) + 1
+        states[module] = step
     modules: dict[int, list[str]] = {}
     for module, number in states.items():
         modules.setdefault(number, []).append(module)

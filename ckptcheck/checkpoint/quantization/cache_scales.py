@@ -1,0 +1,36 @@
+"""The scales of the key-value cache that a checkpoint stores, and where vLLM puts them.
+
+Source: vllm/model_executor/layers/quantization/base_config.py and fp8.py `get_cache_scale_mapper` (0.32).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+SCALE = re.compile(r"\.(?:(?P<leaf>k|v|kv)_scale|(?P<output>k|v)_proj\.output_scale|(?P<cache>k|v)_cache\.scale)$")
+PROJECTION = re.compile(r"\.(?:[kv]_proj|qk(?:qk)?v_proj)$")
+
+
+def cache_scales(ckpt: Checkpoint) -> dict[int, dict[str, str]]:
+    """Return layer → "k", "v" or "kv" → the full name of the scale, for the layers of the language model that have any."""
+    found: dict[int, dict[str, str]] = {}
+    stack = ckpt.anatomy.stack
+    for layer, names in ckpt.anatomy.layers.items() if stack is not None else ():
+        for name in sorted(names):
+            if name.endswith("scale") and (match := SCALE.search(f".{name}")):
+                assert stack is not None
+                part = match["leaf"] or match["output"] or match["cache"]
+                found.setdefault(layer, {})[part] = stack.name(layer, name)
+    return found
+
+
+def owner(name: str) -> str:
+    """Return the module that vLLM gives a scale to, of a name within a layer: ``self_attn`` for ``self_attn.k_proj.k_scale``."""
+    before = SCALE.sub("", f".{name}").removesuffix(".attn")
+    if re.match(r"\.(?:self_attn|mixer)\.", before) and not name.endswith("output_scale"):
+        before = PROJECTION.sub("", before)
+    return before.removeprefix(".")
