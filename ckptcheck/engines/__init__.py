@@ -1,0 +1,1 @@
+"""Inference engines, each in a process of its own, behind one protocol."""

@@ -1,0 +1,1 @@
+"""Trainers, each in a process of its own, behind one protocol."""

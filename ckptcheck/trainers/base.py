@@ -1,0 +1,91 @@
+"""What a check asks of a trainer, and how it answers. All names are Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckptcheck.engines.base import Parcel
+
+
+@dataclass(frozen=True)
+class TrainerInfo:
+    """What was started. layout: ``TP2·PP2``, "" for one process. facts: what tells one set-up from another."""
+
+    name: str
+    version: str
+    dtype: str
+    layout: str
+    architecture: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight that the trainer holds. own: the trainer's names for what it is made of; owners: the ranks that hold them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    own: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step: the loss (nats a token) before it and the global norm of the gradient."""
+
+    loss: float
+    grad_norm: float
+
+
+class Trainer(Protocol):
+    """A model that is trained. Every call raises HostDied, HostHung or VerbError as the host does."""
+
+    info: TrainerInfo
+
+    def weights(self) -> Sequence[Weight]:
+        """Return what it exports, in the order in which it exports."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Return the logprob of each token after the first."""
+        ...
+
+    def greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:
+        """Return the tokens that greedy decoding adds."""
+        ...
+
+    def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0) -> Step:
+        """Take an optimizer step on these sequences; every weight changes."""
+        ...
+
+    def perturb(self, scale: float, *, seed: int = 0) -> None:
+        """Multiply every weight by 1 + scale × noise, the same whatever the layout."""
+        ...
+
+    def export(self, bucket_bytes: int) -> list[Parcel]:
+        """Put all weights on the plane in buckets of at most this many bytes (one weight may be larger)."""
+        ...
+
+    def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
+        """Broadcast all weights as rank 0 of a process group, bucket after bucket, in the order of `plan`."""
+        ...
+
+    def plan(self, bucket_bytes: int) -> list[Parcel]:
+        """Return the buckets that `send` would send, with no address."""
+        ...
+
+    def digests(self) -> Mapping[str, str]:
+        """Return the digest of every exported weight, computed where it lives; as an engine's `Entry.digest`."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face checkpoint that an engine can load, config and tokenizer copied."""
+        ...
+
+    def close(self) -> None:
+        """End it and all it started; may be called twice."""
+        ...
