@@ -24,17 +24,20 @@ unslothai/unsloth#915 (a base model under a chat template: reserved tokens come 
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count
 from ckptcheck.values.copies import indistinct_stops
 from ckptcheck.values.uses import listed, writes_with
 
 
-@rule("EMB004", "indistinct-stop-token", severity="error", when=lambda ckpt: writes_with(ckpt) is not None)
+@rule(
+    "EMB004",
+    "indistinct-stop-token",
+    severity="error",
+    when=lambda ckpt: ckpt.tokenizer is not None and writes_with(ckpt) is not None,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.tokenizer is None:
-        raise Skip("there is no tokenizer to tell which tokens are used")
     shared = indistinct_stops(ckpt)
     if not shared:
         return

@@ -26,7 +26,7 @@ unslothai/unsloth#915, unslothai/unsloth#1024
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count
 from ckptcheck.values.copies import copies, indistinct_stops
@@ -34,10 +34,13 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import idle, listed, needed, writes_with
 
 
-@rule("EMB005", "likely-untrained-token", severity="warning", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule(
+    "EMB005",
+    "likely-untrained-token",
+    severity="warning",
+    when=lambda ckpt: ckpt.tokenizer is not None and ckpt.anatomy.embedding is not None,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.tokenizer is None:
-        raise Skip("there is no tokenizer to tell which tokens are used")
     judged = {matrix.name: matrix for matrix in untrained(ckpt)}
     for name in dict.fromkeys((ckpt.anatomy.embedding, writes_with(ckpt))):
         if name is None:
