@@ -18,7 +18,7 @@ from ckptcheck.dialects.base import Refused, Unknown
 MAX_NAME = 1_000
 """Characters of a module's name."""
 ONLY_REGEX = re.compile(
-    r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|\(\?[bep]\)"
+    r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
 )
 """What the third-party `regex`, which vLLM and parts of SGLang use, reads differently from `re`."""
 
@@ -105,6 +105,10 @@ class Entries:
             if len(use.examples) < 3 and name not in use.examples:
                 use.examples.append(name)
         return sorted(found)
+
+    def met(self, written: str) -> None:
+        """Count a match that was found by other means than a name, such as the class."""
+        self.uses[self.written.index(written)].count += 1
 
     def first(self, name: str) -> int | None:
         """Return the first entry that matches, as a consumer does that tries one after the other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptcheck.dialects.base import Refused
+from ckptcheck.dialects.base import Refused, Unknown
 
 _BASE: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "strategy": None, "block_structure": None,
@@ -43,10 +43,13 @@ def targets(config: Mapping[str, Any], *, attention: bool = False) -> dict[str, 
 
 
 def ignored(config: Mapping[str, Any], key: str = "ignore") -> list[object]:
-    """Return the ignore list; a string is the list of its letters to the engines. Raises Refused for anything else."""
+    """Return the ignore list; a string is the list of its letters to the engines. Raises Refused for
+    what cannot be gone through, Unknown for an object."""
     listed = config.get(key, [])
     if isinstance(listed, str | list):
         return list(listed)
+    if isinstance(listed, dict):
+        raise Unknown(f"{key} is an object")
     raise Refused(f"{key} is not a list")
 
 

@@ -89,10 +89,11 @@ class _Excluded:
     def _excluded(self, name: str) -> int | None:
         names = [name, *([name.removeprefix(LANGUAGE)] if name.startswith(LANGUAGE) else [])]
         tried = list(dict.fromkeys(part for each in names for part in (each, *each.split("."))))
-        found = [hit for each in tried if (hit := self.whole.first(each)) is not None]
         last = name.rsplit(".", 1)[-1]
         tails = (i for i, text in enumerate(self.texts) if (tail := text.rsplit(".", 1)[-1]) in MLA and tail in last)
-        return min([*found, *tails], default=None)
+        number = min([*(hit for each in tried for hit in self.whole.hits(each)), *tails], default=None)
+        self.whole.until(number)
+        return number
 
 
 def _mixed(question: Question, settings: Mapping[str, Any], excluded: _Excluded, lists: dict[str, Entries]) -> Reader:

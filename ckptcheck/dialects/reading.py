@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcheck.dialects.base import Judge, Refused
+from ckptcheck.dialects.base import Judge, Refused, Unknown
 from ckptcheck.dialects.entries import Entries
 
 
@@ -19,9 +19,8 @@ class Reader:
 
 
 def text_list(config: Mapping[str, Any], *keys: str) -> list[str]:
-    """Return the first of these lists that is there, [] for none. Raises Refused for what is no list of strings.
-
-    A string is the list of its letters to every consumer.
+    """Return the first of these lists that is there, [] for none. Raises Refused for what is no list, Unknown
+    for a list of more than strings, which some consumers never look at closely enough to mind. A string is the list of its letters to every consumer.
     """
     for key in keys:
         if config.get(key) is None:
@@ -29,7 +28,9 @@ def text_list(config: Mapping[str, Any], *keys: str) -> list[str]:
         listed = config[key]
         if isinstance(listed, str):
             return list(listed)
-        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-            raise Refused(f"{key} is not a list of strings")
+        if not isinstance(listed, list):
+            raise Refused(f"{key} is not a list")
+        if not all(isinstance(each, str) for each in listed):
+            raise Unknown(f"{key} holds more than strings")
         return list(listed)
     return []

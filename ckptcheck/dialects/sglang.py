@@ -68,6 +68,8 @@ def _compressed_tensors(question: Question) -> Reader:
         found = target.first(name)
         if found is None:
             found = _first_class(kind)
+            if found is not None and not wanted[found]:
+                found = None  # an empty target is in every class, and is then taken for no answer
         if found is None and (names := by_suffix(name, structure.fused)) is not None:
             matches = [target.first(shard) for shard in names]
             found = matches[0] if matches and None not in matches else None
@@ -79,7 +81,7 @@ def _compressed_tensors(question: Question) -> Reader:
         matched = of_class.first(kind)
         for number, text in enumerate(wanted):
             if number == matched or (not text.startswith("re:") and text.lower() in kind.lower()):
-                target.uses[number].count += 1
+                target.met(texts[number])
                 return number
         return None
 
@@ -238,14 +240,14 @@ def _quark(question: Question) -> Reader:
     entries = Entries(renamed, equal_or_regex, written=originals)
 
     def judge(module: Module) -> Verdict:
-        if module.role not in (LINEAR, EXPERTS):
-            return PLAIN
         name = module.name
         hit = entries.first(name)
         if hit is None and name.endswith(".experts"):
             hit = next((i for i, text in enumerate(renamed) if text.startswith(f"{name}.")), None)
         if hit is None and (names := shards(name, structure.fused)) is not None:
             hit = agreed(name, names, entries.first)
+        if module.role not in (LINEAR, EXPERTS):  # only after it was looked up
+            return PLAIN
         return Verdict(quantized=hit is None, entry=None if hit is None else entries.written[hit])
 
     return Reader(judge, {"exclude": entries})
@@ -253,6 +255,8 @@ def _quark(question: Question) -> Reader:
 
 def _mxfp4(question: Question) -> Reader:
     def judge(module: Module) -> Verdict:
+        if module.role not in (LINEAR, EXPERTS):
+            raise Refused("it has no MXFP4 for anything but experts")
         return Verdict(quantized=module.role == EXPERTS)
 
     return Reader(judge, {})

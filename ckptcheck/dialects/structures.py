@@ -49,7 +49,7 @@ def structure(consumer: str, architecture: str | None) -> Structure:
     if known is None:
         return Structure({} if consumer != "vllm" else FUSED, guessed=True, skipped=("lm_head",))
     fused = {name: tuple(parts) for name, parts in known.get("fused", {}).items()}
-    rename = _renaming(known["rename"], once=consumer == "sglang") if known.get("rename") else str
+    rename = renaming(known["rename"], once=consumer == "sglang") if known.get("rename") else str
     return Structure(fused, rename, tuple(known.get("skipped", ("lm_head",))))
 
 
@@ -129,7 +129,7 @@ def _guess(template: str, consumer: str) -> tuple[str, list[Any]]:
     return template, ["L", "ColumnParallelLinear" if engine else "Linear", False]
 
 
-def _renaming(rules: Mapping[str, Any], *, once: bool) -> Callable[[str], str]:
+def renaming(rules: Mapping[str, Any], *, once: bool) -> Callable[[str], str]:
     """Return the consumer's own renaming of weights: `WeightsMapper`, which each engine has in its own version.
 
     once: SGLang's, in which only the longest rule of a kind applies.

@@ -70,7 +70,7 @@ def _compressed_tensors(question: Question) -> Reader:
         if found is None:
             found = _first_class(wanted, contained, kind)
             if found is not None:
-                target.uses[found].count += 1
+                target.met(named[wanted[found]][0])
         return found
 
     def judge(module: Module) -> Verdict:
@@ -177,9 +177,10 @@ def _gptq(question: Question) -> Reader:
     flatten(config.get("modules_in_block_to_quantize") or [])
     if not all(isinstance(each, str) for each in listed):
         raise Refused("modules_in_block_to_quantize holds more than strings")
-    if not listed and question.packed is None:
+    given = bool(config.get("modules_in_block_to_quantize"))
+    if not given and question.packed is None:
         raise Unknown("vLLM takes what is quantized from the dtypes on disk")
-    texts = [structure.rename(str(each)) for each in listed or sorted(question.packed or ())]
+    texts = [structure.rename(str(each)) for each in (listed if given else sorted(question.packed or ()))]
     entries = Entries(texts, equal, written=listed or texts, keys=pieces(texts))
 
     def judge(module: Module) -> Verdict:
@@ -191,6 +192,7 @@ def _gptq(question: Question) -> Reader:
             names = shards(module.name, structure.fused)
             hit = entries.first(module.name) if names is None else agreed(module.name, names, entries.first)
             if hit is None:
+                chosen.entries.first(module.name)  # it is asked all the same, and raises on what is no regex
                 return PLAIN
         return chosen.judge(module.name)
 
@@ -233,14 +235,14 @@ def _quark(question: Question) -> Reader:
     entries = Entries(texts, equal_or_regex, written=written, like_regex=True)
 
     def judge(module: Module) -> Verdict:
-        if module.role not in (LINEAR, EXPERTS):
-            return PLAIN
         hit = None
         if module.role == EXPERTS:
             children = (i for i, t in enumerate(texts) if t == module.name or t.startswith(module.name + "."))
             hit = next(children, None)
         if hit is None:
             hit = _ignored(entries, module.name, structure.fused)
+        if module.role not in (LINEAR, EXPERTS):
+            return PLAIN
         return Verdict(quantized=hit is None, entry=None if hit is None else entries.written[hit])
 
     return Reader(judge, {"exclude": entries})
