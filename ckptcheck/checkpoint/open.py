@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.errors import CkptcheckError
 
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.megatron.run import Megatron
+
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatron:
+    """Open what `open_checkpoint` opens, or a Megatron run, one of its iterations, or a torch.distributed.checkpoint folder.
+
+    Raises as `open_checkpoint` does.
+    """
+    path = Path(target).expanduser()
+    if target and not target.startswith("hf://") and _is_megatron(path):
+        from ckptcheck.checkpoint.megatron.run import Megatron
+
+        return Megatron(path, target, jobs=jobs)
+    return open_checkpoint(target, jobs=jobs)
+
+
+def _is_megatron(path: Path) -> bool:
+    """Whether a folder holds a Megatron checkpoint and no Hugging Face one."""
+    from ckptcheck.checkpoint.megatron.tree import is_run
+
+    try:
+        return path.is_dir() and is_run(path) and not any(path.glob("*.safetensors*"))
+    except OSError:
+        return False
 
 
 def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
@@ -41,6 +68,11 @@ def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
 
 
 def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
+    if _is_megatron(path):
+        raise CkptcheckError(
+            f"{target} is a Megatron or torch.distributed.checkpoint folder, and a Hugging Face checkpoint is needed here",
+            hint="ckptcheck scan checks it as it is",
+        )
     source = Folder(path, target)
     if not source.files:
         raise CkptcheckError(

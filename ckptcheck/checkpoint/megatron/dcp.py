@@ -1,0 +1,177 @@
+"""Reads `.metadata`, the table of contents of a torch.distributed.checkpoint directory.
+
+It is a pickle of `torch.distributed.checkpoint.metadata.Metadata`: `state_dict_metadata` gives for each key the size, the
+dtype and the chunks of a tensor, or says that it is a run of bytes; `storage_data` gives for each chunk the file, the offset
+and the length. The plans of the ranks and whatever else there may be are not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from ckptcheck.checkpoint.document import Defect, clipped
+from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.unpickle import Inert, Record, UnreadablePickle, stand_in, unpickle
+
+Offsets = tuple[int, ...]
+MAX_AXES = 64
+LARGEST = 1 << 62
+_MODULE = "torch.distributed.checkpoint."
+_CLASSES = frozenset(
+    (f"{_MODULE}{module}", name)
+    for module, names in {
+        "metadata": (
+            "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex "
+            "StorageMeta _MEM_FORMAT_ENCODING"
+        ),
+        "filesystem": "_StorageInfo",
+        "planner": "SavePlan WriteItem WriteItemType TensorWriteData BytesIOWriteData LoadPlan ReadItem LoadItemType",
+        "planner_helpers": "_MetadataIndex",
+        "_hf_utils": "_HFStorageInfo",
+    }.items()
+    for name in names.split()
+) | {
+    ("torch.serialization", "_get_layout"),
+    ("torch", "strided"),
+    ("torch", "contiguous_format"),
+    ("torch", "preserve_format"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("collections", "OrderedDict"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"),
+    ("megatron.core.dist_checkpointing.strategies.cached_metadata_filesystem_reader", "CachedMetadata"),
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What `.metadata` lists.
+
+    objects: keys that are runs of bytes, and where they lie. unclaimed: places of keys or chunks that are listed nowhere.
+    items: every place, in the order of the file. foreign: globals it names beyond what such a file needs.
+    readable: the pickle could be read, so `tensors` is what the file says (defects may remain).
+    """
+
+    tensors: dict[str, GlobalTensor] = field(default_factory=dict, repr=False)
+    objects: dict[str, Item | None] = field(default_factory=dict, repr=False)
+    items: tuple[Item, ...] = field(default=(), repr=False)
+    unclaimed: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    defects: tuple[Defect, ...] = ()
+    readable: bool = False
+
+
+def read_contents(raw: bytes) -> Contents:
+    """Read a `.metadata` file. Whatever is wrong with it is in `defects`; nothing is raised."""
+    try:
+        found = unpickle(raw, _known)
+    except UnreadablePickle as error:
+        return Contents(
+            defects=(Defect("unreadable-metadata", f"this is no table of contents that can be read: {error}"),)
+        )
+    value = found.value
+    listed = value.get("state_dict_metadata") if isinstance(value, Record) else None
+    stored = value.get("storage_data") if isinstance(value, Record) else None
+    if type(listed) is not dict or type(stored) is not dict:
+        text = "it holds no table of contents (state_dict_metadata and storage_data)"
+        return Contents(foreign=found.foreign, defects=(Defect("unreadable-metadata", text),))
+    defects: list[Defect] = []
+    places, items = _places(stored, defects)
+    tensors: dict[str, GlobalTensor] = {}
+    objects: dict[str, Item | None] = {}
+    for key, entry in listed.items():
+        if type(key) is not str or not isinstance(entry, Record):
+            defects.append(Defect("malformed-entry", "an entry is none of a tensor nor of bytes", _text(key)))
+        elif entry.name.endswith(".TensorStorageMetadata"):
+            tensor = _tensor(key, entry, places)
+            if isinstance(tensor, str):
+                defects.append(Defect("malformed-entry", tensor, key))
+            else:
+                tensors[key] = tensor
+        else:
+            objects[key] = places.pop((key, None), None)
+    unclaimed = tuple(key for key, _ in places)
+    return Contents(tensors, objects, tuple(items), unclaimed, found.foreign, tuple(defects), readable=True)
+
+
+def _known(module: str, name: str) -> Any:
+    if (module, name) == ("torch", "Size"):
+        return _SIZE
+    if module == "torch" and name in TORCH_DTYPES:
+        return TORCH_DTYPES[name]
+    return stand_in(module, name) if (module, name) in _CLASSES else None
+
+
+def _size(*arguments: Any) -> tuple[Any, ...]:
+    """Stand for torch.Size; a long one could be repeated until the memory is full."""
+    if len(arguments) == 1 and type(arguments[0]) in (tuple, list) and len(arguments[0]) <= MAX_AXES:
+        return tuple(arguments[0])
+    raise UnreadablePickle("it holds a size that no tensor has")
+
+
+_SIZE = Inert(_size)
+
+
+def _places(stored: dict[Any, Any], defects: list[Defect]) -> tuple[dict[tuple[str, Offsets | None], Item], list[Item]]:
+    """Return (key, offsets) → where that chunk lies, and all places. Offsets are None for runs of bytes."""
+    places: dict[tuple[str, Offsets | None], Item] = {}
+    items: list[Item] = []
+    for index, info in stored.items():
+        state = index.state if isinstance(index, Record) else None
+        place = info.state if isinstance(info, Record) else None
+        if type(state) is not dict or type(place) is not dict:
+            defects.append(Defect("malformed-entry", "a place in storage_data is not described as it should be"))
+            continue
+        key, offsets = state.get("fqn"), state.get("offset")
+        file, begin, length = place.get("relative_path"), place.get("offset"), place.get("length")
+        if (
+            type(key) is not str
+            or not (offsets is None or _naturals(offsets))
+            or type(file) is not str
+            or not _natural(begin)
+            or not _natural(length)
+        ):
+            defects.append(
+                Defect("malformed-entry", "a place in storage_data is not described as it should be", _text(key))
+            )
+            continue
+        item = Item(file, begin, length, bool(place.get("transform_descriptors")))
+        items.append(item)
+        places[key, offsets] = item
+    return places, items
+
+
+def _tensor(key: str, entry: Record, places: dict[tuple[str, Offsets | None], Item]) -> GlobalTensor | str:
+    """Describe a tensor, and take its chunks' places; where something is wrong with its entry, return that."""
+    shape, chunks, properties = entry.get("size"), entry.get("chunks"), entry.get("properties")
+    if not _naturals(shape) or type(chunks) is not list:
+        return "its size or its chunks are not described as they should be"
+    state = properties.state if isinstance(properties, Record) else None
+    dtype = state[0] if type(state) is tuple and state else state.get("dtype") if type(state) is dict else None
+    found = []
+    for chunk in chunks:
+        offsets, sizes = (chunk.get("offsets"), chunk.get("sizes")) if isinstance(chunk, Record) else (None, None)
+        if not _naturals(offsets) or not _naturals(sizes) or not len(offsets) == len(sizes) == len(shape):
+            return "a chunk of it is not described as it should be"
+        found.append(Chunk(offsets, sizes, places.pop((key, offsets), None)))
+    return GlobalTensor(key, dtype if type(dtype) is str else "", shape, tuple(found))
+
+
+def _natural(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _naturals(value: Any) -> TypeGuard[tuple[int, ...]]:
+    return (
+        type(value) is tuple
+        and len(value) <= MAX_AXES
+        and all(type(item) is int and 0 <= item < LARGEST for item in value)
+    )
+
+
+def _text(key: Any) -> str | None:
+    return clipped(key) if type(key) is str else None

@@ -1,0 +1,262 @@
+"""The evidence of a Megatron checkpoint: a run, one of its iterations, or a plain torch.distributed.checkpoint folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
+from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, join, rank_of
+from ckptcheck.checkpoint.megatron.reading import archive_of, read_tensor
+from ckptcheck.checkpoint.megatron.stand_ins import arguments_of, known, load_persistent
+from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, Item
+from ckptcheck.checkpoint.megatron.tree import TRACKER, Tree, iterations, rank_folders
+from ckptcheck.checkpoint.megatron.weights import weights_of
+from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
+from ckptcheck.checkpoint.unpickle import MAX_PICKLE
+from ckptcheck.phrase import count, size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+Form = Literal["torch_dist", "legacy", "empty"]
+ARCHIVES = 64
+"""Archives kept open: directories only, no data."""
+
+
+class Megatron:
+    """A Megatron checkpoint, each part read when it is first asked for; nothing of it is executed.
+
+    iteration: the folder looked at, below the target (``iter_0000100``), empty where the target is that folder itself.
+    A part that does not exist is None; one that is malformed has defects; one that could not be read is in `unread`.
+    """
+
+    kind = "megatron"
+
+    def __init__(self, path: Path, target: str, *, jobs: int | None = None) -> None:
+        self._path = path
+        self.jobs = jobs or os.cpu_count() or 1
+        self.options = Options()
+        self._unread: dict[str, str] = {}
+        self.iterations = tuple(iterations(path))
+        self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
+        self.tracker = _tracked(path / TRACKER)
+        self.iteration = self._chosen()
+        inside = f"{self.iteration}/" if self.iteration else ""
+        here = path / self.iteration
+        ranks = [f"{inside}{name}" for name in rank_folders(here)]
+        self.rank_folders = tuple(ranks)
+        folders = [""] + ([self.iteration] if self.iteration else []) + ranks
+        self.source = Tree(path, target, folders)
+        self.archive = lru_cache(ARCHIVES)(self._archive)
+
+    def _chosen(self) -> str:
+        """Return the iteration that a trainer would load: the tracker's, else the newest."""
+        if self.tracker in self.iterations:
+            assert self.tracker is not None
+            return self.tracker
+        if self.iterations and self.tracker is None:
+            return self.iterations[-1]
+        return "weights" if (self._path / "weights" / ".metadata").is_file() else ""
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return self.source.target
+
+    @property
+    def files(self) -> Mapping[str, Any]:
+        """The files of the run's folder, the iteration and its ranks, by path below the target."""
+        return self.source.files
+
+    def file(self, name: str) -> str:
+        """Return the path below the target of a file of the iteration."""
+        return f"{self.iteration}/{name}" if self.iteration else name
+
+    @cached_property
+    def form(self) -> Form:
+        """How the iteration is stored: torch_dist (also plain torch.distributed.checkpoint), legacy, or not at all."""
+        if self.rank_folders:
+            return "legacy"
+        inside = [name for name in self.files if name.rpartition("/")[0] == self.iteration]
+        marks = (".metadata", ".distcp", "common.pt", "metadata.json")
+        return "torch_dist" if any(name.endswith(marks) for name in inside) else "empty"
+
+    @cached_property
+    def contents(self) -> Contents | None:
+        """The table of contents, `.metadata`."""
+        return self._read(self.file(".metadata"), lambda raw: read_contents(raw))
+
+    @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """metadata.json: which backend wrote the checkpoint; empty where it is no JSON object."""
+        return self._read(self.file("metadata.json"), lambda raw: parse_object(raw)[0] or {})
+
+    @cached_property
+    def common(self) -> dict[str, Any] | None:
+        """What is the same on all ranks: common.pt's top level; its values are stand-ins. Empty where it is unreadable."""
+        found = self._torch_file(self.file("common.pt"))
+        return None if found is None else found[0] if isinstance(found[0], dict) else {}
+
+    @cached_property
+    def _common_foreign(self) -> tuple[str, ...]:
+        found = self._torch_file(self.file("common.pt"))
+        return found[1] if found else ()
+
+    @cached_property
+    def args(self) -> dict[str, Any]:
+        """The arguments of the training script, plain values only; empty where the checkpoint has none."""
+        if self.form == "legacy":
+            return dict(next((rank.arguments for rank in self.ranks if rank.arguments), {}))
+        return arguments_of((self.common or {}).get("args"))
+
+    @cached_property
+    def ranks(self) -> list[Rank]:
+        """The ranks of a legacy checkpoint whose file could be read."""
+        found = []
+        for folder in self.rank_folders:
+            name = next((f"{folder}/{file}" for file in FILES if f"{folder}/{file}" in self.files), None)
+            if name is not None and (read := self._torch_file(name)) is not None:
+                found.append(rank_of(folder, name, self.files[name].size, *read))
+        return found
+
+    @cached_property
+    def tensors(self) -> dict[str, GlobalTensor]:
+        """Every tensor of the whole model and its optimizer, by the key it is stored under, stacked as it is stored."""
+        if self.form == "legacy":
+            return join(self.ranks, self.args)
+        return self.contents.tensors if self.contents is not None else {}
+
+    @cached_property
+    def weights(self) -> dict[str, GlobalTensor]:
+        """The model's weights by layer and expert (``decoder.layers.3.mlp.experts.local_experts.5.linear_fc1.weight``)."""
+        return weights_of(self.tensors)
+
+    def read(self, tensor: str | GlobalTensor, slices: Sequence[slice] | None = None) -> NDArray[Any]:
+        """Read a weight, a stored tensor or a box of one into a numpy array; BF16 and 8-bit floats as unsigned patterns.
+
+        slices: one for each leading axis, of step 1. Memory: the result and a block of 16 MB. Elements that no chunk holds
+        are zero (MEG008 finds those). Raises KeyError for an unknown name, EvidenceError where a chunk cannot be read.
+        """
+        if isinstance(tensor, str):
+            tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
+        return read_tensor(self.source, tensor, self._item_folder, slices, self._opened)
+
+    @property
+    def _item_folder(self) -> str:
+        """What stands before the file of an item; a legacy item names its whole path."""
+        return "" if self.form == "legacy" else self.iteration
+
+    def _opened(self, item: Item | None) -> Archive | None:
+        return None if item is None else self.archive(item)
+
+    def _archive(self, item: Item) -> Archive:
+        """Open the archive at an item. Raises UnreadableArchive, OSError."""
+        return archive_of(self.source, item, self._item_folder)
+
+    @cached_property
+    def damaged(self) -> dict[str, Defect]:
+        """torch.save files that could not be read, and why."""
+        _ = self.common, self.ranks
+        return self._damaged
+
+    @cached_property
+    def _damaged(self) -> dict[str, Defect]:
+        return {}
+
+    @cached_property
+    def _read_files(self) -> dict[str, tuple[Any, tuple[str, ...]] | None]:
+        return {}
+
+    def _torch_file(self, name: str) -> tuple[Any, tuple[str, ...]] | None:
+        """Return what a torch.save file holds and the foreign globals it names; None where it cannot be read or is not there."""
+        if name not in self.files or self.files[name].leaves is not None:
+            return None
+        if name not in self._read_files:
+            self._read_files[name] = None
+            try:
+                archive = open_archive(
+                    lambda start, length: self.source.read(name, start, length), self.files[name].size
+                )
+                self._read_files[name] = archive.describe(known, load_persistent)
+            except UnreadableArchive as error:
+                self._damaged[name] = Defect("unreadable", f"this is no torch.save file that can be read: {error}")
+            except OSError as error:
+                self._unread[name] = error.strerror or str(error)
+        return self._read_files[name]
+
+    @cached_property
+    def foreign(self) -> dict[str, tuple[str, ...]]:
+        """File → the globals its pickle names beyond what a checkpoint needs."""
+        _ = self.common
+        found = {rank.file: rank.foreign for rank in self.ranks if rank.foreign}
+        if self.contents is not None and self.contents.foreign:
+            found[self.file(".metadata")] = self.contents.foreign
+        if self._common_foreign:
+            found[self.file("common.pt")] = self._common_foreign
+        return found
+
+    def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
+        """Read a small file whole; None where it is not there or leads out of the target."""
+        if name not in self.files or self.files[name].leaves is not None:
+            return None
+        try:
+            return reader(self.source.read(name, 0, MAX_PICKLE + 1))
+        except FileNotFoundError:
+            self._unread[name] = "it disappeared while it was being read"
+        except OSError as error:
+            self._unread[name] = error.strerror or str(error)
+        return None
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read. Everything is read first, so that the answer is final."""
+        _ = self.contents, self.common, self.ranks, self.description
+        return self._unread
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Files that hold tensors, tensors, bytes of tensor data."""
+        files = {chunk.item.file for tensor in self.tensors.values() for chunk in tensor.chunks if chunk.item}
+        return {
+            "files": len(files),
+            "tensors": len(self.tensors),
+            "bytes": sum(tensor.nbytes for tensor in self.tensors.values()),
+        }
+
+    @property
+    def subject(self) -> str:
+        """One line that says what the checkpoint is."""
+        what = {"torch_dist": "Megatron torch_dist" if self.common is not None else "torch.distributed.checkpoint"}
+        parts = [what.get(self.form, "Megatron legacy" if self.form == "legacy" else "Megatron, no checkpoint in it")]
+        if self.iteration:
+            parts.append(self.iteration)
+        cut = [
+            f"{name}{self.args[key]}"
+            for name, key in (
+                ("TP", "tensor_model_parallel_size"),
+                ("PP", "pipeline_model_parallel_size"),
+                ("EP", "expert_model_parallel_size"),
+            )
+            if type(self.args.get(key)) is int
+        ]
+        parts += [" ".join(cut)] if cut else []
+        numbers = self.counts
+        parts += [count(numbers["files"], "file"), count(numbers["tensors"], "tensor"), size(numbers["bytes"])]
+        return " · ".join(parts)
+
+
+def _tracked(path: Path) -> str | None:
+    """Return the iteration that the tracker names as a folder; what it says where that is none; None without a tracker."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text

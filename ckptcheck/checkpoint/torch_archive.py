@@ -1,0 +1,134 @@
+"""Finds what lies where in a torch.save archive: a zip of stored (never compressed) records and a `data.pkl`.
+
+Records: ``NAME/data.pkl`` (a pickle that describes the object), ``NAME/data/0``, ``/1`` … (the bytes of its storages),
+``NAME/byteorder``, ``NAME/version``. Format: torch/serialization.py, caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
+
+Read = Callable[[int, int], bytes]
+"""start, length → bytes of the archive; fewer where it ends."""
+MAX_RECORDS = 1 << 20
+MAX_DIRECTORY = 1 << 28
+LOCAL_HEADER = 30
+
+
+class UnreadableArchive(Exception):
+    """The file is no torch.save archive, or not one whose tensors can be found. The message is the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A record of the archive: begin and length in bytes from the archive's start, crc as the directory gives it."""
+
+    begin: int
+    length: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class Archive:
+    """records: name without the archive's own prefix → where it lies. big_endian: what `byteorder` says.
+
+    checked: the writer stored checksums (torch.serialization.set_crc32_options can switch that off).
+    """
+
+    records: dict[str, Storage] = field(repr=False)
+    pickle: bytes = field(repr=False)
+    big_endian: bool = False
+    checked: bool = True
+
+    def describe(
+        self, known: Callable[[str, str], Any], load_persistent: Callable[[Any], Any]
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Return what data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
+        try:
+            found = unpickle(self.pickle, known, load_persistent)
+        except UnreadablePickle as error:
+            raise UnreadableArchive(f"its data.pkl cannot be read: {error}") from error
+        return found.value, found.foreign
+
+
+class _View(io.RawIOBase):
+    """A window on a file, read through a function, for zipfile."""
+
+    def __init__(self, read: Read, length: int) -> None:
+        self._read, self._length, self._at = read, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self._length)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        size = left if size is None or size < 0 else min(size, left)
+        if size > MAX_DIRECTORY:
+            raise UnreadableArchive("its directory is absurdly long")
+        raw = self._read(self._at, size)
+        self._at += len(raw)
+        return raw
+
+
+def open_archive(read: Read, length: int) -> Archive:
+    """Read the directory of an archive of `length` bytes and its data.pkl. Raises UnreadableArchive, and OSError from reading."""
+    if read(0, 4) != b"PK\x03\x04":
+        raise UnreadableArchive("it does not begin as an archive of torch.save does")
+    try:
+        with zipfile.ZipFile(_View(read, length)) as archive:
+            return _described(archive, read, length)
+    except (UnreadableArchive, OSError):
+        raise
+    except Exception as error:  # a hostile zip may raise anything at all
+        raise UnreadableArchive(f"it is no zip that can be read ({type(error).__name__})") from error
+
+
+def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
+    members = archive.infolist()
+    if len(members) > MAX_RECORDS:
+        raise UnreadableArchive(f"it has {len(members):,} records")
+    pickles = [member for member in members if member.filename.rpartition("/")[2] == "data.pkl"]
+    if len(pickles) != 1:
+        raise UnreadableArchive("it holds no data.pkl" if not pickles else "it holds several data.pkl")
+    prefix = pickles[0].filename[: -len("data.pkl")]
+    records: dict[str, Storage] = {}
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise UnreadableArchive("its records are compressed, which torch.save never does")
+        if member.flag_bits & 1:
+            raise UnreadableArchive("its records are encrypted")
+        head = read(member.header_offset, LOCAL_HEADER)
+        if len(head) < LOCAL_HEADER or head[:4] != b"PK\x03\x04":
+            raise UnreadableArchive("its directory points to no record")
+        begin = member.header_offset + LOCAL_HEADER + int.from_bytes(head[26:28], "little")
+        begin += int.from_bytes(head[28:30], "little")
+        if begin + member.file_size > length:
+            raise UnreadableArchive("a record reaches beyond its end")
+        name = member.filename.removeprefix(prefix)
+        if name in records:
+            raise UnreadableArchive("its directory names a record twice")
+        records[name] = Storage(begin, member.file_size, member.CRC)
+    described = records["data.pkl"]
+    order = records.get("byteorder")
+    return Archive(
+        records,
+        pickle=read(described.begin, described.length),
+        big_endian=order is not None and read(order.begin, min(order.length, 8)) == b"big",
+        checked=any(record.crc for record in records.values()),
+    )
