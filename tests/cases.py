@@ -17,6 +17,10 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     patch    [{file, at, hex}]          overwrite bytes; append {file = hex}; truncate {file = bytes that stay}
     link     {name = goal}              a symbolic link
     target   a file in the folder to scan in its place
+    against  a folder of fixtures/checkpoints that is compared with this one; default: the base as it was
+    before   {file = {name = {dtype, shape} | false}}    the same as `tensors`, done to the one it is compared with
+    recast   {tensor = dtype}           cast a tensor      row  {tensor = other}   give it the first row of the other's
+    diff     {cast, rtol, atol, critic} how the two are compared
     expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
     python   "test_file.py::test"       the test that plays a case which no files can show, such as a race
 """
@@ -41,7 +45,7 @@ from ckptcheck.rule import Finding, Rule
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 KEYS = frozenset(re.findall(r"^ {4}(\w+)  ", __doc__, re.MULTILINE)) | frozenset(
-    ("rename", "unset", "text", "copy", "append", "truncate", "skip")
+    ("rename", "unset", "text", "copy", "append", "truncate", "skip", "row")
 )
 """Those above that begin a line, and those that share one."""
 

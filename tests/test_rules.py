@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from cases import CHECKPOINTS, ROOT, Case, all_cases, build, line
+from compared import comparison
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.cli.rules import markdown_table
+from ckptcheck.report import Report
 from ckptcheck.rule import Rule
 from ckptcheck.run import run
 from ckptcheck.values.measure import attach
@@ -27,12 +29,19 @@ def test_case(case: Case, tmp_path: Path) -> None:
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
         return
+    if case.rule.on == "comparison":
+        _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
+        return
     ckpt = attach(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))))
     if case.rule.on == "manifest":  # taken of the base, as it was before anything was done to it
         before = manifest.take(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
         report = run(manifest.compare(ckpt, before), [case.rule])
     else:
         report = run(ckpt, [case.rule])
+    _holds(case, report)
+
+
+def _holds(case: Case, report: Report) -> None:
     assert not report.crashed
     assert [line(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])

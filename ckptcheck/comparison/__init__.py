@@ -1,0 +1,1 @@
+"""Two checkpoints, tensor by tensor: which belong together, which differ, and why. Bytes are streamed; numpy is enough."""

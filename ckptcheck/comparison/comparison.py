@@ -1,0 +1,256 @@
+"""The evidence of `diff`: two checkpoints, which tensors belong together, and how they differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.bridge.area import Area
+from ckptcheck.bridge.geometry import Geometry
+from ckptcheck.comparison.cast import can_cast, keeps_all
+from ckptcheck.comparison.equality import How, Seen
+from ckptcheck.comparison.matching import Accounts, Pair, match
+from ckptcheck.comparison.packed import Packed
+from ckptcheck.comparison.side import Side
+from ckptcheck.phrase import count, few
+
+if TYPE_CHECKING:
+    from ckptcheck.comparison.nearness import Nearness
+    from ckptcheck.comparison.reading import Files
+    from ckptcheck.diagnosis import Verdict
+
+ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
+"""Parameters that consumers keep in F32 whatever the config says: rounding them sends tokens to other experts."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What counts as equal. cast: a dtype to which both sides are brought, "none", or "auto": the second side's own dtype
+    where its config declares it, or where nothing is lost. rtol, atol: of the first side's numbers.
+    """
+
+    cast: str = "auto"
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """The terms, for the report."""
+        return f"rtol {self.rtol:g}, atol {self.atol:g}" if self.rtol or self.atol else "bitwise"
+
+
+@dataclass(frozen=True)
+class Undeclared:
+    """A tensor whose dtype changed without a word. comparable: whether its numbers can be compared after a cast."""
+
+    name: str
+    first: str
+    second: str
+    comparable: bool
+
+
+@dataclass
+class Findings:
+    """What reading both sides showed. different: pair → what was seen. near: quantized pair → how near it is."""
+
+    different: list[tuple[Pair, How, Seen]] = field(default_factory=list)
+    near: list[tuple[Pair, Nearness, bool]] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides. The values are read when first asked for."""
+
+    first: Side
+    second: Side
+    terms: Terms = Terms()
+    critic: bool = False
+    jobs: int | None = None
+    progress: Callable[[int, int], None] | None = field(default=None, repr=False)
+    kind: str = "comparison"
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return f"{self.first.target} ↔ {self.second.target}"
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """Which tensors belong together."""
+        return match(self.first, self.second, critic=self.critic)
+
+    @cached_property
+    def _sorted(self) -> tuple[list[tuple[Pair, How]], list[Undeclared], list[Pair], dict[str, str]]:
+        """Pairs to compare, those whose cast nobody declared, quantized ones, and those that cannot be compared."""
+        plain: list[tuple[Pair, How]] = []
+        undeclared: list[Undeclared] = []
+        packed: list[Pair] = []
+        unknown: dict[str, str] = {}
+        for pair in self.accounts.pairs:
+            sides = (pair.first, pair.second)
+            if any(isinstance(side, Packed) for side in sides):
+                reason = next((side.unknown for side in sides if isinstance(side, Packed) and side.unknown), None)
+                if all(isinstance(side, Packed) for side in sides):
+                    reason = "quantized on both sides, and not alike"
+                elif reason is None and not all(
+                    isinstance(side, Packed) or can_cast(side.dtype, "F32") for side in sides
+                ):
+                    reason = "quantized on one side, and of no plain dtype on the other"
+                if reason is None:
+                    packed.append(pair)
+                else:
+                    unknown[pair.name] = reason
+                continue
+            assert isinstance(pair.first, Area)
+            assert isinstance(pair.second, Area)
+            how, declared = self._how(pair)
+            if how is None:
+                undeclared.append(Undeclared(pair.name, pair.first.dtype, pair.second.dtype, comparable=False))
+                continue
+            if not declared:
+                undeclared.append(Undeclared(pair.name, how.first, how.second, comparable=True))
+            plain.append((pair, how))
+        return plain, undeclared, packed, unknown
+
+    def _how(self, pair: Pair) -> tuple[How | None, bool]:
+        """Return how a pair is compared, and whether that cast is declared or loses nothing."""
+        assert isinstance(pair.first, Area)
+        assert isinstance(pair.second, Area)
+        ours, theirs = pair.first.dtype, pair.second.dtype
+        tolerance = (
+            (self.terms.rtol, self.terms.atol) if can_cast(ours, "F64") and can_cast(theirs, "F64") else (0.0, 0.0)
+        )
+        wanted = self.terms.cast
+        if wanted not in ("auto", "none") and can_cast(ours, wanted) and can_cast(theirs, wanted):
+            return How(ours, theirs, wanted, *tolerance), True
+        if ours == theirs:
+            return How(ours, theirs, ours, *tolerance), True
+        if not can_cast(ours, theirs):
+            return None, False
+        fits = keeps_all(ours, theirs) or (theirs == self.second.declared and not pair.name.endswith(ALWAYS_WIDE))
+        return How(ours, theirs, theirs, *tolerance), fits and wanted == "auto"
+
+    @property
+    def plain(self) -> list[tuple[Pair, How]]:
+        """Pairs whose numbers are compared one with another, and how."""
+        return self._sorted[0]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Heads and groups, from the side that says them."""
+        return self.first.geometry if self.first.geometry.heads else self.second.geometry
+
+    @cached_property
+    def reasons(self) -> list[Verdict]:
+        """Why tensors differ; none for quantized ones, and none where all are equal."""
+        from ckptcheck.comparison.reasons import reasons
+
+        return reasons(self)
+
+    @property
+    def undeclared(self) -> list[Undeclared]:
+        """Tensors of unequal dtype whose cast no config declares."""
+        return self._sorted[1]
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Read both sides, and return what differs."""
+        from ckptcheck.comparison.reading import Files
+        from ckptcheck.comparison.walk import walk
+
+        plain, _, packed, _ = self._sorted
+        found = Findings()
+        total = sum(pair.first.nbytes for pair, _ in plain) + sum(pair.first.nbytes for pair in packed)
+
+        def advance(done: int, _: int) -> None:
+            if self.progress is not None:
+                self.progress(done, total)
+
+        with Files(self.first.source) as ours, Files(self.second.source) as theirs:
+            areas = [(pair.first, pair.second, how) for pair, how in plain]
+            outcome = walk(areas, (ours, theirs), jobs=self.jobs or os.cpu_count() or 1, progress=advance)  # type: ignore[arg-type]
+            found.different = [
+                (pair, how, seen)
+                for number, ((pair, how), seen) in enumerate(zip(plain, outcome.seen, strict=True))
+                if seen.different and number not in outcome.unread
+            ]
+            found.unread = {f"{file} ({plain[number][0].name})": why for number, (file, why) in outcome.unread.items()}
+            for number, ((pair, _), seen) in enumerate(zip(plain, outcome.seen, strict=True)):
+                if seen.elements != prod(pair.first.shape) and number not in outcome.unread:
+                    found.unread[pair.name] = (
+                        f"the files hold {seen.elements:,} of its {prod(pair.first.shape):,} elements"
+                    )
+            done = sum(pair.first.nbytes for pair, _ in plain)
+            for pair in packed:
+                self._near(pair, ours, theirs, found)
+                done += pair.first.nbytes
+                advance(done, total)
+            found.unread |= dict.fromkeys(
+                (*ours.changed(), *theirs.changed()), "it was written to while it was being read"
+            )
+        return found
+
+    def _near(self, pair: Pair, ours: Files, theirs: Files, found: Findings) -> None:
+        from ckptcheck.comparison.nearness import nearness
+        from ckptcheck.comparison.reading import Unreadable
+
+        try:
+            if isinstance(pair.second, Packed):
+                assert isinstance(pair.first, Area)
+                near = nearness(pair.first, pair.second, (ours, theirs), came_first=False)
+            else:
+                assert isinstance(pair.first, Packed)
+                near = nearness(pair.second, pair.first, (theirs, ours), came_first=True)
+            found.near.append((pair, near, isinstance(pair.first, Packed)))
+        except Unreadable as error:
+            found.unread[f"{error.file} ({pair.name})"] = error.reason
+
+    @cached_property
+    def unread(self) -> Mapping[str, str]:
+        """What could not be read or compared; everything is read first, so that the answer is final."""
+        found = {**self.first.unread, **self.second.unread, **self.first.strange, **self.second.strange}
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self._sorted[3].items():
+            reasons.setdefault(reason, []).append(name)
+        found |= {few(names): reason for reason, names in reasons.items()}
+        return found | self.findings.unread
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Files and tensors of both sides, and their bytes."""
+        return {key: self.first.counts[key] + self.second.counts[key] for key in ("files", "tensors", "bytes")}
+
+    @property
+    def subject(self) -> str:
+        """One line with every account."""
+        return " · ".join(self._accounts())
+
+    def _accounts(self) -> list[str]:
+        accounts = self.accounts
+        matched = len(accounts.pairs) + len(accounts.shapes) - len(accounts.aliased)
+        lines = [f"{matched:,} matched" + (f" ({accounts.bridged:,} by the bridge)" if accounts.bridged else "")]
+        lines += [
+            f"{len(found):,} {word}"
+            for word, found in (("missing", accounts.missing), ("extra", accounts.extra), ("aliased", accounts.aliased))
+        ]
+        if accounts.heads:
+            lines.append(f"heads of their own: {few(accounts.heads)}")
+        if accounts.padding:
+            lines.append(f"{count(max(accounts.padding.values()), 'row')} of padding left out")
+        left = {**self.first.left_out, **self.second.left_out}
+        if left:
+            lines.append(f"{len(left):,} that are no weights")
+        if self._sorted[2]:
+            lines.append(f"{len(self._sorted[2]):,} quantized, within half a step")
+        casts = sorted({f"{how.first} → {how.target}" for _, how in self._sorted[0] if how.first != how.target})
+        casts += sorted(
+            {f"second side {how.second} → {how.target}" for _, how in self._sorted[0] if how.second != how.target}
+        )
+        if casts:
+            lines.append("cast " + ", ".join(casts))
+        return [*lines, self.terms.sentence]

@@ -1,0 +1,91 @@
+"""A quantized weight against the dense one: how far apart may they be, and how far apart are they?
+
+Rounding to the nearest number of the grid errs by half a step at most. A step follows from bits and group: the scale for
+integers, the distance of neighbouring floats times the scale for fp8. What the arithmetic of 16-bit floats adds (the weight
+is divided by its scale there, and the scale itself is rounded) is at most 2^-8 of the number, and where there is a zero point
+of the range of the grid. compressed-tensors' own compressors keep to it in every scheme (tests/comparison/test_quantized.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from ckptcheck.bridge.area import Area
+from ckptcheck.comparison.packed import Packed
+from ckptcheck.comparison.reading import Files
+from ckptcheck.values.dtypes import decode
+
+ROWS = 1 << 20
+"""Numbers looked at together."""
+HALF = 0.5
+FAR = 1.0
+"""Steps in the mean (rms) from which weights are others: rounding makes 0.29 of them."""
+ALIKE = 0.7
+"""Cosine below which they are others, for grids of so few numbers that nothing is a step away: rounding to 2 bits leaves 0.9."""
+ARITHMETIC = 2.0**-8
+"""Share of a number by which bf16 arithmetic may miss it."""
+
+
+@dataclass
+class Nearness:
+    """steps: the largest distance, in steps of the grid. rms: the root of the mean square of all, in steps.
+
+    beyond: numbers farther than rounding explains. largest: the largest distance itself. cosine: between the two, as vectors.
+    """
+
+    elements: int = 0
+    beyond: int = 0
+    steps: float = 0.0
+    largest: float = 0.0
+    squares: float = 0.0
+    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean squared distance, in steps."""
+        return sqrt(self.squares / self.elements) if self.elements else 0.0
+
+    @property
+    def cosine(self) -> float:
+        """1 where the two point the same way, about 0 where they have nothing to do with each other."""
+        dot, ours, theirs = self.products
+        return dot / sqrt(ours * theirs) if ours and theirs else float(ours == theirs)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether these are other weights: no method that quantizes the dense ones moves them so far."""
+        return bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE)
+
+
+def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_first: bool) -> Nearness:
+    """Compare row by row. files: of the dense side, then of the packed one. came_first: the quantized side is the reference,
+    so that the dense one has to be what it stands for, rounded once.
+
+    Raises Unreadable.
+    """
+    found = Nearness()
+    rows, columns = packed.shape
+    step = max(1, ROWS // max(columns, 1))
+    for begin in range(0, rows, step):
+        end = min(rows, begin + step)
+        numbers, grid = packed.rows(files[1], begin, end)
+        weights = decode(dense.dtype, files[0].whole(dense.cut(0, begin, end))).astype(np.float32)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            error = np.abs(weights - numbers)
+            slack = ARITHMETIC * (np.abs(numbers) if packed.is_symmetric else grid * 2**packed.bits)
+            allowed = ARITHMETIC * np.abs(numbers) if came_first else HALF * grid + slack
+            far = ~(error <= allowed)
+            relative = np.where(error == 0, 0, error / grid)
+        finite = np.isfinite(relative)
+        found.elements += error.size
+        found.beyond += int(far.sum())
+        found.steps = max(found.steps, float(relative[finite].max(initial=0)))
+        found.largest = max(found.largest, float(error[np.isfinite(error)].max(initial=0)))
+        found.squares += float(np.square(relative[finite], dtype=np.float64).sum())
+        flat = weights[finite].astype(np.float64), numbers[finite].astype(np.float64)
+        sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
+        found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
+    return found

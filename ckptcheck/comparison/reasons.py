@@ -1,0 +1,69 @@
+"""Why tensors differ, as far as the bank of hypotheses knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.bridge.area import Area
+from ckptcheck.comparison.cast import cast
+from ckptcheck.comparison.matching import Pair
+from ckptcheck.comparison.reading import Files, Unreadable
+from ckptcheck.errors import EvidenceError
+
+if TYPE_CHECKING:
+    from ckptcheck.comparison.comparison import Comparison
+    from ckptcheck.diagnosis import Bits, Verdict
+
+MOST = 256
+"""Tensors that are looked at, spread over kinds and layers."""
+LARGEST = 1 << 28
+"""Bytes of a tensor from which no cause is looked for: it would be held in memory whole."""
+
+
+def reasons(comparison: Comparison) -> list[Verdict]:
+    """Return verdicts over the tensors that differ. Raises EvidenceError where a file cannot be read any more."""
+    from ckptcheck.diagnosis import Geometry, Sides, diagnose
+
+    geometry = comparison.geometry
+    different = [pair.name for pair, _, _ in comparison.findings.different if pair.first.nbytes <= LARGEST]
+    if not different:
+        return []
+    with Files(comparison.first.source) as ours, Files(comparison.second.source) as theirs:
+        expected: dict[str, Callable[[], Bits]] = {}
+        actual: dict[str, Callable[[], Bits]] = {}
+        called: dict[str, str] = {}
+        for pair, how in comparison.plain:
+            if pair.first.nbytes > LARGEST:
+                continue
+            assert isinstance(pair.first, Area)
+            assert isinstance(pair.second, Area)
+            expected[pair.name] = partial(_bits, ours, pair.first, how.target)
+            actual[pair.name] = partial(_bits, theirs, pair.second, how.target)
+            called |= _called(comparison, pair)
+        sides = Sides(
+            expected,
+            actual,
+            geometry=Geometry(heads=geometry.heads, kv_heads=geometry.groups, head_dim=geometry.head_dim),
+            called=called,
+        )
+        try:
+            return diagnose(sides, different, most=MOST)
+        except Unreadable as error:
+            raise EvidenceError(f"cannot read {error.file}: {error.reason}") from error
+
+
+def _bits(files: Files, area: Area, target: str) -> Bits:
+    """Read a tensor whole, in the dtype in which the two sides are compared."""
+    from ckptcheck.diagnosis import Bits
+
+    return Bits(target, cast(files.whole(area), area.dtype, target))
+
+
+def _called(comparison: Comparison, pair: Pair) -> dict[str, str]:
+    """Return the name in Megatron's form, where one side has one."""
+    for side, name in zip((comparison.first, comparison.second), pair.names, strict=True):
+        if side.is_megatron:
+            return {pair.name: name}
+    return {}

@@ -1,0 +1,44 @@
+"""A tensor has another shape than its counterpart.
+
+## What it checks
+Counterparts have equal shapes, and tensors that a layout cuts into parts have the rows for it. Rows that pad the vocabulary of
+a Megatron checkpoint are left out before.
+
+## Why it matters
+Loaders refuse it, or, where they only count elements, read rows for columns.
+
+## How to fix
+See which side the config agrees with (`ckptcheck scan`), and convert again.
+
+## When it can be wrong
+A vocabulary may be resized on purpose between the two.
+
+## Seen in
+verl-project/verl#7610 (buffers concatenated over ranks), transformers#47031 (experts transposed), ggml-org/llama.cpp#20200
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.comparison.comparison import Comparison
+from ckptcheck.phrase import shape
+
+
+@rule("CMP003", "shape-difference", severity="error", on="comparison")
+def check(seen: Comparison) -> Iterator[Problem]:
+    for pair in seen.accounts.shapes:
+        transposed = " (transposed)" if pair.second.shape == pair.first.shape[::-1] else ""
+        yield Problem(
+            f"it is {shape(pair.first.shape)} in the first checkpoint and {shape(pair.second.shape)} in the second{transposed}",
+            file=seen.second.files.get(pair.names[1]),
+            key=pair.name,
+            hint="ckptcheck scan says which of them fits its config",
+        )
+    for (number, name), why in seen.accounts.unfit.items():
+        side = (seen.first, seen.second)[number]
+        yield Problem(
+            f"it cannot be taken apart as its name says: {why}",
+            file=side.files.get(name),
+            key=name,
+            hint="ckptcheck scan says whether it fits its config",
+        )

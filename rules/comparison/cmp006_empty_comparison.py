@@ -1,0 +1,29 @@
+"""No tensor of the two checkpoints belongs together.
+
+## What it checks
+At least one tensor was compared.
+
+## Why it matters
+A gate that compares nothing passes everything. It is how a wrong prefix or a wrong folder looks.
+
+## How to fix
+See that both are the same model. A family that has no table is compared by names alone.
+
+## Seen in
+NVIDIA-NeMo/Megatron-Bridge#2892, sgl-project/sglang#38616 (a check that filtered all names away)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.comparison.comparison import Comparison
+
+
+@rule("CMP006", "empty-comparison", severity="error", on="comparison")
+def check(seen: Comparison) -> Iterator[Problem]:
+    if not seen.accounts.pairs:
+        ours, theirs = (next(iter(side.stored), "nothing") for side in (seen.first, seen.second))
+        yield Problem(
+            f"nothing was compared: no tensor has a counterpart; the first checkpoint holds {ours}, the second {theirs}",
+            hint="see that both are the same model",
+        )

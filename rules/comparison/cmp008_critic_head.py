@@ -1,0 +1,41 @@
+"""The value head of a critic is not one: it is missing, or a row of the language model's head.
+
+## What it checks
+With `--critic`: at least one side has a value head; and the value head is not, byte for byte, the first row of the other
+side's LM head.
+
+## Why it matters
+A head that lives in the place of the LM head takes row 0 of it when a GPT checkpoint is loaded, without an error, since rows
+may differ there for the padding of the vocabulary. The critic then starts from the logits of token 0.
+
+## How to fix
+Give the head a name of its own (`value_head`), and start it from zeros or small random numbers.
+
+## Seen in
+alibaba/ROLL's Megatron critic: a head kept in `output_layer` becomes row 0 of the LM head without an error
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.comparison.comparison import Comparison
+from ckptcheck.comparison.critic import heads, is_first_row
+
+
+@rule("CMP008", "critic-head", severity="error", on="comparison", when=lambda seen: seen.critic)
+def check(seen: Comparison) -> Iterator[Problem]:
+    found = heads(seen)
+    if not found:
+        yield Problem(
+            "--critic was given, and neither checkpoint has a value head",
+            hint="leave --critic out, or save the head with the critic",
+        )
+    for side, name in found:
+        other = seen.second if side is seen.first else seen.first
+        if is_first_row(side, name, other):
+            yield Problem(
+                "the value head is row 0 of the other checkpoint's LM head, byte for byte",
+                file=side.files.get(name),
+                key=name,
+                hint="start the head from small random numbers, and keep it under a name of its own",
+            )

@@ -1,0 +1,146 @@
+"""Quantized weights against the dense ones they were made of, by compressed-tensors' own compressors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck import pack
+from ckptcheck.comparison.comparison import Comparison
+from ckptcheck.comparison.open import open_side
+from ckptcheck.report import Report
+from ckptcheck.run import run
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "quantization"))
+pytest.importorskip("compressed_tensors", reason="pip install 'ckptcheck[fixtures]'")
+import real_formats
+
+RULES = [rule for rule in pack.load() if rule.on == "comparison"]
+NAME = "model.layers.0.mlp.up_proj"
+KNOWN = ("pack-quantized", "int-quantized", "float-quantized")
+SCHEMES = [
+    pytest.param(form, group, rows, columns, id=f"{form}-{number}-{rows}x{columns}")
+    for number, (form, group) in enumerate(real_formats.schemes())
+    for rows, columns in ((48, 96),)
+]
+
+
+def folder(path: Path, tensors: dict[str, Any], quantization: dict[str, Any] | None = None) -> Path:
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    save_file({f"{NAME}.{name}": value.contiguous() for name, value in tensors.items()}, path / "model.safetensors")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+    (path / "config.json").write_text(
+        json.dumps(config | ({"quantization_config": quantization} if quantization else {}))
+    )
+    return path
+
+
+def sides(
+    tmp_path: Path, form: str, group: dict[str, Any], rows: int, columns: int, seed: int = 0
+) -> tuple[Path, Path, Any]:
+    """The dense weight, and what the compressor makes of it."""
+    import torch
+
+    tensors, weight = real_formats.compressed(form, group, rows, columns, seed)
+    declared = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"targets": ["Linear"], **group}},
+    }
+    dense = folder(tmp_path / f"dense{seed}", {"weight": weight.to(torch.bfloat16)})
+    return dense, folder(tmp_path / f"packed{seed}", tensors, declared), tensors
+
+
+def diff(first: Path, second: Path) -> Report:
+    return run(Comparison(open_side(str(first)), open_side(str(second))), RULES)
+
+
+@pytest.mark.parametrize(("form", "group", "rows", "columns"), SCHEMES)
+def test_real_compressors_are_within_half_a_step(
+    form: str, group: dict[str, Any], rows: int, columns: int, tmp_path: Path
+) -> None:
+    dense, packed, _ = sides(tmp_path, form, group, rows, columns)
+    for report in (diff(dense, packed), diff(packed, packed)):
+        assert not report.findings
+    report = diff(dense, packed)
+    if form in KNOWN:
+        assert report.verdict == "clean"
+        seen = Comparison(open_side(str(dense)), open_side(str(packed))).findings.near
+        assert [near.beyond for _, near, _ in seen] == [0]
+        assert seen[0][1].elements == rows * columns
+        assert seen[0][1].rms > 0.1  # the numbers were looked at: rounding is never exact
+    else:
+        assert report.verdict == "incomplete"
+        assert "which diff does not dequantise" in report.crashed[0][1]
+
+
+@pytest.mark.parametrize(("form", "group", "rows", "columns"), [case for case in SCHEMES if case.values[0] in KNOWN])
+def test_the_numbers_are_those_of_the_decompressor(
+    form: str, group: dict[str, Any], rows: int, columns: int, tmp_path: Path
+) -> None:
+    import numpy as np
+    import torch
+    from compressed_tensors.compressors import decompress_module
+    from compressed_tensors.quantization import QuantizationScheme
+
+    from ckptcheck.comparison.reading import Files
+
+    _, packed, tensors = sides(tmp_path, form, group, rows, columns)
+    side = open_side(str(packed))
+    with Files(side.source) as files:
+        numbers, _ = side.packed[f"{NAME}.weight"].rows(files, 0, rows)
+    module = torch.nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16)
+    del module.weight
+    for name, value in tensors.items():
+        module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    module.quantization_scheme = QuantizationScheme.model_validate({"targets": ["Linear"], **group, "format": form})
+    decompress_module(module)
+    np.testing.assert_allclose(numbers, module.weight.float().numpy(), rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize(("form", "group", "rows", "columns"), [case for case in SCHEMES if case.values[0] in KNOWN])
+def test_scales_of_another_tensor_are_named(
+    form: str, group: dict[str, Any], rows: int, columns: int, tmp_path: Path
+) -> None:
+    dense, _, _ = sides(tmp_path, form, group, rows, columns)
+    _, other, _ = sides(tmp_path, form, group, rows, columns, seed=1)
+    report = diff(dense, other)
+    assert [finding.code for finding in report.findings] == ["CMP007"]
+    assert "the quantized weight does not stand for the dense one in 1 tensor" in report.findings[0].message
+
+
+def test_numbers_a_step_off_are_a_warning(tmp_path: Path) -> None:
+    group = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}}
+    dense, packed, tensors = sides(tmp_path, "int-quantized", group, 64, 128)
+    moved = tensors["weight"].clone()
+    moved[::8, 0] -= 2 * moved[::8, 0].sign()  # two steps towards zero in an eighth of the rows
+    other = folder(
+        tmp_path / "other",
+        {**tensors, "weight": moved},
+        json.loads((packed / "config.json").read_text())["quantization_config"],
+    )
+    report = diff(dense, other)
+    assert [(finding.code, finding.severity) for finding in report.findings] == [("CMP009", "warning")]
+    assert report.exit_code("error") == 0
+
+
+def test_dequantised_again_is_held_to_one_rounding(tmp_path: Path) -> None:
+    import torch
+
+    from ckptcheck.comparison.reading import Files
+
+    group = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}}
+    dense, packed, _ = sides(tmp_path, "pack-quantized", group, 64, 128)
+    side = open_side(str(packed))
+    with Files(side.source) as files:
+        numbers, _ = side.packed[f"{NAME}.weight"].rows(files, 0, 64)
+    exact = folder(tmp_path / "exact", {"weight": torch.from_numpy(numbers.copy()).to(torch.bfloat16)})
+    assert diff(packed, exact).verdict == "clean"
+    report = diff(packed, dense)  # the weight before quantization is not what the quantized one stands for
+    assert [finding.code for finding in report.findings] == ["CMP007"]
