@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ckptcheck.cli.diff import diff
 from ckptcheck.cli.doctor import doctor
 from ckptcheck.cli.manifest import manifest, verify
 from ckptcheck.cli.rules import rule, rules
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(scan)
+app.command()(diff)
 app.command()(manifest)
 app.command()(verify)
 app.command()(rules)
