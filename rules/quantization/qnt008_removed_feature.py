@@ -48,7 +48,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     }
     for key, form in formats.items():
         if form in GONE and not any(form in text for _, text in found):
-            found.append((key, f"the format {form} is gone: compressed-tensors 0.20 has no compressor for it"))
+            found.append(
+                (
+                    key,
+                    f"the format {form} is gone: compressed-tensors 0.20 has no compressor and vLLM 0.32 no scheme for it",
+                )
+            )
     sparsity = main.value.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("targets"):
         found.append((main.path("sparsity_config"), "there is a sparsity config, which vLLM 0.32 refuses"))

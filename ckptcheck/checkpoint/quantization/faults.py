@@ -44,8 +44,11 @@ def faults_of(quantization: Quantization) -> list[tuple[Fault, Stored, list[str]
         if stored.is_quantized:
             found += [(fault, stored, modules) for fault in _nearest(stored, choices)]
         elif choices:
-            kind = "orphan" if stored.weight is not None else "weightless"
-            found += [(Fault(kind, role, ""), stored, modules) for role in stored.companions if role in own]
+            left = [role for role in stored.companions if role in own]
+            if stored.weight is None:  # one for each module is enough to say that its weight is not there
+                found += [(Fault("weightless", role, ""), stored, modules) for role in left[:1]]
+            else:
+                found += [(Fault("orphan", role, ""), stored, modules) for role in left]
     return found
 
 

@@ -64,7 +64,7 @@ INPUT = (
     Companion("input_scale", FLOAT, ONE, "static input"),
     Companion("input_zero_point", ("I8", "F8_E4M3"), ONE, "static asymmetric input"),
 )
-VLLM = "vLLM and SGLang compute with uninitialised memory in its place"
+UNFILLED = "transformers, vLLM and SGLang compute with uninitialised memory in its place"
 RAW = "transformers 5.23 loads the raw numbers without a word, and vLLM scales them by uninitialised memory"
 
 FORMATS = {
@@ -74,14 +74,14 @@ FORMATS = {
             "pack-quantized", "weight_packed", ("I32",), "O I*b/32",
             (
                 *(companion for companion in SCALE if companion.when != "block"),
-                Companion("weight_shape", ("I64", "I32")),
+                Companion("weight_shape", ("I64", "I32"), (), optional=True),  # transformers and vLLM do without
                 Companion("weight_zero_point", ("I32",), ("O*b/32 I/g",), "asymmetric group"),
                 Companion("weight_zero_point", ("I32",), ("O*b/32 1",), "asymmetric channel"),
                 Companion("weight_zero_point", ("I8",), ONE, "asymmetric tensor"),
                 *INPUT,
                 Companion("input_global_scale", FLOAT, ONE, "static global input"),
             ),
-            "compressed-tensors cannot unpack the weight, and vLLM computes with uninitialised memory",
+            UNFILLED,
         ),
         Format(
             "int-quantized", "weight", ("I8",), "O I",
@@ -92,9 +92,12 @@ FORMATS = {
                 Companion("weight_zero_point", ("I8",), ("O I/g",), "asymmetric group"),
                 *INPUT,
             ),
-            VLLM,
+            UNFILLED,
         ),
-        Format("float-quantized", "weight", ("F8_E4M3",), "O I", (*SCALE, *INPUT), RAW, (("weight_scale", "weight_scale_inv"),)),
+        Format(
+            "float-quantized", "weight", ("F8_E4M3",), "O I", (*SCALE, *INPUT), UNFILLED,
+            (("weight_scale", "weight_scale_inv"),),
+        ),
         Format(
             "nvfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
             (
@@ -102,18 +105,18 @@ FORMATS = {
                 Companion("weight_global_scale", FLOAT, ONE),
                 Companion("input_global_scale", FLOAT, ONE, "static global input"),
             ),
-            VLLM,
+            UNFILLED,
             (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")),
         ),
         Format(
             "mxfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
-            (Companion("weight_scale", E8M0, ("O I/32",)),), VLLM,
+            (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
         ),
         Format(
             "mxfp6-pack-quantized", "weight_packed", ("U8",), "O I*3/4",
-            (Companion("weight_scale", E8M0, ("O I/32",)),), VLLM,
+            (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
         ),
-        Format("mxfp8-quantized", "weight", ("F8_E4M3",), "O I", (Companion("weight_scale", E8M0, ("O I/32",)),), VLLM),
+        Format("mxfp8-quantized", "weight", ("F8_E4M3",), "O I", (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED),
         Format(
             "fp8-block", "weight", ("F8_E4M3",), "O I",
             (Companion("weight_scale_inv", (*FLOAT, *E8M0), ("O/r I/c",)),), RAW, (("weight_scale_inv", "weight_scale"),),
@@ -147,7 +150,7 @@ FORMATS = {
                 Companion("qzeros", ("I32",), ("I/g O*b/32",), "symmetric", optional=True),
                 Companion("scales", FLOAT, ("I/g O",)),
             ),
-            VLLM,
+            UNFILLED,
         ),
         Format(
             "modelopt-fp8", "weight", ("F8_E4M3",), "O I",
@@ -156,7 +159,7 @@ FORMATS = {
                 Companion("input_scale", FLOAT, ONE, "static input"),
                 Companion("input_scale", FLOAT, ONE, "dynamic input", optional=True),
             ),
-            VLLM,
+            UNFILLED,
             (("weight_scale", "weight_scale_inv"),),
         ),
         Format(
@@ -204,7 +207,7 @@ FORMATS = {
                 Companion("input_scale_2", FLOAT, ONE, optional=True),
                 Companion("input_zero_point", ("I8", "I32", "U8", "F8_E4M3"), (), optional=True),
             ),
-            VLLM,
+            UNFILLED,
         ),
     )
 }  # fmt: skip

@@ -78,7 +78,7 @@ def args_of(value: Any) -> Args | None:
     actorder = value.get("actorder")
     dynamic = value.get("dynamic")
     return Args(
-        bits=_whole(value.get("num_bits", 8)),
+        bits=_bits(value.get("num_bits", 8)),
         type=kind.lower() if isinstance(kind, str) else "int",
         strategy=strategy.lower(),
         group_size=group,
@@ -113,7 +113,7 @@ def _gptq_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -
     group = _whole(value.get("group_size"))
     order = value.get("desc_act")
     weights = Args(
-        _whole(value.get("bits")), "int", "channel" if group == -1 else "group", group, value.get("sym") is not False,
+        _bits(value.get("bits")), "int", "channel" if group == -1 else "group", group, value.get("sym") is not False,
         actorder=order if isinstance(order, bool) else None,
     )  # fmt: skip
     return Scheme(key, targets, "gptq", weights)
@@ -122,7 +122,7 @@ def _gptq_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -
 def _awq(declared: Declaration) -> Iterator[Scheme]:
     value = declared.value
     group = _whole(value.get("group_size", value.get("q_group_size")))
-    bits = _whole(value.get("bits", value.get("w_bit")))
+    bits = _bits(value.get("bits", value.get("w_bit")))
     weights = Args(bits, "int", "channel" if group == -1 else "group", group, value.get("zero_point") is False)
     yield Scheme(declared.key, format="awq", weights=weights)
 
@@ -226,6 +226,10 @@ READERS = {
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
+
+
+def _bits(value: Any) -> int | None:
+    return value if type(value) is int and 1 <= value <= 64 else None
 
 
 def _names(value: Any) -> tuple[str, ...]:

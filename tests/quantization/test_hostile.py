@@ -1,0 +1,101 @@
+"""Whatever stands in a quantization config, every rule looks or skips; none crashes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from cases import CHECKPOINTS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.quantization.stored import stored_modules
+from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.run import run
+from ckptcheck.values.measure import attach
+
+RULES = [rule for rule in pack.load() if "QNT" <= rule.code < "QNT017"]
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from([0, -1, 1, 3, 4, 16, 128, 0.5]), st.text(max_size=4),
+    st.sampled_from(["group", "channel", "block", "tensor", "pack-quantized", "int", "float", "local", "gptq", "NVFP4", "re:("]),
+)  # fmt: skip
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    found = [at] if at else []
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            found += paths(inner, (*at, key))
+    return found
+
+
+@pytest.mark.parametrize("base", ["tiny-w4a16", "tiny-fp8", "tiny-nvfp4", "tiny-gptq"])
+def test_no_config_crashes_a_rule(base: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp(base) / "ckpt"
+    shutil.copytree(CHECKPOINTS / base, folder)
+    original = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    places = paths(original["quantization_config"])
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        changes=st.lists(st.tuples(st.sampled_from(places), JSON), min_size=1, max_size=3), method=st.none() | SCALARS
+    )
+    def mutate(changes: list[tuple[tuple[Any, ...], Any]], method: Any) -> None:
+        config = json.loads(json.dumps(original))
+        for path, new in changes:
+            part = config["quantization_config"]
+            try:
+                for key in path[:-1]:
+                    part = part[key]
+                part[path[-1]] = new
+            except (KeyError, IndexError, TypeError):
+                continue  # an earlier change took that place away
+        if method is not None:
+            config["quantization_config"]["quant_method"] = method
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        report = run(attach(open_checkpoint(str(folder))), RULES)
+        assert report.crashed == ()
+
+    mutate()
+
+
+def test_one_pass_whatever_the_names() -> None:
+    names = [
+        "weight",
+        ".weight",
+        "a..weight",
+        "x.weight.absmax",
+        "absmax",
+        "experts.down_proj_scale",
+        "w1",
+        "é.qweight",
+    ]
+    ways = stored_modules({name: Tensor("U8", (number,), (0, 0)) for number, name in enumerate(names)})
+    found = {way.name(module, role) for way, modules in ways.items() for module in modules for role in way.parts}
+    assert found == {
+        "weight",
+        "a..weight",
+        "x.weight.absmax",
+        "weight.absmax",
+        "experts.down_proj_scale",
+        "w1",
+        "é.qweight",
+    }
+
+
+def test_modules_are_grouped_in_any_order_of_their_tensors() -> None:
+    scale, weight = Tensor("F32", (1, 1), (0, 0)), Tensor("F8_E4M3", (8, 8), (0, 0))
+    tensors = {"a.weight": weight, "b.weight_scale_inv": scale, "b.weight": weight, "a.weight_scale_inv": scale}
+    ways = stored_modules(tensors)
+    assert list(ways.values()) == [["a", "b"]]
+    assert stored_modules(dict(sorted(tensors.items(), reverse=True))).popitem()[1] == ["b", "a"]
