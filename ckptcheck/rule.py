@@ -56,7 +56,7 @@ Check = Callable[[Any], Iterable[Problem]]
 class Rule:
     """One check over one kind of evidence.
 
-    on: the kind of evidence (``checkpoint``, later ``comparison``, ``refit``, …).
+    on: the kind of evidence: ``checkpoint``, ``megatron``, ``values`` (what both of these hold), ``manifest``, …
     when: whether the rule applies to this evidence at all; one that does not apply is not reported.
     explanation: the page that ``ckptcheck rule CODE`` prints, the docstring of the rule's file.
     """

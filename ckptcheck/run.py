@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.phrase import few
@@ -57,17 +57,18 @@ def run(
     skipped: list[tuple[str, str]] = []
     crashed: list[tuple[str, str]] = []
     for rule in rules:
-        if rule.on != evidence.kind:
+        seen = _aspect(evidence, rule.on)
+        if seen is None:
             continue
         found = len(findings)
         try:
-            if rule.when is not None and not rule.when(evidence):
+            if rule.when is not None and not rule.when(seen):
                 continue
             if ignored and rule.code in ignored:
                 skipped.append((rule.code, ignored[rule.code]))
                 continue
             severity = (severities or {}).get(rule.code, rule.severity)
-            for problem in rule.check(evidence):  # one by one: what was found before a crash is kept
+            for problem in rule.check(seen):  # one by one: what was found before a crash is kept
                 findings.append(_finding(rule, severity, problem))  # noqa: PERF401
         except Skip as skip:
             if len(findings) == found:  # a rule has one fate: what it found says more than where it could not look
@@ -93,6 +94,14 @@ def run(
         error=None if passed or findings or crashed else "no selected rule looked at this target",
         counts=evidence.counts,
     )
+
+
+def _aspect(evidence: Evidence, kind: str) -> Any:
+    """Return the evidence as rules on this kind see it: itself, or what it offers them (`aspect`); None if nothing."""
+    if kind == evidence.kind:
+        return evidence
+    offered = getattr(evidence, "aspect", None)
+    return offered(kind) if offered is not None else None
 
 
 def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:

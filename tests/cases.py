@@ -3,7 +3,7 @@
 A case is a table of a rule's .toml. Its keys, applied in this order::
 
     title    what the case shows
-    base     a folder of fixtures/checkpoints
+    base     a folder of fixtures/checkpoints or of fixtures/megatron
     delete   [file]                     rename  {file = new name}        copy  {file = new name}
     json     {file = {"a.b" = value}}   unset   {file = ["a.b"]}         text  {file = "the whole content"}
     drawn    {name = {how, shape, number}}               put random F32 tensors in model.safetensors: how is normal, uniform,
@@ -21,6 +21,9 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     before   {file = {name = {dtype, shape} | false}}    the same as `tensors`, done to the one it is compared with
     recast   {tensor = dtype}           cast a tensor      row  {tensor = other}   give it the first row of the other's
     diff     {cast, rtol, atol, critic} how the two are compared
+    contents  {drop = [pattern], copy = {pattern = new}, shape, drop_chunks, boxes, unplaced, file}    edit .metadata
+    arguments {name = number}           arguments saved by Megatron; or {name = {folder = number}}, of one rank
+    elements  {key = [{chunk, at, hex | zeros | zero | twin = [key, chunk], crc = false}]}    bytes of a Megatron tensor
     expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
     python   "test_file.py::test"       the test that plays a case which no files can show, such as a race
 """
@@ -36,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import megatron_cases
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -44,8 +48,9 @@ from ckptcheck.rule import Finding, Rule
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
+MEGATRON = ROOT / "fixtures" / "megatron"
 KEYS = frozenset(re.findall(r"^ {4}(\w+)  ", __doc__, re.MULTILINE)) | frozenset(
-    ("rename", "unset", "text", "copy", "append", "truncate", "skip", "row")
+    ("rename", "unset", "text", "copy", "append", "truncate", "skip", "row", "arguments")
 )
 """Those above that begin a line, and those that share one."""
 
@@ -74,9 +79,10 @@ def build(table: dict[str, Any], folder: Path) -> Path:
     """Build a case's checkpoint in `folder`; return what to scan."""
     unknown = table.keys() - KEYS
     assert not unknown, f"a case does not know {unknown}"
-    shutil.copytree(CHECKPOINTS / table["base"], folder, dirs_exist_ok=True)
+    base = MEGATRON if (MEGATRON / table["base"]).is_dir() else CHECKPOINTS
+    shutil.copytree(base / table["base"], folder, dirs_exist_ok=True)
     for name in table.get("delete", []):
-        (folder / name).unlink()
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
     for name, new in table.get("rename", {}).items():
         (folder / name).rename(folder / new)
     for name, new in table.get("copy", {}).items():
@@ -97,6 +103,7 @@ def build(table: dict[str, Any], folder: Path) -> Path:
         raw = (folder / name).read_bytes()
         data = raw[8 + int.from_bytes(raw[:8], "little") :]
         (folder / name).write_bytes(len(text.encode()).to_bytes(8, "little") + text.encode() + data)
+    megatron_cases.edit(folder, table)
     for patch in table.get("patch", []):
         raw = bytearray((folder / patch["file"]).read_bytes())
         new = bytes.fromhex(patch["hex"])

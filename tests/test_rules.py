@@ -7,11 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cases import CHECKPOINTS, ROOT, Case, all_cases, build, line
+from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
 
 from ckptcheck import manifest, pack
-from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.report import Report
 from ckptcheck.rule import Rule
@@ -32,13 +34,24 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
         return
-    ckpt = attach(open_checkpoint(str(build(case.table, tmp_path / "ckpt"))))
+    ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if case.rule.on == "manifest":  # taken of the base, as it was before anything was done to it
         before = manifest.take(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
+        assert isinstance(ckpt, Checkpoint)
         report = run(manifest.compare(ckpt, before), [case.rule])
     else:
         report = run(ckpt, [case.rule])
     _holds(case, report)
+
+
+def opened(path: Path) -> Checkpoint | Megatron:
+    """Open a target, its values to be read."""
+    found = open_target(str(path))
+    if isinstance(found, Checkpoint):
+        return attach(found)
+    found.reads_values = True
+    attach(found.values_view)
+    return found
 
 
 def _holds(case: Case, report: Report) -> None:
@@ -81,6 +94,13 @@ def test_no_case_file_without_a_rule() -> None:
 @pytest.mark.parametrize("base", sorted(path.name for path in (ROOT / "fixtures/checkpoints").iterdir()))
 def test_the_bases_are_sound(base: str) -> None:
     report = run(attach(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base))), RULES)
+    assert [line(finding) for finding in report.findings] == []
+    assert report.verdict == "clean"
+
+
+@pytest.mark.parametrize("base", sorted(path.name for path in MEGATRON.iterdir()))
+def test_the_megatron_bases_are_sound(base: str) -> None:
+    report = run(opened(MEGATRON / base), RULES)
     assert [line(finding) for finding in report.findings] == []
     assert report.verdict == "clean"
 

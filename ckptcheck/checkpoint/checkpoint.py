@@ -42,6 +42,8 @@ class Checkpoint:
     """
 
     kind = "checkpoint"
+    endings: tuple[str, ...] = (".safetensors",)
+    """How the names of files end that hold tensors."""
 
     def __init__(
         self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None
@@ -185,6 +187,10 @@ class Checkpoint:
         values = self.value_reader()
         self._unread |= values.unread
         return values
+
+    def aspect(self, kind: str) -> Checkpoint | None:
+        """Return this checkpoint for the rules about values, which look at other formats as well; None for other kinds."""
+        return self if kind == "values" else None
 
     @property
     def is_partial(self) -> bool:

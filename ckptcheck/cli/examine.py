@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
@@ -23,7 +24,7 @@ from ckptcheck.writing import replace_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.megatron.run import Megatron
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
 
 
 def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
-    ckpt = open_checkpoint(target, jobs=plan.jobs)
+    ckpt = open_target(target, jobs=plan.jobs)
+    if not isinstance(ckpt, Checkpoint):
+        return _megatron(ckpt, plan, rows)
     if plan.fix:
         ckpt = _repaired(ckpt, target, plan)
     ckpt.options = plan.options
@@ -93,6 +96,32 @@ def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
             return report
         finally:
             ckpt.release()
+
+
+def _megatron(megatron: Megatron, plan: Plan, rows: list[dict[str, object]]) -> Report:
+    """Report on a Megatron checkpoint: the same rules about values, others about the rest."""
+    if plan.fix:
+        talk(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
+    megatron.options = plan.options
+    with progress_bar(megatron.target) as progress:
+        if plan.headers_only:
+            megatron.no_values = "--headers-only"
+        else:
+            from ckptcheck.values.measure import attach
+
+            megatron.reads_values = True
+            attach(
+                megatron.values_view, jobs=plan.jobs, use_mmap=plan.use_mmap, device=plan.device, progress=progress
+            )
+        report = run(megatron, plan.rules, ignored=plan.ignored, severities=plan.severities)
+    if plan.stats is not None:
+        from ckptcheck.values.table import records
+
+        try:
+            rows += records(megatron.values_view)
+        except Skip as skip:
+            raise CkptcheckError(f"there is nothing for --stats to write: {skip}") from skip
+    return report
 
 
 def _read_headers(ckpt: Checkpoint, target: str) -> None:

@@ -239,7 +239,7 @@ def attach(
     caller has to call `ckpt.release()` when it is done.
     """
     number = jobs or os.cpu_count() or 1
-    total = sum(file.size for name, file in ckpt.files.items() if name.endswith(".safetensors"))
+    total = sum(file.size for name, file in ckpt.files.items() if name.endswith(ckpt.endings))
     on_device = DeviceLook(device) if device != "cpu" else None
     mapped = on_device is None and use_mmap and total >= WORTH_A_CREW and _may_be_mapped(ckpt.source)
     started = Crew(number) if mapped and early else None

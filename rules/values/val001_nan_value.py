@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.values.place import not_finite
 
 
-@rule("VAL001", "nan-value", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL001", "nan-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     bad = [stats for stats in ckpt.values.tensors.values() if stats.nan]
     yield from not_finite(

@@ -26,7 +26,7 @@ from ckptcheck.values.place import not_finite
 from ckptcheck.values.roles import may_be_infinite
 
 
-@rule("VAL002", "infinite-value", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL002", "infinite-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     bad = [stats for stats in ckpt.values.tensors.values() if stats.inf and not may_be_infinite(stats)]
     yield from not_finite(ckpt, bad, "inf", "infinite", "convert again from the original dtype; F16 ends at 65,504")

@@ -29,7 +29,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.values.roles import is_router, looks_untrained
 
 
-@rule("VAL003", "zero-router", severity="error", when=lambda ckpt: ckpt.anatomy.stack is not None)
+@rule("VAL003", "zero-router", severity="error", on="values", when=lambda ckpt: ckpt.anatomy.stack is not None)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     vital = {ckpt.anatomy.embedding: "the token embedding", ckpt.anatomy.head: "the output head"}
     for name, stats in ckpt.values.tensors.items():

@@ -30,7 +30,7 @@ from ckptcheck.phrase import count, few
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_router, is_scale, looks_untrained
 
 
-@rule("VAL004", "zero-weight", severity="warning", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     vital = (ckpt.anatomy.embedding, ckpt.anatomy.head)
     zero = [

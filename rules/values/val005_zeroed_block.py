@@ -34,7 +34,7 @@ from ckptcheck.values.blocks import zeroed
 from ckptcheck.values.columns import zero_columns
 
 
-@rule("VAL005", "zeroed-block", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL005", "zeroed-block", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     columns = zero_columns(ckpt)
     for shard, found in zeroed(ckpt).items():

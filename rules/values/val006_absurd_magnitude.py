@@ -41,7 +41,7 @@ from ckptcheck.values.stats import TensorStats
 FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
 
 
-@rule("VAL006", "absurd-magnitude", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL006", "absurd-magnitude", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     siblings: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():

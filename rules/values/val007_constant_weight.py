@@ -27,7 +27,7 @@ from ckptcheck.phrase import count, few
 from ckptcheck.values.roles import is_matrix, is_scale, looks_untrained
 
 
-@rule("VAL007", "constant-weight", severity="warning", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     filled = [
         stats

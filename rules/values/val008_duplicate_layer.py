@@ -28,7 +28,7 @@ from ckptcheck.values.compare import same_bytes
 from ckptcheck.values.roles import is_matrix
 
 
-@rule("VAL008", "duplicate-layer", severity="warning", when=lambda ckpt: len(ckpt.anatomy.layers) > 1)
+@rule("VAL008", "duplicate-layer", severity="warning", on="values", when=lambda ckpt: len(ckpt.anatomy.layers) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.anatomy.stack
     assert stack is not None

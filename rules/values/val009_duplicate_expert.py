@@ -34,6 +34,7 @@ from ckptcheck.values.roles import is_matrix
     "VAL009",
     "duplicate-expert",
     severity="warning",
+    on="values",
     when=lambda ckpt: any(True for experts in (numbered_experts, fused_experts) for _ in experts(ckpt.anatomy)),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ from ckptcheck.values.compare import equal_halves
 from ckptcheck.values.roles import is_matrix, is_scale
 
 
-@rule("VAL010", "repeated-half", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.source.local is None:
         raise Skip("not looked for on the Hub")

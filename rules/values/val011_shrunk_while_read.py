@@ -24,7 +24,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
-@rule("VAL011", "shrunk-while-read", severity="error", when=lambda ckpt: bool(ckpt.tensors))
+@rule("VAL011", "shrunk-while-read", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for shard, what in ckpt.values.shrunk.items():
         yield Problem(what, file=shard, hint="check again when nothing writes to the folder")

@@ -54,6 +54,7 @@ HINT = "look for newly initialized weights in the log of what loaded it before i
     "VAL012",
     "freshly-initialised",
     severity="warning",
+    on="values",
     when=lambda ckpt: bool(ckpt.tensors) and not ckpt.is_adapter,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:

@@ -20,9 +20,12 @@ from ckptcheck.checkpoint.options import Options
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import MAX_PICKLE
 from ckptcheck.phrase import count, size
+from ckptcheck.rule import Skip
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.megatron.inspection import Inspection, Weights
 
 T = TypeVar("T")
 Form = Literal["torch_dist", "legacy", "empty"]
@@ -43,6 +46,9 @@ class Megatron:
         self._path = path
         self.jobs = jobs or os.cpu_count() or 1
         self.options = Options()
+        self.no_values = "the values were not read"
+        self.reads_values = False
+        self.release: Callable[[], None] = lambda: None
         self._unread: dict[str, str] = {}
         self.iterations = tuple(iterations(path))
         self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
@@ -146,19 +152,48 @@ class Megatron:
         """
         if isinstance(tensor, str):
             tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
-        return read_tensor(self.source, tensor, self._item_folder, slices, self._opened)
+        return read_tensor(self.source, tensor, self.item_folder, slices, self._opened)
 
     @property
-    def _item_folder(self) -> str:
+    def item_folder(self) -> str:
         """What stands before the file of an item; a legacy item names its whole path."""
         return "" if self.form == "legacy" else self.iteration
+
+    def path_of(self, item: Item) -> str:
+        """Return the path below the target of the file that holds an item."""
+        return f"{self.item_folder}/{item.file}" if self.item_folder else item.file
+
+    def is_beyond(self, item: Item) -> bool:
+        """Whether an item lies in a file that does not exist, or ends before it."""
+        file = self.files.get(self.path_of(item))
+        return file is None or file.leaves is not None or item.begin + item.length > file.size
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        """What opening every archive showed. Raises Skip where the values are not read."""
+        if not self.reads_values:
+            raise Skip(self.no_values)
+        from ckptcheck.checkpoint.megatron.inspection import inspect
+
+        return inspect(self)
+
+    @cached_property
+    def values_view(self) -> Weights:
+        """The weights as the rules about values see them."""
+        from ckptcheck.checkpoint.megatron.inspection import Weights
+
+        return Weights(self)
+
+    def aspect(self, kind: str) -> Weights | None:
+        """Return the weights for the rules about values, None for other kinds."""
+        return self.values_view if kind == "values" and self.weights else None
 
     def _opened(self, item: Item | None) -> Archive | None:
         return None if item is None else self.archive(item)
 
     def _archive(self, item: Item) -> Archive:
         """Open the archive at an item. Raises UnreadableArchive, OSError."""
-        return archive_of(self.source, item, self._item_folder)
+        return archive_of(self.source, item, self.item_folder)
 
     @cached_property
     def damaged(self) -> dict[str, Defect]:
@@ -218,6 +253,8 @@ class Megatron:
     def unread(self) -> Mapping[str, str]:
         """File → why it could not be read. Everything is read first, so that the answer is final."""
         _ = self.contents, self.common, self.ranks, self.description
+        if "values_view" in self.__dict__:
+            return self._unread | dict(self.values_view.unread)
         return self._unread
 
     @cached_property

@@ -1,0 +1,145 @@
+"""Writes pickles and `.metadata` files opcode by opcode, without torch: whole, and as no program would write them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.megatron.dcp import read_contents
+from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, GlobalTensor, Item
+
+METADATA = "torch.distributed.checkpoint.metadata"
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+@dataclass
+class Global:
+    module: str
+    name: str
+
+
+@dataclass
+class Call:
+    """A global that is called (REDUCE)."""
+
+    what: Global
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass
+class Made:
+    """An object of a class: NEWOBJ, and BUILD with the state."""
+
+    what: Global
+    state: Any = None
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass
+class Raw:
+    """Opcodes as they are."""
+
+    code: bytes
+
+
+def pickled(value: Any) -> bytes:
+    """Write a pickle of protocol 4, without a memo."""
+    return b"\x80\x04" + code(value) + b"."
+
+
+def code(value: Any) -> bytes:
+    if isinstance(value, Raw):
+        return value.code
+    if isinstance(value, Global):
+        return code(value.module) + code(value.name) + b"\x93"
+    if isinstance(value, Call):
+        return code(value.what) + code(value.arguments) + b"R"
+    if isinstance(value, Made):
+        built = b"" if value.state is None else code(value.state) + b"b"
+        return code(value.what) + code(value.arguments) + b"\x81" + built
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int):
+        raw = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
+        return b"\x8a" + bytes([len(raw)]) + raw
+    if isinstance(value, str):
+        raw = value.encode()
+        return b"X" + struct.pack("<I", len(raw)) + raw
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(code, value)) + b"t"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(code, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(code(key) + code(item) for key, item in value.items()) + b"u"
+    raise TypeError(value)
+
+
+@dataclass
+class Table:
+    """What a `.metadata` lists, to be changed. chunks: key → [(offsets, sizes, place)]."""
+
+    dtypes: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    chunks: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Item | None]]] = field(default_factory=dict)
+    objects: dict[str, Item | None] = field(default_factory=dict)
+
+
+def read(path: Path) -> Table:
+    found = read_contents(path.read_bytes())
+    assert found.readable
+    assert not found.defects
+    table = Table(objects=dict(found.objects))
+    for key, tensor in found.tensors.items():
+        add(table, key, tensor)
+    return table
+
+
+def add(table: Table, key: str, tensor: GlobalTensor) -> None:
+    table.dtypes[key], table.shapes[key] = tensor.dtype, tensor.shape
+    table.chunks[key] = [(chunk.offsets, chunk.sizes, chunk.item) for chunk in tensor.chunks]
+
+
+def size(numbers: tuple[int, ...]) -> Call:
+    return Call(Global("torch", "Size"), (tuple(numbers),))
+
+
+def table_value(table: Table, **extra: Any) -> Made:
+    """The Metadata object that lists this table."""
+
+    def described(key: str) -> Made:
+        dtype = Global("torch", NAMES[table.dtypes[key]])
+        properties = Made(Global(METADATA, "TensorProperties"), (dtype, None, False, None, False))
+        chunks = [
+            Made(Global(METADATA, "ChunkStorageMetadata"), {"offsets": size(offsets), "sizes": size(sizes)})
+            for offsets, sizes, _ in table.chunks[key]
+        ]
+        state = {"properties": properties, "size": size(table.shapes[key]), "chunks": chunks}
+        return Made(Global(METADATA, "TensorStorageMetadata"), state)
+
+    listed: dict[str, Any] = {key: described(key) for key in table.shapes}
+    listed |= {key: Made(Global(METADATA, "BytesStorageMetadata"), {}) for key in table.objects}
+    places = [(key, size(at), item) for key, chunks in table.chunks.items() for at, _, item in chunks]
+    places += [(key, None, item) for key, item in table.objects.items()]
+    stored = Raw(
+        b"}("
+        + b"".join(
+            code(Made(Global(METADATA, "MetadataIndex"), {"fqn": key, "offset": at, "index": None}))
+            + code(
+                Made(
+                    Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+                    {"relative_path": item.file, "offset": item.begin, "length": item.length},
+                )
+            )
+            for key, at, item in places
+            if item is not None
+        )
+        + b"u"
+    )
+    state = {"state_dict_metadata": listed, "planner_data": None, "storage_data": stored, **extra}
+    return Made(Global(METADATA, "Metadata"), state)
+
+
+def write(path: Path, table: Table) -> None:
+    path.write_bytes(pickled(table_value(table)))
