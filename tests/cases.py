@@ -20,6 +20,7 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     against  a folder of fixtures/checkpoints that is compared with this one; default: the base as it was
     before   {file = {name = {dtype, shape} | false}}    the same as `tensors`, done to the one it is compared with
     recast   {tensor = dtype}           cast a tensor      row  {tensor = other}   give it the first row of the other's
+    options  {name = value}             what the user asks of the scan, see checkpoint/options.py
     diff     {cast, rtol, atol, critic} how the two are compared
     contents  {drop = [pattern], copy = {pattern = new}, shape, drop_chunks, boxes, unplaced, file}    edit .metadata
     arguments {name = number}           arguments saved by Megatron; or {name = {folder = number}}, of one rank

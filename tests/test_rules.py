@@ -14,6 +14,7 @@ from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
+from ckptcheck.checkpoint.options import Options
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.report import Report
 from ckptcheck.rule import Rule
@@ -35,6 +36,12 @@ def test_case(case: Case, tmp_path: Path) -> None:
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
+    if "options" in case.table:
+        assert isinstance(ckpt, Checkpoint)
+        asked = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in case.table["options"].items()
+        }
+        ckpt.options = Options(**asked)
     if case.rule.on == "manifest":  # taken of the base, as it was before anything was done to it
         before = manifest.take(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
         assert isinstance(ckpt, Checkpoint)

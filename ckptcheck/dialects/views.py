@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ckptcheck.dialects.base import Module, Verdict
+from ckptcheck.dialects.base import Module, Refused, Unknown, Verdict
+from ckptcheck.dialects.entries import Entries, equal_or_regex
 from ckptcheck.dialects.judgement import DIALECTS, Judgement, judge_all
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-USUAL = ("vllm", "sglang", "transformers")
-"""Who is asked unless the user names others: those that load a checkpoint as it is."""
+USUAL = ("vllm", "sglang")
+"""Who is asked unless the user names others: the engines. transformers 5 leaves much out that engines load, such as the
+quantized experts of most architectures."""
+PARTS = " and not "
+"""What an error says of a fused module whose parts are treated differently."""
+MAX_PATTERN = 200
+"""Characters of an entry for which it is tried what else it may mean."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -82,29 +89,49 @@ def stored(ckpt: Checkpoint) -> Mapping[str, bool]:
     return found
 
 
-def clashes(ckpt: Checkpoint) -> list[Clash]:
-    """Return where a consumer builds a module quantized that is not stored so, or the reverse.
+def clashes(ckpt: Checkpoint, *, quantized: bool) -> list[Clash]:
+    """Return the modules that are stored quantized (or not) and that a consumer builds otherwise.
 
-    A consumer whose modules for this architecture are guessed is only believed where nothing but a list decides: in
-    linear layers of attention, of MLPs, and in experts.
+    A consumer that knows nothing of the method, and would build no module quantized, is left out: it was not meant. One
+    whose modules for this architecture are guessed is only believed where nothing but a list decides: in linear layers
+    of attention, of MLPs, and in experts. slime packs what it sends and loads nothing: `repacked` has it.
     """
     held = stored(ckpt)
     return [
-        Clash(consumer, view.version, name, module, verdict, held[name])
+        Clash(consumer, view.version, name, module, verdict, quantized)
         for consumer, view in views(ckpt).items()
+        if consumer != "slime" and any(verdict.quantized for _, verdict in view.verdicts.values())
         for name, (module, verdict) in view.verdicts.items()
-        if verdict.quantized is not None and verdict.quantized != held[name] and not (view.guessed and _odd(name))
+        if held[name] == quantized and verdict.quantized is (not quantized) and not (view.guessed and _odd(name))
     ]
 
 
-def refusals(ckpt: Checkpoint) -> list[tuple[str, str, list[str]]]:
-    """Return (consumer, what it raises, the modules it raises on)."""
-    found: dict[tuple[str, str], list[str]] = {}
+def repacked(ckpt: Checkpoint) -> list[tuple[Clash, Clash]]:
+    """Return modules that slime, syncing weights, packs and an engine builds plain, or the reverse: (slime's, the engine's)."""
+    every = views(ckpt)
+    if "slime" not in every:
+        return []
+    sender, held = every["slime"], stored(ckpt)
+    found = []
+    for consumer in ("sglang", "vllm"):
+        for name, (module, verdict) in (every[consumer].verdicts if consumer in every else {}).items():
+            sent = sender.verdicts.get(name)
+            if sent is None or None in (verdict.quantized, sent[1].quantized) or sent[1].quantized == verdict.quantized:
+                continue
+            own = Clash("slime", sender.version, name, sent[0], sent[1], held[name])
+            found.append((own, Clash(consumer, every[consumer].version, name, module, verdict, held[name])))
+    return found
+
+
+def refusals(ckpt: Checkpoint) -> list[tuple[str, str, int]]:
+    """Return (consumer, what it raises at the first module, how many modules of the same kind it raises at)."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
     for consumer, view in views(ckpt).items():
-        for name, (_, verdict) in view.verdicts.items():
+        for module, verdict in view.verdicts.values():
             if verdict.error is not None:
-                found.setdefault((f"{consumer} {view.version}", verdict.error), []).append(name)
-    return [(who, error, sorted(modules, key=_order)) for (who, error), modules in found.items()]
+                alike = (f"{consumer} {view.version}", template(verdict.error))
+                found.setdefault(alike, {})[module.name] = verdict.error
+    return [(who, errors[in_order(errors)[0]], len(errors)) for (who, _), errors in found.items()]
 
 
 @cache
@@ -126,3 +153,65 @@ def _order(name: str) -> tuple[object, ...]:
 def in_order(names: Iterable[str]) -> list[str]:
     """Sort modules by name, layer 10 after layer 9."""
     return sorted(names, key=_order)
+
+
+@dataclass(frozen=True)
+class Dead:
+    """An entry that matches nothing for anybody. meant: what it was probably meant to be, None where nothing is near."""
+
+    text: str
+    file: str
+    key: str
+    meant: str | None
+
+
+def dead(ckpt: Checkpoint) -> list[Dead]:
+    """Return the entries of the ignore lists that match no module for any consumer that reads them.
+
+    An entry that names a module which is there but holds no matrix, or one below a module that is there, has its sense for
+    the tool that wrote it; so has the head of a model that has none of its own.
+    """
+    assert ckpt.quantization is not None
+    readers = [view for view in views(ckpt).values() if view.lists and not view.guessed]
+    if not readers:
+        return []
+    unused = set.intersection(*({text for key in view.lists for text in view.dead(key)} for view in readers))
+    names = set(stored(ckpt))
+    known = {name.rpartition(".")[0] for name in ckpt.tensors}
+    parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}
+    return [
+        Dead(entry.text, entry.file, entry.key, _meant(entry.text, names))
+        for entry in ckpt.quantization.ignore
+        if entry.text in unused and entry.text not in known | parents and entry.text not in ("lm_head", "re:.*lm_head")
+    ]
+
+
+def _meant(text: str, names: set[str]) -> str | None:
+    """Return what an entry was probably meant to be: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
+    bare = text.removeprefix("re:")
+    if not text.startswith("re:") and re.search(r"[\\*^$|]", text) and len(text) < MAX_PATTERN:
+        return f"re:{text}" if _matches(f"re:{text}", names) else None
+    if text.startswith("re:"):
+        if len(text) < MAX_PATTERN and _matches(f"re:.*{bare}", names):
+            return f"re:.*{bare}"
+        return None
+    for shorter in (
+        text.removesuffix(".linear"),
+        text.removesuffix(".weight"),
+        *(text[at + 1 :] for at in _dots(text)),
+    ):
+        if shorter != text and (shorter in names or any(name.endswith(f".{shorter}") for name in names)):
+            return next((name for name in sorted(names) if name == shorter or name.endswith(f".{shorter}")), None)
+    return next(iter(get_close_matches(text, names, 1, 0.85)), None)
+
+
+def _dots(text: str) -> list[int]:
+    return [at for at, char in enumerate(text) if char == "."][:2]
+
+
+def _matches(text: str, names: set[str]) -> bool:
+    entries = Entries([text], equal_or_regex)
+    try:
+        return any(entries.all(name) for name in names)
+    except (Refused, Unknown):
+        return False

@@ -1,0 +1,110 @@
+"""What becomes of a module that a consumer builds otherwise than it is stored.
+
+Sources: vLLM 0.32 `AutoWeightsLoader` and the models' `load_weights` raise on a name they have no parameter for; SGLang 0.5.23
+drops it, with a warning in some models and silently in others; transformers 5.23 reports it, and starts what is missing at
+random. A weight under the same name is copied into whatever dtype the parameter has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptcheck.dialects.views import Clash, in_order, template
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+_OTHER_NAME = {
+    "vllm": "stops at {tensor}",
+    "sglang": "drops {tensor} and computes with memory that nothing filled",
+    "transformers": "starts the weight at random and says so in its report only",
+    "compressed-tensors": "finds no {tensor}",
+}
+_SAME_NAME = {
+    True: "casts the numbers as they are and leaves the scale out",
+    False: "casts the weight to the quantized dtype, with a scale that nothing filled",
+}
+
+
+def effect(clash: Clash, stored: str, built: str) -> str:
+    """Say what the consumer does. stored, built: name of the weight here and there (``weight``, ``weight_packed``, ``qweight``)."""
+    if stored == built and clash.consumer in ("vllm", "sglang", "transformers"):
+        return _SAME_NAME[clash.stored]
+    return _OTHER_NAME[clash.consumer].format(tensor=f"{clash.module}.{stored}")
+
+
+@dataclass(frozen=True)
+class Described:
+    """One fact in words. modules, are, because, effects: parts of a sentence. file, key: where the list stands, or the config."""
+
+    modules: str
+    are: str
+    because: str
+    effects: str
+    file: str
+    key: str
+    hint: str
+
+
+def described(ckpt: Checkpoint, clashes: Iterable[Clash]) -> Iterator[Described]:
+    """Tell clashes that are one fact as one: the same kind of module and the same consumers, for the same reason."""
+    assert ckpt.quantization is not None
+    assert ckpt.quantization.main is not None
+    by_module: dict[str, list[Clash]] = {}
+    for clash in clashes:
+        by_module.setdefault(clash.module, []).append(clash)
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for module, seen in by_module.items():
+        entries = tuple((clash.consumer, clash.verdict.entry) for clash in seen)
+        alike = (
+            "" if any(entry for _, entry in entries) else template(module)
+        )  # one entry may take modules of many kinds
+        groups.setdefault((alike, *entries), []).append(module)
+    built = _weight_of(ckpt)
+    for modules in groups.values():
+        listed = in_order(modules)
+        first = by_module[listed[0]]
+        stored = ckpt.quantization.layers.get(listed[0])
+        role = stored.weight.role if stored is not None and stored.weight is not None else "weight"
+        other = "weight" if first[0].stored else built
+        entry = next((clash.verdict.entry for clash in first if clash.verdict.entry is not None), None)
+        place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
+        yield Described(
+            modules=listed[0] + (f" and {len(listed) - 1:,} more" if len(listed) > 1 else ""),
+            are="are" if len(listed) > 1 else "is",
+            because=_because(first[0].stored, entry),
+            effects="; ".join(f"{clash.who} {effect(clash, role, other)}" for clash in first),
+            file=place.file if place else ckpt.quantization.main.file,
+            key=place.key if place else ckpt.quantization.main.key,
+            hint=_hint(first[0], entry),
+        )
+
+
+def _because(stored: bool, entry: str | None) -> str:
+    """Say which entry of which list makes a consumer build it otherwise, or that there is none."""
+    if stored:
+        return f"ignored by {entry!r}" if entry is not None else "not targeted"
+    return f"targeted by {entry!r} and not ignored" if entry is not None else "not ignored"
+
+
+def _hint(clash: Clash, entry: str | None) -> str:
+    name = clash.module.rpartition(".")[2]
+    if not clash.stored:
+        return "add it to the ignore list; ckptcheck scan --fix writes one that all these consumers read alike"
+    if entry is not None and entry.startswith("re:"):
+        end = re.split(r"[.\\]", entry)[-1]
+        if end.isidentifier() and name.startswith(end) and name != end:
+            return f"the regex has no end; {entry}$ would leave {name} alone"
+    if entry is not None:
+        return "take the entry out of the list, or quantize again without this module"
+    return "add a target for it, or quantize again without this module"
+
+
+def _weight_of(ckpt: Checkpoint) -> str:
+    """Return the name of the weight in the modules that are stored quantized."""
+    assert ckpt.quantization is not None
+    ways = (way.weight.role for way in ckpt.quantization.stored if way.is_quantized and way.weight is not None)
+    return next(ways, "weight")
