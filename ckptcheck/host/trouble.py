@@ -1,0 +1,37 @@
+"""What can go wrong on the far side: a verb raised, the process died, or it does not answer."""
+
+from __future__ import annotations
+
+import re
+
+from ckptcheck.errors import CkptcheckError
+
+ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): \S|Fatal Python error")
+
+
+class VerbError(CkptcheckError):
+    """A verb raised; the process lives and can be asked again. kind: the class; said: its message; trace: its end."""
+
+    def __init__(self, host: str, verb: str, kind: str, said: str, trace: str) -> None:
+        first = said.strip().splitlines()[0] if said.strip() else "it did not say why"
+        super().__init__(f"{host} could not {verb}: {kind}: {first}")
+        self.kind = kind
+        self.said = said
+        self.trace = trace
+
+
+class HostDied(CkptcheckError):
+    """The process is gone. last_words: the last lines that it and its children printed."""
+
+    def __init__(self, message: str, last_words: tuple[str, ...] = ()) -> None:
+        super().__init__(message, f"its last words: {_telling(last_words)}" if last_words else None)
+        self.last_words = last_words
+
+
+def _telling(words: tuple[str, ...]) -> str:
+    """Choose the line that says most: the last that names an error, for engines talk on after it; else the last."""
+    return next((line for line in reversed(words) if ERROR.search(line)), words[-1])
+
+
+class HostHung(HostDied):
+    """It did not answer in time and was ended. last_words end with where each of its threads was."""

@@ -1,0 +1,369 @@
+"""A host outlives whatever its far side does, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cases import ROOT
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.far.ckptcheck_far import wire
+from ckptcheck.host.host import Host
+from ckptcheck.host.process import FAR
+from ckptcheck.host.trouble import HostDied, HostHung, VerbError
+
+VERBS = Path(__file__).parent / "far" / "misbehaving.py"
+PYTHON = Path(sys.executable)
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and PR_SET_CHILD_SUBREAPER")
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with Host(PYTHON, VERBS) as running:
+        yield running
+
+
+def gone(process: int) -> bool:
+    """Whether a process is no more; a zombie is gone as well."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
+
+
+def test_verbs_are_functions_with_a_memory(host: Host) -> None:
+    assert "echo" in host.verbs
+    assert host.python_version == sys.version.split()[0]
+    assert [host.call("count"), host.call("count")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1.5, -0.0, "zwölf 🙂 \ud800 \n", [1, [2]], {"a": {"b": []}}, float("inf")], ids=repr
+)
+def test_values_come_back_as_they_were(host: Host, value: object) -> None:
+    assert repr(host.call("echo", value=value)) == repr(value)
+
+
+def test_a_huge_message_goes_both_ways(host: Host) -> None:
+    value = "ü" * 20_000_000
+    assert host.call("echo", value=value) == value
+
+
+def test_two_hosts_answer_side_by_side(host: Host) -> None:
+    with Host(PYTHON, VERBS, name="other") as other:
+        assert (host.call("count"), other.call("count")) == (1, 1)
+        host.close()
+        assert other.call("count") == 2
+
+
+def test_what_is_printed_is_neither_an_answer_nor_lost(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    assert host.call("talk", text="zwölf 🙂 \ud800") is None
+    assert host.last_words() == ("zwölf 🙂 \\ud800", "zwölf 🙂 \\ud800", "raw \ufffd bytes", "a child speaks")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_a_verb_is_told_and_survived(host: Host) -> None:
+    with pytest.raises(VerbError) as caught:
+        host.call("boom", message="no such layer\nin line 2")
+    error = caught.value
+    assert error.message == "misbehaving could not boom: ValueError: no such layer"
+    assert (error.kind, error.said) == ("ValueError", "no such layer\nin line 2")
+    assert "raise ValueError(message)\nValueError: no such layer\nin line 2\n" in error.trace
+    for verb, arguments, kind in [
+        ("leave", {"code": 3}, "SystemExit"),
+        ("unsayable", {}, "TypeError"),
+        ("echo", {"wrong": 1}, "TypeError"),
+        ("absent", {}, "LookupError"),
+    ]:
+        with pytest.raises(VerbError) as caught:
+            host.call(verb, **arguments)
+        assert caught.value.kind == kind
+    assert host.call("count") == 1
+
+
+def test_what_json_cannot_say_is_not_sent(host: Host) -> None:
+    with pytest.raises(TypeError):
+        host.call("echo", value=b"bytes")
+    assert host.call("count") == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "ending", "word"),
+    [
+        ("vanish", {"code": 0}, "exit code 0", "out of memory: cannot allocate"),
+        ("vanish", {"code": 7}, "exit code 7", "out of memory: cannot allocate"),
+        ("shoot", {"number": signal.SIGKILL}, "SIGKILL: out of memory, or killed by somebody", "about to be shot"),
+        ("shoot", {"number": signal.SIGTERM}, "SIGTERM", "about to be shot"),
+        ("crash", {}, "SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("kill_group", {}, "SIGKILL: out of memory, or killed by somebody", None),
+        ("fork_and_vanish", {}, "exit code 3", "the child is"),
+        pytest.param("kill_the_family", {}, "SIGKILL: out of memory, or killed by somebody", None, marks=linux),
+        ("kill_the_parent", {}, "SIGKILL: out of memory, or killed by somebody", None),
+    ],
+)
+def test_its_death_is_an_error_with_its_last_words(
+    verb: str, arguments: dict[str, int], ending: str, word: str | None
+) -> None:
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        with Host(PYTHON, VERBS) as host:
+            children = host.call("start_children")
+            with pytest.raises(HostDied) as caught:
+                host.call(verb, **arguments)
+        assert caught.value.message == f"misbehaving died ({ending}) when asked to {verb}"
+        assert not isinstance(caught.value, HostHung)
+        if word is None:
+            assert caught.value.last_words == ()
+        else:
+            assert any(line.startswith(word) for line in caught.value.last_words)
+        with pytest.raises(HostDied, match="misbehaving is closed"):
+            host.call("count")
+        assert bystander.poll() is None
+        if verb != "kill_the_parent":  # nobody is left who could find the orphans
+            assert [child for child in children if not gone(child)] == []
+    finally:
+        bystander.kill()
+        bystander.wait()
+        for child in children:
+            if not gone(child):
+                os.kill(child, signal.SIGKILL)
+
+
+def test_the_line_that_names_the_error_is_the_one_to_quote() -> None:
+    words = ("Traceback:", "AssertionError: shape (1,) is not (64,)", "py-spy: not found")
+    assert HostDied("it died", words).hint == "its last words: AssertionError: shape (1,) is not (64,)"
+    assert HostDied("it died", ("so be it", "farewell")).hint == "its last words: farewell"
+    assert HostDied("it died").hint is None
+
+
+@pytest.mark.parametrize("verb", ["hang_here", "hang_deaf"])
+def test_a_hang_is_ended_and_says_where(verb: str) -> None:
+    with Host(PYTHON, VERBS) as host:
+        with pytest.raises(HostHung) as caught:
+            host.call(verb, timeout=0.5)
+        assert caught.value.message == f"misbehaving did not answer in time when asked to {verb}, and was ended"
+        assert any("in hang_here" in line for line in caught.value.last_words)
+
+
+def test_one_that_stopped_entirely_is_ended() -> None:
+    with Host(PYTHON, VERBS) as host, pytest.raises(HostHung):
+        host.call("stop", timeout=0.5)
+
+
+def test_one_that_does_not_listen_to_a_huge_message_is_ended() -> None:
+    with Host(PYTHON, VERBS) as host:
+        os.kill(host._process.pid or 0, signal.SIGSTOP)
+        with pytest.raises(HostHung):
+            host.call("echo", value="x" * 50_000_000, timeout=1)
+
+
+def test_one_that_closes_the_wire_is_dead_to_us() -> None:
+    with Host(PYTHON, VERBS) as host, pytest.raises(HostDied, match="when asked to close_the_wire"):
+        host.call("close_the_wire")
+
+
+@linux
+def test_close_ends_all_that_it_started(tmp_path: Path) -> None:
+    with Host(PYTHON, VERBS) as host:
+        children = host.call("start_children", hold_the_socket=True)
+        folder = host.folder
+        host.call("at_exit", path=str(tmp_path / "cleaned up"), linger=True)
+    assert [child for child in children if not gone(child)] == []
+    assert not folder.exists()
+    assert (tmp_path / "cleaned up").exists()
+    host.close()
+
+
+@linux
+def test_shared_memory_is_given_back_by_who_dies() -> None:
+    with Host(PYTHON, VERBS) as host:
+        block = Path("/dev/shm", host.call("share_memory"))
+        assert block.exists()
+        with pytest.raises(HostDied):
+            host.call("vanish", code=1)
+        assert not block.exists()
+
+
+@linux
+def test_an_interrupted_call_ends_the_process() -> None:
+    with Host(PYTHON, VERBS) as host:
+        children = host.call("start_children")
+        with pytest.raises(KeyboardInterrupt):
+            host.call("interrupt", process=os.getpid())
+        assert [child for child in children if not gone(child)] == []
+
+
+@linux
+def test_it_does_not_outlive_us(tmp_path: Path) -> None:
+    program = f"""
+import os, sys
+from pathlib import Path
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.host import Host
+exchange = Exchange("memory")
+host = Host(Path(sys.executable), Path({str(VERBS)!r}), scratch=[exchange.folder])
+print(host.folder, exchange.folder, host._process.pid, *host.call("start_children"), flush=True)
+host.call("hang_deaf")
+"""
+    us = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert us.stdout is not None
+    folder, tensors, *processes = us.stdout.readline().split()
+    us.kill()
+    us.wait()
+    us.stdout.close()
+    wait_until(lambda: all(gone(int(process)) for process in processes))
+    wait_until(lambda: not Path(folder).exists() and not Path(tensors).exists())
+
+
+def wait_until(done: object) -> None:
+    """Poll; the guardian gives them three seconds before it kills."""
+    import time
+
+    assert callable(done)
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_the_far_side_sees_none_of_our_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.py").write_text("")
+    with Host(PYTHON, VERBS, env={"ADDED": "1", "HOME": None}) as host:
+        seen = host.call("where")
+        assert (seen["path"][0], seen["path"][-1]) == (str(FAR), str(VERBS.parent))
+        assert str(tmp_path) not in seen["path"]
+        assert seen["modules"] == []
+        assert seen["environment"]["ADDED"] == "1"
+        assert not {"HOME", "VIRTUAL_ENV"} & set(seen["environment"])
+        assert Path(seen["cwd"]).parent == host.folder
+        assert seen["session"] not in (os.getsid(0), seen["parent"])
+        assert seen["parent"] != os.getpid()
+        assert seen["stdin"] == ""
+        with pytest.raises(VerbError, match="No module named 'ours'"):
+            host.call("find", module="ours")
+
+
+def test_a_bare_environment_is_enough(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    with Host(tmp_path / "bare/bin/python", "ckptcheck_far.about") as host:
+        assert host.call("versions", packages=["msgspec", "torch"]) == {"msgspec": None, "torch": None}
+        assert host.call("imported", module="json")["version"] == "2.0.9"
+        with pytest.raises(VerbError, match="No module named 'msgspec'"):
+            host.call("imported", module="msgspec")
+
+
+def test_spawned_children_find_the_verbs(host: Host) -> None:
+    assert host.call("spawn") == "from a spawned child"
+
+
+def test_the_log_is_kept_where_asked(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    with Host(PYTHON, VERBS, log=log, cwd=tmp_path) as host:
+        assert host.call("where")["cwd"] == str(tmp_path)
+        host.call("talk", text="kept")
+    assert log.read_bytes().startswith(b"kept\n")
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import json\nimport not_there\n")
+    with pytest.raises(VerbError, match="broken could not start: ModuleNotFoundError: No module named 'not_there'"):
+        Host(PYTHON, broken)
+    other = tmp_path / "json.py"
+    other.write_text("VERBS = {}\n")
+    with pytest.raises(
+        VerbError, match=r"json could not start: ImportError: json is .*, so .*json\.py needs another name"
+    ):
+        Host(PYTHON, other)
+    leaves = tmp_path / "leaves.py"
+    leaves.write_text("import os\nprint('never mind', flush=True)\nos._exit(5)\n")
+    with pytest.raises(HostDied, match=r"leaves died \(exit code 5\) when asked to start") as caught:
+        Host(PYTHON, leaves)
+    assert caught.value.last_words == ("never mind",)
+    sleeps = tmp_path / "sleeps.py"
+    sleeps.write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(HostHung, match="sleeps did not answer in time when asked to start"):
+        Host(PYTHON, sleeps, start_timeout=1)
+    with pytest.raises(CkptcheckError, match=r"cannot run .*no-python: No such file or directory"):
+        Host(tmp_path / "no-python", VERBS)
+    with pytest.raises(HostDied, match=r"about died \(exit code 1\) when asked to start"):
+        Host(Path("/bin/false"), "ckptcheck_far.about")
+
+
+def test_the_wire_refuses_noise() -> None:
+    message = {"id": 1, "result": [1.5, "ü"]}
+    data = wire.encode(message) * 2
+    inbox = wire.Inbox()
+    assert [found for byte in data for found in inbox.feed(bytes([byte]))] == [message, message]
+    for noise in (b"Traceback (most recent call last)", wire.LENGTH.pack(2) + b"no", wire.LENGTH.pack(1) + b"1"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            wire.Inbox().feed(noise)
+
+
+def test_nonsense_on_the_wire_ends_the_host(tmp_path: Path) -> None:
+    noisy = tmp_path / "noisy.py"
+    noisy.write_text(
+        "import os, stat\n"
+        "def noise():\n"
+        "    for fd in range(3, 64):\n"
+        "        try:\n"
+        "            if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, b'INFO 11-21 engine.py: started\\n')\n"
+        "        except OSError: pass\n"
+        "VERBS = {'noise': noise}\n"
+    )
+    with Host(PYTHON, noisy) as host, pytest.raises(HostDied, match="noisy answered nonsense to noise"):
+        host.call("noise")
+
+
+def test_tensors_pass_between_far_sides() -> None:
+    pytest.importorskip("torch")
+    rows = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]
+    with Host(PYTHON, VERBS) as trainer, Host(PYTHON, VERBS) as engine:
+        for plane in ("file", "memory") if Path("/dev/shm").is_dir() else ("file",):
+            with Exchange(plane) as exchange:
+                folder = exchange.folder
+                assert folder.stat().st_mode & 0o777 == 0o700
+                for dtype, size in (("bfloat16", 2), ("float8_e4m3fn", 1)):
+                    address = exchange.address(dtype)
+                    parcel = trainer.call("put", address=address, dtype=dtype)
+                    assert parcel == {**address, "tensors": 4, "bytes": (12 + 12 + 12 + 8) * size}
+                    found = engine.call("get", parcel=parcel)
+                    assert found["weight"] == found["tied"] == [f"torch.{dtype}", rows]
+                    assert found["turned"][1] == [list(column) for column in zip(*rows, strict=True)]
+                    assert found["rows"][1] == rows[1:]
+                assert sorted(path.name for path in folder.iterdir()) == [
+                    "bfloat16.safetensors",
+                    "float8_e4m3fn.safetensors",
+                ]
+                with pytest.raises(VerbError, match="holds 4 tensors, and 5 were put there"):
+                    engine.call("get", parcel=parcel | {"tensors": 5})
+            assert not folder.exists()
+        with pytest.raises(VerbError, match="the plane nccl is not known here; known are file, memory"):
+            trainer.call("put", address={"plane": "nccl"}, dtype="bfloat16")
+
+
+def test_an_exchange_takes_the_plane_that_has_room() -> None:
+    with Exchange(need=1 << 10) as exchange:
+        assert exchange.plane == ("memory" if Path("/dev/shm").is_dir() else "file")
+    with pytest.raises(
+        CkptcheckError, match=r"has room for [0-9,]+ bytes, and 1,152,921,504,606,846,976 bytes of tensors"
+    ):
+        Exchange(need=1 << 60)
+
+
+def test_the_far_side_runs_on_an_old_python() -> None:
+    files = sorted((FAR / "ckptcheck_far").glob("*.py"))
+    assert len(files) >= 5
+    for file in files:
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 9))
