@@ -78,7 +78,7 @@ def compare(first: NDArray[Any], second: NDArray[Any], how: How, origin: tuple[i
     with np.errstate(invalid="ignore"):
         error = np.abs(values[0] - values[1])
         if how.rtol or how.atol:
-            beyond = ~(error <= how.atol + how.rtol * np.abs(values[0]))  # NaN is beyond
+            beyond = ~(np.isfinite(error) & (error <= how.atol + how.rtol * np.abs(values[0])))
             unequal[unequal] = beyond
             error = error[beyond]
     finite = np.isfinite(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,14 +35,17 @@ def reasons(comparison: Comparison) -> list[Verdict]:
         expected: dict[str, Callable[[], Bits]] = {}
         actual: dict[str, Callable[[], Bits]] = {}
         called: dict[str, str] = {}
+        own: dict[str, str] = {}
         for pair, how in comparison.plain:
             if pair.first.nbytes > LARGEST:
                 continue
             assert isinstance(pair.first, Area)
             assert isinstance(pair.second, Area)
-            expected[pair.name] = partial(_bits, ours, pair.first, how.target)
-            actual[pair.name] = partial(_bits, theirs, pair.second, how.target)
-            called |= _called(comparison, pair)
+            name = _usual(pair.name)
+            own[name] = pair.name
+            expected[name] = partial(_bits, ours, pair.first, how.target)
+            actual[name] = partial(_bits, theirs, pair.second, how.target)
+            called |= {name: stored for stored in _called(comparison, pair)}
         sides = Sides(
             expected,
             actual,
@@ -49,9 +53,18 @@ def reasons(comparison: Comparison) -> list[Verdict]:
             called=called,
         )
         try:
-            return diagnose(sides, different, most=MOST)
+            verdicts = diagnose(sides, map(_usual, different), most=MOST)
         except Unreadable as error:
             raise EvidenceError(f"cannot read {error.file}: {error.reason}") from error
+    return [replace(verdict, tensors=tuple(own[name] for name in verdict.tensors)) for verdict in verdicts]
+
+
+def _usual(name: str) -> str:
+    """Return a name in the form of most families: Mixtral calls gate, down and up of an expert w1, w2 and w3."""
+    if ".block_sparse_moe." in name:
+        for mixtral, usual in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            name = name.replace(f".{mixtral}.weight", f".{usual}.weight")
+    return name.replace(".block_sparse_moe.", ".mlp.")
 
 
 def _bits(files: Files, area: Area, target: str) -> Bits:
@@ -61,9 +74,7 @@ def _bits(files: Files, area: Area, target: str) -> Bits:
     return Bits(target, cast(files.whole(area), area.dtype, target))
 
 
-def _called(comparison: Comparison, pair: Pair) -> dict[str, str]:
+def _called(comparison: Comparison, pair: Pair) -> list[str]:
     """Return the name in Megatron's form, where one side has one."""
-    for side, name in zip((comparison.first, comparison.second), pair.names, strict=True):
-        if side.is_megatron:
-            return {pair.name: name}
-    return {}
+    sides = zip((comparison.first, comparison.second), pair.names, strict=True)
+    return [name for side, name in sides if side.is_megatron][:1]

@@ -1,7 +1,8 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import headers, values
+from tests.benchmarks import diff, headers, values
 
 if __name__ == "__main__":
     headers.main()
     values.main()
+    diff.main()
