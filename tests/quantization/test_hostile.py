@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_no_config_crashes_a_rule(base: str, tmp_path_factory: pytest.TempPathFa
     original = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     places = paths(original["quantization_config"])
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         changes=st.lists(st.tuples(st.sampled_from(places), JSON), min_size=1, max_size=3), method=st.none() | SCALARS
     )
@@ -67,6 +68,22 @@ def test_no_config_crashes_a_rule(base: str, tmp_path_factory: pytest.TempPathFa
         assert report.crashed == ()
 
     mutate()
+
+
+@pytest.mark.parametrize("bits", [0, -1, -3, 10**30, 65])
+@pytest.mark.parametrize(("base", "place"), [("tiny-w4a16", "weights"), ("tiny-gptq", "")])
+def test_no_number_of_bits_crashes_a_rule(base: str, place: str, bits: int, tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINTS / base, tmp_path / "ckpt")
+    config = json.loads((tmp_path / "ckpt" / "config.json").read_text(encoding="utf-8"))
+    block = config["quantization_config"]
+    if place:
+        block["config_groups"]["group_0"][place] |= {"num_bits": bits, "group_size": bits}
+    else:
+        block |= {"bits": bits, "group_size": bits}
+    (tmp_path / "ckpt" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    report = run(attach(open_checkpoint(str(tmp_path / "ckpt"))), RULES)
+    assert report.crashed == ()
+    assert len(report.findings) < 10
 
 
 def test_one_pass_whatever_the_names() -> None:

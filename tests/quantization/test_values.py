@@ -107,6 +107,20 @@ def test_gptq_and_awq(form: str, bits: int) -> None:
     assert close(packers.dequantized({name: value for name, (_, value) in stored.items()}, form, bits=bits), bits)
 
 
+def test_awq_unpacks_as_the_converter_of_compressed_tensors_does() -> None:
+    import torch
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
+    stored = {name: value for name, (_, value) in packers.awq(WEIGHT, 32).items()}
+    words = [torch.from_numpy(stored[name].copy()) for name in ("qweight", "qzeros")]
+    codes, zeros = AutoAWQConverter.reverse_awq_order(*AutoAWQConverter.unpack_awq(*words, 4), 4)
+    theirs = ((codes & 15).numpy().astype(int) - (zeros & 15).numpy().astype(int).repeat(32, 0)) * (
+        stored["scales"].astype(np.float32).repeat(32, 0)
+    )
+    np.testing.assert_allclose(packers.dequantized(stored, "awq"), theirs.T, rtol=1e-6)
+    assert close(theirs.T, 4)
+
+
 def test_every_fp8_number_is_what_torch_says() -> None:
     import torch
 
