@@ -22,8 +22,11 @@ MAX_STATES = 4_000
 """States that one pattern may unfold to; ``a{5000}`` is refused."""
 MAX_LENGTH = 5_000
 """Characters of a pattern."""
-MAX_STEPS = 3_000_000
-"""Visits of a state that one list of patterns may cost: some seconds at worst."""
+MAX_STEPS = 2_000_000
+"""Visits of a state that one list of patterns may cost: a second or two at worst."""
+
+SPENT = "the patterns of this list take too many steps to match"
+_NOTHING: frozenset[int] = frozenset()
 
 Test = Callable[[str], bool]
 Guard = Callable[[str, str], bool]
@@ -36,21 +39,35 @@ class Undecided(Exception):
 
 @dataclass(slots=True)
 class _State:
-    """One state: where it goes without reading, where by reading one character, which pattern it accepts."""
+    """One state: where it goes without reading, where by reading one character, which pattern it accepts.
+
+    char: the only character that it reads, for speed; '' where `test` decides, which may be any character.
+    """
 
     free: list[tuple[Guard | None, int]] = field(default_factory=list)
+    char: str = ""
     test: Test | None = None
     after: int = -1
     accepts: int | None = None
 
 
-@dataclass(slots=True)
-class _Node:
-    """A set of states, where each pair of neighbouring characters leads from it, and what the name's end accepts."""
+_Fact = tuple[str, Test | None, frozenset[int], int | None, list[tuple[Guard, frozenset[int]]]]
 
-    states: frozenset[int]
-    steps: dict[str, tuple[_Node, frozenset[int]]] = field(default_factory=dict)
-    ends: dict[str, frozenset[int]] = field(default_factory=dict)
+
+class _Node:
+    """A set of states, sorted by what they read, and where each pair of neighbouring characters leads from it."""
+
+    __slots__ = ("accepts", "always", "chars", "ends", "guards", "states", "steps", "tests")
+
+    def __init__(self, states: frozenset[int]) -> None:
+        self.states = states
+        self.accepts: set[int] = set()
+        self.always: set[int] = set()
+        self.chars: dict[str, frozenset[int]] = {}
+        self.tests: list[tuple[Test, frozenset[int]]] = []
+        self.guards: list[tuple[Guard, frozenset[int]]] = []
+        self.steps: dict[str, tuple[_Node, frozenset[int]]] = {}
+        self.ends: dict[str, frozenset[int]] = {}
 
 
 class Automaton:
@@ -67,27 +84,28 @@ class Automaton:
         self._full = full
         self._ahead: dict[int, list[tuple[int, bool]]] = {}
         self._next = -1
+        self._facts: dict[int, _Fact] = {}
+        self._nodes: dict[frozenset[int], _Node] = {}
         starts = [start for number, pattern in patterns.items() for start in self._add(number, pattern)]
-        self._start = _Node(frozenset(starts))
-        self._nodes = {self._start.states: self._start}
-        self._parents: dict[str, tuple[_Node, frozenset[int]]] = {}
+        self._start = self._node(frozenset(state for start in starts for state in self._closure(start)))
+        self._parents: dict[str, tuple[_Node, frozenset[int]]] = {"": (self._start, frozenset())}
 
     def match(self, name: str) -> frozenset[int]:
         """Return the numbers of the patterns that match. Raises Undecided where the steps are used up."""
         if not self._start.states:
             return frozenset()
+        if self.steps > MAX_STEPS:
+            raise Undecided(SPENT)
         if "\n" in name:
             raise Undecided("the name has a line break")
         cut = name.rfind(".") + 1
-        parent = self._parents.get(name[:cut])
-        if parent is None:
-            parent = self._parents[name[:cut]] = self._read(name, 0, cut, self._start, frozenset())
-        node, found = self._read(name, cut, len(name), *parent)
+        node, found = self._read(name, cut, len(name), *self._parent(name, cut))
         last = name[-1:]
         end = node.ends.get(last)
         if end is None:
-            end = node.ends[last] = self._close(node, last, "")[1]
-        found |= end
+            end = node.ends[last] = frozenset(self._settle(node, last, "").accepts)
+        if end:
+            found |= end
         if not self._ahead:
             return found
         return frozenset(
@@ -96,6 +114,14 @@ class Automaton:
             if number >= 0 and all((ahead in found) != negated for ahead, negated in self._ahead.get(number, ()))
         )
 
+    def _parent(self, name: str, cut: int) -> tuple[_Node, frozenset[int]]:
+        """Return where reading the name up to a component leads; components that names share are read once."""
+        known = self._parents.get(name[:cut])
+        if known is None:
+            before = name.rfind(".", 0, cut - 1) + 1
+            known = self._parents[name[:cut]] = self._read(name, before, cut, *self._parent(name, before))
+        return known
+
     def _read(
         self, name: str, start: int, end: int, node: _Node, found: frozenset[int]
     ) -> tuple[_Node, frozenset[int]]:
@@ -103,30 +129,77 @@ class Automaton:
             pair = name[index - 1 : index + 1] if index else name[0]
             step = node.steps.get(pair)
             if step is None:
-                states, new = self._close(node, pair[:-1], pair[-1])
-                step = node.steps[pair] = self._nodes.setdefault(states, _Node(states)), new
+                step = node.steps[pair] = self._step(node, pair[:-1], pair[-1])
             node, new = step
             if new:
                 found |= new
         return node, found
 
-    def _close(self, node: _Node, before: str, char: str) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the states behind a character, '' at the name's end, and the patterns that match before it."""
-        reached, pending, found, onward = set(node.states), list(node.states), set(), set()
-        while pending:
-            state = self._states[pending.pop()]
-            self.steps += 1
-            if state.accepts is not None:
-                found.add(state.accepts)
-            if state.test is not None and char and state.test(char):
-                onward.add(state.after)
-            for guard, target in state.free:
-                if target not in reached and (guard is None or guard(before, char)):
-                    reached.add(target)
-                    pending.append(target)
+    def _step(self, node: _Node, before: str, char: str) -> tuple[_Node, frozenset[int]]:
+        """Return the node behind a character, and the patterns that match before it."""
+        node = self._settle(node, before, char)
+        onward = node.always | node.chars.get(char, _NOTHING)
+        for test, states in node.tests:
+            if test(char):
+                onward |= states
+        self.steps += 1 + len(node.tests)
+        return self._node(frozenset(onward)), frozenset(node.accepts)
+
+    def _settle(self, node: _Node, before: str, char: str) -> _Node:
+        """Go through the assertions that hold between two characters, '' at the name's ends."""
+        while node.guards:
+            reached = node.states.union(*(states for guard, states in node.guards if guard(before, char)))
+            self.steps += len(node.guards)
+            if reached == node.states:
+                break
+            node = self._node(reached)
+        return node
+
+    def _node(self, states: frozenset[int]) -> _Node:
+        known = self._nodes.get(states)
+        if known is not None:
+            return known
+        self.steps += len(states)
         if self.steps > MAX_STEPS:
-            raise Undecided("the patterns of this list take too many steps to match")
-        return frozenset(onward), frozenset(found)
+            raise Undecided(SPENT)
+        node = self._nodes[states] = _Node(states)
+        chars: dict[str, list[frozenset[int]]] = {}
+        for number in states:
+            char, test, after, accepts, guards = self._facts.get(number) or self._fact(number)
+            if char:
+                chars.setdefault(char, []).append(after)
+            elif test is bool:
+                node.always |= after
+            elif test is not None:
+                node.tests.append((test, after))
+            elif accepts is not None:
+                node.accepts.add(accepts)
+            if guards:
+                node.guards += guards
+        node.chars = {char: frozenset().union(*reached) for char, reached in chars.items()}
+        return node
+
+    def _fact(self, number: int) -> _Fact:
+        """Return what a node needs of a state, put together once."""
+        state = self._states[number]
+        after = self._closure(state.after) if state.test is not None else _NOTHING
+        guards = [(guard, self._closure(target)) for guard, target in state.free if guard is not None]
+        fact = self._facts[number] = (state.char, state.test, after, state.accepts, guards)
+        return fact
+
+    def _closure(self, start: int) -> frozenset[int]:
+        """Return the states that are reached without reading and without an assertion, those that only pass on left out."""
+        seen, pending, found = {start}, [start], []
+        while pending:
+            number = pending.pop()
+            state = self._states[number]
+            if state.test is not None or state.accepts is not None or any(guard is not None for guard, _ in state.free):
+                found.append(number)
+            for guard, target in state.free:
+                if guard is None and target not in seen:
+                    seen.add(target)
+                    pending.append(target)
+        return frozenset(found)
 
     def _add(self, number: int, pattern: str) -> list[int]:
         """Unfold one pattern into states and return the first ones, none where it is left out."""
@@ -174,7 +247,8 @@ class Automaton:
 
     def _item(self, name: Any, value: Any, after: int, flags: int, mark: int) -> int:
         if name in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
-            return self._state(test=_test(name, value, flags), after=after)
+            single = name is op.LITERAL and not flags & re.IGNORECASE
+            return self._state(char=chr(value) if single else "", test=_test(name, value, flags), after=after)
         if name is op.BRANCH:
             return self._state(free=[(None, self._sequence(branch, after, flags, mark)) for branch in value[1]])
         if name is op.SUBPATTERN:
@@ -210,7 +284,7 @@ def _test(name: Any, value: Any, flags: int) -> Test:
     if name is op.LITERAL and not flags & re.IGNORECASE:
         return chr(value).__eq__
     if name is op.ANY:
-        return bool if flags & re.DOTALL else "\n".__ne__
+        return bool  # no name has a line break
     parsed = _parser.SubPattern(_parser.State(), [(name, value)])
     parsed.state.flags = flags & ~re.VERBOSE
     compiled = _compile(parsed, flags & ~re.VERBOSE)
@@ -248,7 +322,8 @@ def _position(value: Any) -> Guard:
     if value is op.AT_BOUNDARY:
         return lambda before, after: _word(before) != _word(after)
     if value is op.AT_NON_BOUNDARY:
-        return lambda before, after: _word(before) == _word(after)
+        # in an empty name it never holds: that is so before Python 3.14
+        return lambda before, after: bool(before or after) and _word(before) == _word(after)
     raise Undecided("the pattern uses an assertion that is not evaluated")
 
 

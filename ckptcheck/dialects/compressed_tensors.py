@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptcheck.dialects.base import EMBEDDING, LINEAR, Module, Question, Refused, Unknown, Verdict
 from ckptcheck.dialects.entries import Entries, equal_or_regex
-from ckptcheck.dialects.reading import Reader, text_list
+from ckptcheck.dialects.reading import Reader
 
 NAME, VERSION = "compressed-tensors", "0.20.0"
 PLAIN = Verdict(quantized=False)
@@ -21,7 +21,10 @@ def read(question: Question) -> Reader:
     if question.method != "compressed-tensors":
         raise Unknown(f"compressed-tensors does not know the method {question.method}")
     listed = _targets(question.config)
-    ignore = Entries(text_list(question.config, "ignore"), equal_or_regex)
+    given = [] if question.config.get("ignore") is None else question.config["ignore"]
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+        raise Refused("ignore is not a list of strings")
+    ignore = Entries(given, equal_or_regex)
     target = Entries(listed, equal_or_regex)
     order = sorted(range(len(listed)), key=lambda number: ("re:" in listed[number], listed[number]))
 

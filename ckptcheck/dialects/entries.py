@@ -151,10 +151,27 @@ def equal(text: str) -> Rule:
     return Rule(plain=text)
 
 
+def lengths(texts: Sequence[object]) -> list[int]:
+    """Return the lengths of these texts, the only ones at which a piece of a name could be one of them."""
+    return sorted({len(text) for text in texts if isinstance(text, str)})
+
+
 def pieces(texts: Sequence[object]) -> Keys:
     """Return what lists the pieces of a name that these texts could be: AWQ, GPTQ and ModelOpt look for substrings."""
-    lengths = sorted({len(text) for text in texts if isinstance(text, str)})
-    return lambda name: {name[i : i + n] for n in lengths for i in range(len(name) - n + 1)}
+    sizes = lengths(texts)
+    return lambda name: {name[i : i + n] for n in sizes for i in range(len(name) - n + 1)}
+
+
+def endings(texts: Sequence[object]) -> Keys:
+    """Return what lists the ends of a name that these texts could be, the empty one too: transformers' skip lists."""
+    sizes = lengths(texts)
+    return lambda name: [name[len(name) - n :] for n in sizes if n <= len(name)]
+
+
+def beginnings(texts: Sequence[object]) -> Keys:
+    """Return what lists the beginnings of a name that these texts could be, the empty one too: slime."""
+    sizes = lengths(texts)
+    return lambda name: [name[:n] for n in sizes if n <= len(name)]
 
 
 def within(text: str) -> Rule:
@@ -185,19 +202,9 @@ def module_or_suffix(text: str) -> Rule:
     return Rule(plain=text, pattern=rf"(?:{text})(?:(?<=\.)|(?=\.|$))")
 
 
-def endings(name: str) -> Iterable[str]:
-    """Return every text that the name ends with, the empty one too."""
-    return (name[i:] for i in range(len(name) + 1))
-
-
 def regex_or_beginning(text: str) -> Rule:
     """``re:`` and a regex, or a text that the name begins with (see `beginnings`): slime's INT4 packer."""
     return Rule(plain=text, pattern=text[3:] if text.startswith("re:") else None)
-
-
-def beginnings(name: str) -> Iterable[str]:
-    """Return every text that the name begins with, the empty one too."""
-    return (name[:i] for i in range(len(name) + 1))
 
 
 def glob(text: str) -> Rule:

@@ -17,10 +17,11 @@ the same in different words are the same."""
 Scheme = tuple[Any, ...]
 
 
-def targets(config: Mapping[str, Any], *, attention: bool = False) -> dict[str, Scheme]:
+def targets(config: Mapping[str, Any], *, vllm: bool = False) -> dict[str, Scheme]:
     """Return target → what it means, in the order of the config, a later group replacing an earlier one's.
 
-    attention: leave out groups whose only target ends in ``Attention``, as vLLM does. Raises Refused where the
+    vllm: as vLLM 0.32.0 does, leave out groups whose only target ends in ``Attention``, and
+    refuse an actorder by group. Raises Refused where the
     engines raise on the config.
     """
     groups = config.get("config_groups", {})
@@ -33,10 +34,12 @@ def targets(config: Mapping[str, Any], *, attention: bool = False) -> dict[str, 
         listed = group.get("targets")
         if not isinstance(listed, list) or not all(isinstance(target, str) for target in listed):
             raise Refused(f"config_groups.{name}.targets is not a list of strings")
-        if attention and len(listed) == 1 and listed[0].endswith("Attention"):
+        if vllm and len(listed) == 1 and listed[0].endswith("Attention"):
             continue
         if listed and not isinstance(group.get("weights"), dict):
             raise Refused(f"config_groups.{name} says nothing of weights")
+        if listed and vllm and group["weights"].get("actorder") in ("group", "dynamic", True):
+            raise Refused(f"config_groups.{name} has an actorder that is no longer supported")
         for target in listed:
             found[target] = (_args(group["weights"]), _args(group.get("input_activations")), group.get("format"))
     return found
@@ -44,7 +47,8 @@ def targets(config: Mapping[str, Any], *, attention: bool = False) -> dict[str, 
 
 def ignored(config: Mapping[str, Any], key: str = "ignore") -> list[object]:
     """Return the ignore list; a string is the list of its letters to the engines. Raises Refused for
-    what cannot be gone through, Unknown for an object."""
+    what cannot be gone through, Unknown for an object.
+    """
     listed = config.get(key, [])
     if isinstance(listed, str | list):
         return list(listed)

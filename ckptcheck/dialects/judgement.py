@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from ckptcheck.dialects import compressed_tensors, sglang, slime, structures, transformers, vllm
 from ckptcheck.dialects.base import OTHER, Module, Question, Refused, Unknown, Verdict
 from ckptcheck.dialects.entries import Entries
 from ckptcheck.dialects.reading import Reader
+
+_DOT = re.compile(r"\.")
 
 
 class Dialect(Protocol):
@@ -36,6 +40,8 @@ class Judgement:
     verdicts: module of the checkpoint → the module it is loaded into and the verdict on that; one that the consumer
     builds nothing for is absent. error: it refuses the config as a whole. reason: nobody can tell what it makes of it.
     guessed: nobody has built the architecture with it. lists: key of each list → its entries with what they matched.
+    names, rename: what was asked about, and what the consumer calls it. met: how often each entry
+    of a list matched.
     """
 
     consumer: str
@@ -45,14 +51,43 @@ class Judgement:
     reason: str | None = None
     guessed: bool = False
     lists: Mapping[str, Entries] = field(default_factory=dict)
+    names: Collection[str] = field(default=(), repr=False)
+    rename: Callable[[str], str] = field(default=str, repr=False)
+    met: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    def unmet(self, key: str) -> list[str]:
+        """Return the entries of a list that match none of the modules that the consumer asks about, as written."""
+        counted = zip(self.lists[key].written, self.met[key], strict=True)
+        met = {text for text, count in counted if count}
+        return [text for text in dict.fromkeys(self.lists[key].written) if text not in met]
 
     def dead(self, key: str) -> list[str]:
-        """Return the entries of a list that matched no name that was asked about, as written in the config."""
+        """Return the entries of a list that match nothing, as written in the config.
+
+        They were held against every module that the consumer asks about, and are held here against all names that the
+        checkpoint's modules and what is around them have: an entry for a module that is never quantized is of no use,
+        but it is no slip.
+        """
         entries = self.lists[key]
+        for name in self._around:
+            if all(use.count for use in entries.uses):
+                break
+            try:
+                entries.hits(name)
+            except Unknown:
+                return []
         used: dict[str, int] = {}
         for text, use in zip(entries.written, entries.uses, strict=True):
             used[text] = used.get(text, 0) + use.count
         return [text for text, count in used.items() if not count]
+
+    @cached_property
+    def _around(self) -> list[str]:
+        """Names by which the consumer could know what is there: of modules, of their checkpoint's, and of what holds them."""
+        own = {module.name for module, _ in self.verdicts.values()}
+        names = own | {*self.names} | {self.rename(name) for name in self.names}
+        parents = {name[: dot.start()] for name in names for dot in _DOT.finditer(name)}
+        return sorted(names | parents)
 
 
 def judge_all(
@@ -99,7 +134,14 @@ def judge_all(
         verdict = _verdict(reader, module)
         verdicts.update(dict.fromkeys(module.parts, (module, verdict)))
     return Judgement(
-        consumer, dialect.VERSION, verdicts, guessed=shape.guessed and consumer != "slime", lists=reader.lists
+        consumer,
+        dialect.VERSION,
+        verdicts,
+        guessed=shape.guessed and consumer != "slime",
+        lists=reader.lists,
+        names=names,
+        rename=shape.rename,
+        met={key: tuple(use.count for use in entries.uses) for key, entries in reader.lists.items()},
     )
 
 

@@ -19,8 +19,10 @@ class Reader:
 
 
 def text_list(config: Mapping[str, Any], *keys: str) -> list[str]:
-    """Return the first of these lists that is there, [] for none. Raises Refused for what is no list, Unknown
-    for a list of more than strings, which some consumers never look at closely enough to mind. A string is the list of its letters to every consumer.
+    """Return the first of these lists that is there, [] for none. A string is the list of its letters to every consumer.
+
+    Raises Refused for what is no list, Unknown for one of more than strings: some consumers never look closely enough
+    to mind.
     """
     for key in keys:
         if config.get(key) is None:

@@ -25,7 +25,8 @@ def read(question: Question) -> Reader:
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict) or not {"group_size", "symmetric"} <= weights.keys():
         raise Refused("config_groups.group_0.weights names no group_size or symmetric")
-    entries = Entries(ignored(question.config), regex_or_beginning, keys=beginnings)
+    rules = ignored(question.config)
+    entries = Entries(rules, regex_or_beginning, keys=beginnings(rules))
 
     def judge(module: Module) -> Verdict:
         hit = entries.first(module.name)

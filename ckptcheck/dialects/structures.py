@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,10 @@ def modules(consumer: str, architecture: str | None, method: str, names: Iterabl
     table: Mapping[str, list[Any]] | None = None if known is None else known["modules"]
     places: dict[str, tuple[str, list[Any]] | None] = {}
     parts: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for name in names:
-        numbers = tuple(_NUMBER.findall(name))
-        template = _NUMBER.sub("{}", name) if numbers else name
+    for name, template, numbers in _templates(tuple(names)):
         if template not in places:
-            places[template] = _place(of.rename(template), table, into, consumer)
+            # its rules are for tensors: some only fit with what follows the module's name
+            places[template] = _place(of.rename(f"{template}.weight").removesuffix(".weight"), table, into, consumer)
         place = places[template]
         if place is not None:
             parts.setdefault((place[0], numbers[: place[0].count("{}")]), []).append(name)
@@ -81,6 +80,12 @@ def modules(consumer: str, architecture: str | None, method: str, names: Iterabl
         _module(template, numbers, by_template[template], tuple(made), method, guessed=table is None)
         for (template, numbers), made in parts.items()
     ]
+
+
+@lru_cache(maxsize=2)
+def _templates(names: tuple[str, ...]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return each name, its template and its numbers. Every consumer is asked about the same names."""
+    return [(name, _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))) for name in names]
 
 
 def _module(

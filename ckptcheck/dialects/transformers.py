@@ -43,7 +43,8 @@ def _by_list(question: Question, key: str, fits: Callable[[Module], bool], *, al
     given = question.config.get(key)
     listed = text_list(question.config, key)
     defaults = list(question.structure.skipped) if given is None or always else []
-    entries = Entries([*listed, *defaults], module_or_suffix, keys=endings)
+    texts = [*listed, *defaults]
+    entries = Entries(texts, module_or_suffix, keys=endings(texts))
 
     def judge(module: Module) -> Verdict:
         hit = entries.first(module.name)

@@ -44,7 +44,7 @@ def _compressed_tensors(question: Question) -> Reader:
     config, structure = question.config, question.structure
     if (config.get("sparsity_config") or {}).get("targets"):
         raise Refused("sparsity_config is no longer supported")
-    schemes = targets(config, attention=True)
+    schemes = targets(config, vllm=True)
 
     def rename(text: object) -> object:
         path = isinstance(text, str) and "." in text and not text.startswith("re:")

@@ -24,7 +24,7 @@ class Quantized:
 def prepare() -> Any:
     """Replace what needs a kernel, and return the layers' classes by name."""
     from vllm.model_executor.layers import fused_moe, linear, vocab_parallel_embedding
-    from vllm.model_executor.layers.fused_moe.router import gate_linear  # noqa: F401
+    from vllm.model_executor.layers.fused_moe.router import gate_linear
     from vllm.model_executor.layers.quantization import auto_awq, auto_gptq, fp8, modelopt, mxfp4
     from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors as ct
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
@@ -57,7 +57,14 @@ def prepare() -> Any:
     stub(auto_awq, "UnquantizedFusedMoEMethod", by=Plain)
     for module in (auto_gptq, auto_awq):
         stub(module, "check_moe_marlin_supports_layer", by=lambda *_, **__: True)
-    stub(modelopt, "build_linear_method", "ModelOptFp8MoEMethod", "ModelOptNvFp4FusedMoE", "ModelOptMxFp8FusedMoE", "Fp8MoEMethod")
+    stub(
+        modelopt,
+        "build_linear_method",
+        "ModelOptFp8MoEMethod",
+        "ModelOptNvFp4FusedMoE",
+        "ModelOptMxFp8FusedMoE",
+        "Fp8MoEMethod",
+    )
     for name in ("ModelOptFp8Config", "ModelOptNvFp4Config", "ModelOptMxFp8Config"):
         getattr(modelopt, name).FusedMoEMethodCls = Quantized
     stub(mxfp4, "GptOssMxfp4MoEMethod", "Mxfp4MoEMethod")
@@ -87,7 +94,9 @@ def layer(kinds: dict[str, Any], asked: dict[str, Any]) -> Any:
     made = kinds[asked["kind"]].__new__(kinds[asked["kind"]])
     nn.Module.__init__(made)
     made.__dict__["moe_config"] = None
-    for name, shard in zip(("gate", "up", "down"), asked.get("shards") or ("gate_proj", "up_proj", "down_proj"), strict=True):
+    for name, shard in zip(
+        ("gate", "up", "down"), asked.get("shards") or ("gate_proj", "up_proj", "down_proj"), strict=True
+    ):
         made.__dict__[f"ckpt_{name}_proj_name"] = shard
     return made
 
@@ -108,7 +117,13 @@ def answer(question: dict[str, Any], kinds: dict[str, Any]) -> Any:
     try:
         if method == "modelopt":
             algorithm = str((settings.get("quantization") or settings).get("quant_algo")).upper()
-            method = "modelopt_mixed" if algorithm == "MIXED_PRECISION" else "modelopt_fp4" if "FP4" in algorithm else "modelopt"
+            method = (
+                "modelopt_mixed"
+                if algorithm == "MIXED_PRECISION"
+                else "modelopt_fp4"
+                if "FP4" in algorithm
+                else "modelopt"
+            )
         config = get_quantization_config(method).from_config(settings)
         config.maybe_update_config("model")
         rules = question["rename"]

@@ -23,9 +23,7 @@ def ours(consumer: str, asked: dict[str, Any]) -> Any:
         renaming(rules, once=consumer == "sglang") if rules else str,
         tuple(asked.get("skipped", ())),
     )
-    question = Question(
-        asked["method"], asked["config"], shape, frozenset(asked["packed"]), frozenset(asked["plain"])
-    )
+    question = Question(asked["method"], asked["config"], shape, frozenset(asked["packed"]), frozenset(asked["plain"]))
     try:
         reader = DIALECTS[consumer].read(question)
     except Refused:

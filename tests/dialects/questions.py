@@ -84,7 +84,9 @@ def entry(draw: random.Random, name: str) -> Any:
     )  # fmt: skip
 
 
-def listed(draw: random.Random, asked: list[dict[str, Any]], fused: dict[str, list[str]], *, broken: float) -> list[Any]:
+def listed(
+    draw: random.Random, asked: list[dict[str, Any]], fused: dict[str, list[str]], *, broken: float
+) -> list[Any]:
     """A list with entries for some of the modules: all of a fused one's shards, or only some."""
     found: list[Any] = []
     for module in draw.sample(asked, draw.randint(0, 4)):
@@ -103,9 +105,17 @@ def listed(draw: random.Random, asked: list[dict[str, Any]], fused: dict[str, li
 
 
 def weights(draw: random.Random) -> dict[str, Any]:
-    said = {"num_bits": 4, "type": "int", "group_size": draw.choice([32, 32, 128]), "symmetric": True, "strategy": "group"}
+    said = {
+        "num_bits": 4,
+        "type": "int",
+        "group_size": draw.choice([32, 32, 128]),
+        "symmetric": True,
+        "strategy": "group",
+    }
     if draw.random() < 0.2:
         del said["symmetric"]
+    if draw.random() < 0.04:
+        said["actorder"] = draw.choice(["weight", "static", None, "group"])
     return said
 
 
@@ -125,7 +135,9 @@ def compressed_tensors(draw: random.Random, asked: list[dict[str, Any]], fused: 
     return config
 
 
-def by_method(draw: random.Random, method: str, asked: list[dict[str, Any]], fused: dict[str, list[str]]) -> dict[str, Any]:
+def by_method(
+    draw: random.Random, method: str, asked: list[dict[str, Any]], fused: dict[str, list[str]]
+) -> dict[str, Any]:
     """A config of one method."""
     some = listed(draw, asked, fused, broken=0.04)
     if method == "compressed-tensors":
@@ -158,7 +170,8 @@ def by_method(draw: random.Random, method: str, asked: list[dict[str, Any]], fus
             names = [each for module in asked for each in [*below(module["name"], fused), module["name"]]]
             chosen = draw.sample(names, min(len(names), draw.randint(1, 20)))
             spelled = [
-                draw.choice([n, n, n, n.replace("language_model.model.", "model.language_model."), f"{n}.0"]) for n in chosen
+                draw.choice([n, n, n, n.replace("language_model.model.", "model.language_model."), f"{n}.0"])
+                for n in chosen
             ]
             config["quantized_layers"] = {
                 name: {"quant_algo": draw.choice(["FP8", "NVFP4", "fp8", "W4A16_NVFP4", "ODD"])} for name in spelled
@@ -185,7 +198,9 @@ def questions(methods: tuple[str, ...], number: int, *, experts: str, seed: int 
         method = methods[index % len(methods)]
         fused = draw.choice([DENSE, DENSE, LATENT, {**DENSE, **LATENT}, {}])
         asked = modules(draw, experts)
-        rename = draw.choice([{}, {}, {"prefix": [["model.language_model.", "language_model.model."], ["lm_head.", "x."]]}])
+        rename = draw.choice(
+            [{}, {}, {"prefix": [["model.language_model.", "language_model.model."], ["lm_head.", "x."]]}]
+        )
         if draw.random() < 0.1:
             rename = {"substr": [["mlp.", "ffn."], [".experts.", ".exp."]], "suffix": [["gate", "router"]]}
         config = {"quant_method": method, **by_method(draw, method, asked, fused)}

@@ -71,7 +71,7 @@ def test_compressed_tensors_quantizes_the_same_modules() -> None:
     from pydantic import ValidationError
 
     agreed = 0
-    for index in range(400):
+    for index in range(120):
         draw = random.Random(f"compressed-tensors-{index}")
         asked = modules(draw, "FusedMoE")
         names = names_of(asked)
@@ -86,11 +86,14 @@ def test_compressed_tensors_quantizes_the_same_modules() -> None:
         ]
         said = verdicts("compressed-tensors", config, kinds)
         model = tree(names)
+        trouble = None
         try:
             apply_quantization_config(model, QuantizationConfig.model_validate(config), show_progress=False)
         except (re.error, ValidationError, ValueError) as error:
-            refused = said in ("Refused", "Unknown") or bool({"Refused", "Unknown"} & {*said.values()})
-            assert refused, (config, error, said)
+            trouble = error
+        if trouble is not None:
+            undecided = said in ("Refused", "Unknown") or bool({"Refused", "Unknown"} & {*said.values()})
+            assert undecided, (config, trouble, said)
             continue
         assert isinstance(said, dict), (config, said)
         real = {name: hasattr(model.get_submodule(name), "quantization_scheme") for name in names}
@@ -98,7 +101,7 @@ def test_compressed_tensors_quantizes_the_same_modules() -> None:
             name: value for name, value in said.items() if value != "Unknown"
         }, config
         agreed += len(names)
-    assert agreed > 5000
+    assert agreed > 1500
 
 
 def test_transformers_skips_the_same_modules() -> None:
@@ -140,7 +143,9 @@ def test_transformers_replaces_the_same_modules_of_a_real_model() -> None:
         model_class, config_class = zoo.resolve(architecture)
         with torch.device("meta"):
             model = model_class(config_class(**zoo.tiny_fields(config_class)))
-        names = [name for name, module in model.named_modules() if "weight" in dict(module.named_parameters(recurse=False))]
+        names = [
+            name for name, module in model.named_modules() if "weight" in dict(module.named_parameters(recurse=False))
+        ]
         names += [name for name, _ in model.named_modules() if name.endswith(".experts")]
         config = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.layers.0", "down_proj"]}
         judged = judge_all("transformers", architecture, names, config)
@@ -152,7 +157,9 @@ def test_transformers_replaces_the_same_modules_of_a_real_model() -> None:
 
 def slimes_own(name: str, rules: list[str]) -> bool:
     """What quantizer_compressed_tensors.py does with a parameter's name, in its own words."""
-    return any((r.startswith("re:") and re.match(r[3:], name) is not None) or name == r or name.startswith(r) for r in rules)
+    return any(
+        (r.startswith("re:") and re.match(r[3:], name) is not None) or name == r or name.startswith(r) for r in rules
+    )
 
 
 def test_slime_packs_the_same_parameters() -> None:
@@ -180,7 +187,9 @@ def test_slime_packs_the_same_parameters() -> None:
     ("entry", "engine", "trainer"),
     [(r"re:.*mlp.gate$", False, True), (r"re:.*mlp\.gate\..*", True, False), ("model.layers.0.mlp.gate", False, False)],
 )
-def test_an_entry_for_the_router_does_not_mean_the_same_to_vllm_and_slime(entry: str, engine: bool, trainer: bool) -> None:
+def test_an_entry_for_the_router_does_not_mean_the_same_to_vllm_and_slime(
+    entry: str, engine: bool, trainer: bool
+) -> None:
     router = "model.layers.0.mlp.gate"
     weights = {"num_bits": 4, "group_size": 32, "symmetric": True}
     config = {
