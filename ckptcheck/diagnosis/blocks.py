@@ -13,8 +13,8 @@ from ckptcheck.diagnosis.view import Arrangement, View
 if TYPE_CHECKING:
     from ckptcheck.diagnosis.unit import Unit
 
-LEAST = 8
-"""Elements that a block must have to be known again."""
+LEAST, NARROWEST = 8, 4
+"""Elements, and rows or columns, that a block must have to be a rank's shard."""
 
 
 def misplaced(unit: Unit, view: View, actual: NDArray[Any]) -> Iterator[Arrangement]:
@@ -22,7 +22,11 @@ def misplaced(unit: Unit, view: View, actual: NDArray[Any]) -> Iterator[Arrangem
     for axis in (0, 1):
         if axis == 1 and actual.shape[1] == 1:
             continue
-        sizes = [ranks for ranks in unit.sides.geometry.ranks(actual.shape[axis]) if actual.size // ranks >= LEAST]
+        sizes = [
+            ranks
+            for ranks in unit.sides.geometry.ranks(actual.shape[axis])
+            if actual.size // ranks >= LEAST and actual.shape[axis] // ranks >= NARROWEST
+        ]
         if not sizes or _mapping(view, actual, axis, sizes[-1]) is None:
             continue  # where large blocks stand elsewhere, small ones do too
         for ranks in sizes:

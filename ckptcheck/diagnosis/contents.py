@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from ckptcheck.diagnosis.bits import Bits
 from ckptcheck.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.diagnosis.verdict import Cause
-from ckptcheck.diagnosis.view import pieces
+from ckptcheck.diagnosis.view import PIECE, pieces
 from ckptcheck.values.dtypes import FORMATS, decode
 
 FAR = 1e6
@@ -28,19 +29,22 @@ def content(dtype: str, patterns: NDArray[Any]) -> tuple[str, str] | None:
     """Name the one thing that all elements are: code and words, None where they are various."""
     if patterns.size == 0:
         return None
-    if is_zero(dtype, patterns):
+    first = patterns.reshape(-1)[:1]
+    if _all(patterns, lambda part: is_zero(dtype, part)):
         return "zero", "zero"
-    if (
-        dtype in ROUNDED
-        and np.isnan(decode(dtype, patterns.ravel()[:1]))[0]
-        and np.isnan(decode(dtype, patterns)).all()
-    ):
+    if dtype in ROUNDED and _all(patterns, lambda part: bool(np.isnan(decode(dtype, part)).all())):
         return "nan", "NaN"
-    if patterns.size > 1 and (patterns == patterns.ravel()[0]).all():
+    if patterns.size > 1 and _all(patterns, lambda part: bool((part == first).all())):
         if dtype not in ROUNDED:
             return "constant", "one and the same pattern"
-        return "constant", f"the constant {decode(dtype, patterns.ravel()[:1])[0]:g}"
+        return "constant", f"the constant {decode(dtype, first)[0]:g}"
     return None
+
+
+def _all(patterns: NDArray[Any], holds: Callable[[NDArray[Any]], bool]) -> bool:
+    """Whether something holds for all elements; a few are looked at first, then piece after piece."""
+    flat = patterns.reshape(-1)
+    return holds(flat[:64]) and all(holds(flat[start : start + PIECE]) for start in range(0, flat.size, PIECE))
 
 
 def whole(dtype: str, actual: NDArray[Any]) -> Cause | None:
@@ -53,14 +57,14 @@ def holes(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | N
     """NaN in places, and equal otherwise."""
     if dtype not in ROUNDED:
         return None
-    odd = np.isnan(decode(dtype, actual)) & (actual != expected)
-    if (number := int(np.count_nonzero(odd))) and np.array_equal(actual[~odd], expected[~odd]):
-        return Cause(
-            "nan",
-            f"elements are NaN that should be numbers ({number:,} of {actual.size:,} in one tensor)",
-            group="some",
-        )
-    return None
+    number = 0
+    for low, high in pieces((actual.shape[0], actual.shape[1])):
+        differs = actual[low:high] != expected[low:high]
+        if not np.isnan(decode(dtype, actual[low:high][differs])).all():
+            return None
+        number += int(np.count_nonzero(differs))
+    text = f"elements are NaN that should be numbers ({number:,} of {actual.size:,} in one tensor)"
+    return Cause("nan", text, group="some")
 
 
 def never_written(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
@@ -80,7 +84,7 @@ def never_written(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> C
     small = np.count_nonzero((size > 0) & (size < usual.min() / FAR)) / size.size
     if min(large, small) < 0.02:
         return None
-    return Cause("uninitialised", "it looks like memory that was never written (absurd magnitudes)", "likely")
+    return Cause("uninitialised", "looks like memory that was never written (absurd magnitudes)", "likely")
 
 
 def survives(bits: Bits, dtype: str) -> bool:

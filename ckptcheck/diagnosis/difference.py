@@ -74,7 +74,7 @@ class Part:
 def parts(unit: Unit, where: Difference) -> Iterator[Part]:
     """The parts of a matrix that all differences may be confined to, smallest words first; none where they are everywhere."""
     height, width = unit.actual.shape
-    some_rows = len(where.rows) < height and _runs(where.rows) <= MOST_RUNS
+    some_rows = len(where.rows) < height and _runs(where.rows) <= (MOST_RUNS if width > 1 else 2)
     some_columns = len(where.columns) < width and _runs(where.columns) <= MOST_RUNS
     row_words = f"rows {ranges(map(int, where.rows))} of {height:,}{_rank(unit, where.rows, height)}"
     column_words = f"columns {ranges(map(int, where.columns))} of {width:,}{_rank(unit, where.columns, width)}"

@@ -46,10 +46,10 @@ def changes(unit: Unit) -> Iterator[Elementwise]:
     if FORMATS[dtype].bits > 8:
         yield Elementwise("byte-order", "the bytes of each element are in reverse order", lambda bits: bits.byteswap())
     for narrow in ROUND_TRIPS.get(dtype, ()):
-        yield Elementwise("round-trip", f"it was rounded to {SPOKEN[narrow]} and back", _through(dtype, narrow))
+        yield Elementwise("round-trip", f"rounded to {SPOKEN[narrow]} and back", _through(dtype, narrow))
     if dtype == "F32":
         kept = np.uint32(0xFFFF0000)
-        yield Elementwise("round-trip", "it was cut to bf16 (not rounded) and back", lambda bits: bits & kept)
+        yield Elementwise("round-trip", "cut to bf16 (not rounded) and back", lambda bits: bits & kept)
     other = {"F16": "BF16", "BF16": "F16", "F8_E4M3": "F8_E5M2", "F8_E5M2": "F8_E4M3"}.get(dtype)
     if other is not None:
         yield Elementwise(

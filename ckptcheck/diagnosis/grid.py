@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.diagnosis.rounding import encode
 from ckptcheck.diagnosis.verdict import Cause
+from ckptcheck.diagnosis.view import PIECE, pieces
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
@@ -32,39 +33,57 @@ def quantized(unit: Unit) -> Cause | None:
     if not unit.numeric or unit.flat or columns < 16:
         return None
     for words, height, width in _groups(rows, columns):
-        stop = rows if height > TRIED else min(rows, TRIED // height * height)
+        tried = min(rows, height if 1 < height < rows else TRIED)
         for kind, top in KINDS.items():
-            if _reproduces(unit, kind, top, height, width, stop) and _reproduces(unit, kind, top, height, width, rows):
-                return Cause("quantized", f"it was quantized to {kind} with one scale per {words}, and back", "rounded")
+            if _reproduces(unit, kind, top, height, width, tried) and _reproduces(unit, kind, top, height, width, rows):
+                return Cause("quantized", f"quantized to {kind} with one scale per {words}, and back", "rounded")
     return None
 
 
 def _groups(rows: int, columns: int) -> list[tuple[str, int, int]]:
     found = [("tensor", rows, columns), ("row", 1, columns)]
-    if rows % 128 == 0 and columns % 128 == 0:
+    if rows % 128 == 0 and columns % 128 == 0 and rows > 128:
         found.append(("block of 128 x 128", 128, 128))
     return found + [
         (f"group of {size}", 1, size) for size in (128, 64, 32, 16) if columns > size and columns % size == 0
     ]
 
 
-def _reproduces(unit: Unit, kind: str, top: float, height: int, width: int, stop: int) -> bool:
+def _reproduces(unit: Unit, kind: str, top: float, height: int, width: int, until: int) -> bool:
     """Whether all but a few elements (ties that a scale of fewer digits decides otherwise) come out right."""
-    expected = decode(unit.dtype, unit.expected[:stop]).astype(np.float64)
-    actual = decode(unit.dtype, unit.actual[:stop]).astype(np.float64)
-    if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
-        return False
-    grouped = expected.reshape(stop // height, height, -1, width)
-    scale = np.abs(grouped).max(axis=(1, 3), keepdims=True) / top
-    scale[scale == 0] = 1
-    steps = (
-        decode("F8_E4M3", encode("F8_E4M3", grouped / scale)) if kind.startswith("fp8") else np.rint(grouped / scale)
-    )
-    predicted = (steps * scale).reshape(expected.shape)
-    # Half a unit of the dtype for the result, and the same again for a scale that was stored in it.
-    near = np.abs(predicted - actual) <= np.abs(predicted) * 2.0 ** -_digits(unit.dtype) * 1.5
-    changed = np.count_nonzero(unit.expected[:stop] != unit.actual[:stop])
-    return bool(changed) and np.count_nonzero(~near) <= near.size // 500
+    rows, columns = unit.actual.shape
+    largest = _largest(unit) if height == rows else None
+    step = height if 1 < height < rows else max(1, PIECE // columns)
+    changed = off = 0
+    for start in range(0, until, step):
+        stop = min(start + step, until)
+        expected = decode(unit.dtype, unit.expected[start:stop]).astype(np.float64)
+        actual = decode(unit.dtype, unit.actual[start:stop]).astype(np.float64)
+        if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
+            return False
+        shape = (1, stop - start, 1, columns) if largest is not None else ((stop - start) // height, height, -1, width)
+        grouped = expected.reshape(shape)
+        most = np.abs(grouped).max(axis=(1, 3), keepdims=True) if largest is None else np.full((1, 1, 1, 1), largest)
+        scale = np.where(most == 0, 1, most / top)
+        steps = (
+            decode("F8_E4M3", encode("F8_E4M3", grouped / scale))
+            if kind.startswith("fp8")
+            else np.rint(grouped / scale)
+        )
+        predicted = (steps * scale).reshape(expected.shape)
+        # Half a unit of the dtype for the result, and the same again for a scale that was stored in it.
+        slack = np.abs(predicted) * 2.0 ** -_digits(unit.dtype) * 1.5
+        off += int(np.count_nonzero(np.abs(predicted - actual) > slack))
+        changed += int(np.count_nonzero(unit.expected[start:stop] != unit.actual[start:stop]))
+        if off > until * columns // 500:
+            return False
+    return bool(changed)
+
+
+def _largest(unit: Unit) -> float:
+    """The largest magnitude that was expected."""
+    ranges = pieces((unit.actual.shape[0], unit.actual.shape[1]))
+    return max(float(np.abs(decode(unit.dtype, unit.expected[low:high])).max()) for low, high in ranges)
 
 
 def _digits(dtype: str) -> int:

@@ -89,7 +89,7 @@ def alone(unit: Unit) -> Iterator[Arrangement]:
     """What can be wrong with how one matrix lies: transposed, or rope's halves and pairs confused in Q and K."""
     rows, columns = unit.actual.shape
     if not unit.flat and rows > 1 and columns > 1:
-        yield Arrangement("transposed", "it is transposed", turned=True)
+        yield Arrangement("transposed", "transposed", turned=True)
     if unit.part in ("q", "k"):
         for size in unit.sides.geometry.head_dims(rows):
             for turned in (size, size // 2, size // 4):

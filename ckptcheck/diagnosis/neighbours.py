@@ -16,34 +16,21 @@ from ckptcheck.diagnosis.view import same
 if TYPE_CHECKING:
     from ckptcheck.diagnosis.unit import Unit
 
-MOST = 20_000
-"""Neighbours of one kind that are looked at."""
+MOST = 1 << 34
+"""Bytes of neighbours that are read to find out whose tensor it is; the nearest come first."""
 NEAR = 8
 """Layers on either side, and experts, that are tried together with a second cause."""
-STALE = Cause("stale", "it still is the previous version")
-
-Where = tuple[int | None, int | None]
+STALE = Cause("stale", "still the previous version")
 
 
 @dataclass
 class Neighbours:
-    """Fingerprints of all siblings, taken once per kind of tensor."""
+    """Fingerprints of siblings, taken layer by layer when a layer is first asked for."""
 
     sides: Sides
-    _known: dict[tuple[Any, ...], dict[bytes, list[Where]]] = field(default_factory=dict)
-
-    def places(self, unit: Unit) -> Iterator[Where]:
-        """Layer and expert of every sibling, the unit's own layer first, then the nearest."""
-        place = unit.key.place
-        layers: list[int | None] = list(self.sides.layers.get(place.stem, [])) or [None]
-        own = place.layer or 0
-        layers.sort(key=lambda layer: abs((layer or 0) - own))
-        number = 0
-        for layer in layers:
-            for expert in self.experts_of(unit, layer):
-                yield layer, expert
-                if (number := number + 1) >= MOST:
-                    return
+    _known: dict[tuple[Any, ...], dict[bytes, list[int | None]]] = field(default_factory=dict)
+    _offsets: dict[int, None] = field(default_factory=dict)
+    _read: int = 0
 
     def experts_of(self, unit: Unit, layer: int | None) -> list[int | None]:
         """The experts that have the same tensor in a layer; [None] where it is no expert's."""
@@ -55,26 +42,53 @@ class Neighbours:
         stacked = self.sides.read("expected", place.elsewhere(layer, None))
         return list(range(stacked.shape[0])) if stacked is not None and stacked.shape else []
 
+    def layers_of(self, unit: Unit) -> list[int | None]:
+        """The layers that have the same tensor: its own, those at offsets that explained others, then the nearest."""
+        own = unit.key.place.layer
+        if own is None:
+            return [None]
+        offsets = list(self._offsets)
+
+        def rank(layer: int) -> tuple[int, int]:
+            offset = layer - own
+            first = 0 if not offset else 1 + offsets.index(offset) if offset in self._offsets else len(offsets) + 1
+            return first, abs(offset)
+
+        return [*sorted(self.sides.layers.get(unit.key.place.stem, []), key=rank)]
+
     def found(self, unit: Unit, side: Side = "expected") -> tuple[Cause, ...]:
         """Whose tensor it is, as causes; empty if nobody's."""
-        if unit.key.place.layer is None and unit.key.number is None:
+        own = (unit.key.place.layer, unit.key.number)
+        if own == (None, None):
             return ()
-        kind = (side, unit.key.place.stem, unit.key.expert is not None, unit.member, unit.dtype, unit.actual.shape)
+        shown = _fingerprint(unit.actual)
+        for layer in self.layers_of(unit):
+            hits = self._layer(unit, side, layer).get(shown, [])
+            for expert in sorted(hits, key=lambda expert: expert != own[1]):
+                if (layer, expert) == own:
+                    continue
+                source = unit.source(side, layer, expert)
+                if source is not None and same(source, unit.actual):
+                    if layer is not None and own[0] is not None and layer != own[0]:
+                        self._offsets[layer - own[0]] = None
+                    return elsewhere(unit, layer, expert)
+        return ()
+
+    def _layer(self, unit: Unit, side: Side, layer: int | None) -> dict[bytes, list[int | None]]:
+        """Fingerprint → experts, of one kind of tensor in one layer; empty where too much has been read already."""
+        stem, stacked = unit.key.place.stem, unit.key.expert is not None
+        kind = (side, stem, stacked, unit.member, unit.dtype, unit.actual.shape, layer)
         known = self._known.get(kind)
         if known is None:
             known = self._known[kind] = {}
-            for layer, expert in self.places(unit):
+            for expert in self.experts_of(unit, layer):
+                if self._read > MOST:
+                    break
                 source = unit.source(side, layer, expert)
                 if source is not None:
-                    known.setdefault(_fingerprint(source), []).append((layer, expert))
-        own = (unit.key.place.layer, unit.key.number)
-        hits = [where for where in known.get(_fingerprint(unit.actual), []) if where != own]
-        hits.sort(key=lambda where: (where[0] != own[0], where[1] != own[1], abs((where[0] or 0) - (own[0] or 0))))
-        for layer, expert in hits:
-            source = unit.source(side, layer, expert)
-            if source is not None and same(source, unit.actual):
-                return elsewhere(unit, layer, expert)
-        return ()
+                    self._read += source.nbytes
+                    known.setdefault(_fingerprint(source), []).append(expert)
+        return known
 
     def near(self, unit: Unit) -> Iterator[tuple[NDArray[Any], tuple[Cause, ...]]]:
         """What may have been taken instead, to be tried with a second cause: the previous version, then near siblings."""
@@ -102,9 +116,9 @@ def elsewhere(unit: Unit, layer: int | None, expert: int | None) -> tuple[Cause,
     """The causes that say whose tensor it is."""
     causes = []
     if layer != unit.key.place.layer:
-        causes.append(Cause("layer", f"it is that of layer {layer}", group="layer", layer=layer))
+        causes.append(Cause("layer", f"that of layer {layer}", group="layer", layer=layer))
     if expert != unit.key.number:
-        causes.append(Cause("expert", f"it is that of expert {expert}", group="expert", expert=expert))
+        causes.append(Cause("expert", f"that of expert {expert}", group="expert", expert=expert))
     return tuple(causes)
 
 

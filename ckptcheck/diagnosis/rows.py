@@ -31,6 +31,9 @@ def shifted(unit: Unit, view: View) -> Cause | None:
         start, stop = max(first, -step), min(height, height - step)
         if step < 0:
             start = max(first - step, first)
+        if not first and _moved(view, actual, start, stop, step) and _moved(view, actual, *_rest(step, height)):
+            turn = step % height
+            return Cause("rows-shifted", f"rows are rotated by {turn}: row i holds what belongs in row i + {turn}")
         moved = stop - start
         if moved < 2 or 4 * moved < 3 * (height - first):
             continue
@@ -39,10 +42,10 @@ def shifted(unit: Unit, view: View) -> Cause | None:
         from_row = f" from row {first} on" if first else ""
         if step > 0:
             return Cause(
-                "rows-shifted", f"its rows are moved up by {step}{from_row}: row i holds what belongs in row i + {step}"
+                "rows-shifted", f"rows are moved up by {step}{from_row}: row i holds what belongs in row i + {step}"
             )
         return Cause(
-            "rows-shifted", f"its rows are moved down by {-step}{from_row}: row i holds what belongs in row i - {-step}"
+            "rows-shifted", f"rows are moved down by {-step}{from_row}: row i holds what belongs in row i - {-step}"
         )
     return None
 
@@ -59,6 +62,8 @@ def _steps(view: View, actual: NDArray[Any], first: int) -> list[int]:
             view.pick(np.arange(height, dtype=np.int64), np.zeros(1, np.int64)), WINDOW
         )
         found = np.lib.stride_tricks.sliding_window_view(actual[:, 0], WINDOW)
+    if first >= len(found):
+        return []
     votes: dict[int, int] = {}
     for row in np.unique(np.linspace(first, len(found) - 1, 7).astype(np.int64)):
         places = np.flatnonzero((known == found[row]).all(axis=1))
@@ -87,6 +92,11 @@ def _moved(view: View, actual: NDArray[Any], start: int, stop: int, step: int) -
     )
 
 
+def _rest(step: int, height: int) -> tuple[int, int, int]:
+    """The rows that a rotation brings in from the other end, and by how many they moved."""
+    return (height - step, height, step - height) if step > 0 else (0, -step, height + step)
+
+
 def _dull(rows: NDArray[Any]) -> bool:
     """Whether rows are so alike that being shifted means nothing."""
     return bool((rows == rows[:1]).all())
@@ -100,7 +110,7 @@ def reordered(unit: Unit) -> Cause | None:
         was, now = _hashes(unit.expected, axis), _hashes(unit.actual, axis)
         if np.array_equal(np.sort(was), np.sort(now)) and not np.array_equal(was, now):
             moved = int(np.count_nonzero(was != now))
-            text = f"its {noun}s are all there, but {count(moved, noun)} of one tensor stand elsewhere"
+            text = f"the {noun}s are all there, but {count(moved, noun)} of one tensor stand elsewhere"
             text += ", in an order that no known layout has"
             return Cause("reordered", text, group=noun)
     return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptcheck.diagnosis.unit import Unit
 
 Floats = NDArray[np.float64]
-LEAST = 32
+LEAST = 16
 """Elements other than zero that have to agree on a factor."""
 
 
@@ -66,20 +66,18 @@ def scaled(unit: Unit, view: View, sample: Sample) -> Cause | None:
             return None
     if told < LEAST or least <= 1 <= most:
         return None
-    return Cause("scaled", f"it is multiplied by {simplest(least, most)}", "rounded")
+    return Cause("scaled", f"multiplied by {simplest(least, most)}", "rounded")
 
 
 def simplest(low: float, high: float) -> str:
-    """Write the shortest number between two others.
+    """Write the shortest number between two others, six digits at most.
 
     >>> simplest(23.97, 24.02), simplest(0.1249, 0.1251), simplest(3.0003, 3.0004)
     ('24', '0.125', '3.0003')
     """
     middle = (low + high) / 2
-    for digits in range(1, 17):
-        if low <= float(text := f"{middle:.{digits}g}") <= high:
-            return text
-    return repr(middle)
+    texts = (f"{middle:.{digits}g}" for digits in range(1, 7))
+    return next((text for text in texts if low <= float(text) <= high), f"{middle:.6g}")
 
 
 def scaled_in_groups(unit: Unit) -> Cause | None:
@@ -88,21 +86,17 @@ def scaled_in_groups(unit: Unit) -> Cause | None:
     Groups are along the columns, as GPTQ, AWQ and compressed-tensors lay them; blocks of 128 x 128 as DeepSeek's FP8.
     """
     rows, columns = unit.actual.shape
-    if not unit.numeric or columns < LEAST or rows < 2:
+    if not unit.numeric or columns < 32 or rows < 2:
         return None
     shapes = {
-        f"each group of {size} columns": (1, size)
-        for size in (128, 64, LEAST)
-        if columns > size and columns % size == 0
+        f"each group of {size} columns": (1, size) for size in (128, 64, 32) if columns > size and columns % size == 0
     }
     shapes = {"each row": (1, columns), **shapes}
     if rows % 128 == 0 and columns % 128 == 0:
         shapes = {"each block of 128 x 128": (128, 128), **shapes}
     for words, (height, width) in shapes.items():
         if _agree(unit, min(4 * height, rows), height, width) and _agree(unit, rows, height, width):
-            return Cause(
-                "scales", f"{words} is multiplied by a constant of its own (scales of something else)", "rounded"
-            )
+            return Cause("scales", f"{words} multiplied by a constant of its own (scales of something else)", "rounded")
     return None
 
 

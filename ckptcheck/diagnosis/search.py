@@ -43,7 +43,7 @@ class Search:
         """Name the causes of one difference; nothing where there is none. Members of a fused tensor may have their own."""
         missing = [name for name in key.names if name not in self.sides.actual]
         if missing:
-            return [Finding(self._single(key, name), (Cause("missing", "it is missing"),)) for name in missing]
+            return [Finding(self._single(key, name), (Cause("missing", "missing"),)) for name in missing]
         unit = unit_of(key, self.sides)
         if unit is None:
             if len(key.names) > 1:
@@ -109,18 +109,17 @@ class Search:
             return (cause,)
         return self._anywhere(unit, source, sample)
 
-    def _anywhere(self, unit: Unit, source: View, sample: Sample, *, fused: bool = False) -> Causes:
+    def _anywhere(self, unit: Unit, source: View, sample: Sample, *, fused: str = "") -> Causes:
         """One cause that is read off the source and what was found: blocks and rows that moved, a factor.
 
-        Blocks and rows of fused tensors are not looked at: ranks and padding are each member's.
+        fused: the first cause where the tensor is a fused one. Ranks and padding are each member's, but where the
+        interleave of Q, K and V was not undone the ranks' shards are those of the whole.
         """
-        if fused:
-            cause = scaled(unit, source, sample)
-            return (cause,) if cause else ()
-        for arrangement in misplaced(unit, source, unit.actual):
+        for arrangement in misplaced(unit, source, unit.actual) if fused in ("", "qkv-interleave") else ():
             if equal(Arranged(source, arrangement), unit.actual, sample):
                 return (_cause(arrangement),)
-        cause = shifted(unit, source) or scaled(unit, source, sample)
+        cause = None if fused else shifted(unit, source)
+        cause = cause or scaled(unit, source, sample)
         return (cause,) if cause else ()
 
     def _costly(self, unit: Unit) -> Causes:
@@ -151,7 +150,7 @@ class Search:
                 for change in changes(unit):
                     if equal(Mapped(view, change.change), unit.actual, sample):
                         return (*first, _cause(change))
-            if more := self._anywhere(unit, view, sample, fused=fused):
+            if more := self._anywhere(unit, view, sample, fused=first[0].code if fused else ""):
                 return (*first, *more)
         return ()
 
@@ -185,7 +184,7 @@ def _cast(unit: Unit) -> list[Finding]:
     for name in unit.key.names:
         wide = unit.sides.read("expected", name)
         if wide is not None and not contents.survives(wide, unit.dtype):
-            text = f"it is stored as {unit.dtype} instead of {unit.cast}, and rounded"
+            text = f"stored as {unit.dtype} instead of {unit.cast}, and rounded"
             return [Finding(unit.key, (Cause("round-trip", text, group="cast"),))]
     return []
 

@@ -18,16 +18,16 @@ from ckptcheck.values.dtypes import decode
 
 def misshapen(expected: Bits, actual: Bits, part: str, geometry: Geometry) -> Cause:
     """Say how two tensors of different shapes, or of dtypes that have nothing in common, are related."""
-    differ = f"it has shape {shape(actual.shape)}, not {shape(expected.shape)}"
+    differ = f"has shape {shape(actual.shape)}, not {shape(expected.shape)}"
     if expected.dtype != actual.dtype and not {expected.dtype, actual.dtype} <= set(ROUNDED):
-        text = f"it is {actual.dtype}, not {expected.dtype}"
+        text = f"is {actual.dtype}, not {expected.dtype}"
         return Cause("dtype", text if expected.shape == actual.shape else f"{text}, and {differ}")
     was, now = _as(expected, actual.dtype).matrix, actual.matrix
     if expected.shape == actual.shape:
-        return Cause("dtype", "it has no elements to compare")
+        return Cause("dtype", "no elements to compare")
     if was.size == now.size:
         if actual.patterns.ndim == 2 and expected.patterns.ndim == 2 and same(np.ascontiguousarray(was.T), now):
-            return Cause("transposed", "it is transposed", group="shape")
+            return Cause("transposed", "transposed", group="shape")
         if was.size and np.array_equal(was.ravel(), now.ravel()):
             return Cause("shape", f"{differ}, and the same numbers in the same order")
         if (ranks := _other_axis(was, now, geometry)) is not None:
@@ -38,7 +38,7 @@ def misshapen(expected: Bits, actual: Bits, part: str, geometry: Geometry) -> Ca
         if least and same(was[:least], now[:least]):
             return _rows(len(was), len(now), part)
     if (shard := _shard(was, now, geometry)) is not None:
-        return Cause("tp-shard", f"{differ}: it is the shard of tensor-parallel rank {shard[0]} of {shard[1]} alone")
+        return Cause("tp-shard", f"{differ}: the shard of tensor-parallel rank {shard[0]} of {shard[1]} alone")
     return Cause("shape", differ, "unknown")
 
 
