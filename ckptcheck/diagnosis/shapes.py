@@ -28,11 +28,11 @@ def misshapen(expected: Bits, actual: Bits, part: str, geometry: Geometry) -> Ca
     if was.size == now.size:
         if actual.patterns.ndim == 2 and expected.patterns.ndim == 2 and same(np.ascontiguousarray(was.T), now):
             return Cause("transposed", "transposed", group="shape")
-        if was.size and np.array_equal(was.ravel(), now.ravel()):
-            return Cause("shape", f"{differ}, and the same numbers in the same order")
         if (ranks := _other_axis(was, now, geometry)) is not None:
             text = f"{differ}: the shards of {ranks} tensor-parallel ranks are concatenated along the wrong axis"
             return Cause("tp-axis", text)
+        if was.size and np.array_equal(was.ravel(), now.ravel()):
+            return Cause("shape", f"{differ}, and the same numbers in the same order")
     if was.shape[1] == now.shape[1]:
         least = min(len(was), len(now))
         if least and same(was[:least], now[:least]):

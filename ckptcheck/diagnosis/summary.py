@@ -107,7 +107,8 @@ def _who(findings: list[Finding], sides: Sides) -> str:
 
 def _members(findings: list[Finding]) -> str:
     members = dict.fromkeys(finding.member for finding in findings if finding.member)
-    return f" (its {' and '.join(members)})" if members else ""
+    everything = set(members) in ({"gate", "up"}, {"q", "k", "v"})
+    return f" (its {' and '.join(members)})" if members and not everything else ""
 
 
 def _shown(key: Key, sides: Sides, *, whole: bool = False) -> str:
