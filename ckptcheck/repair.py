@@ -117,3 +117,36 @@ def _correct(metadata: dict[str, Any], shards: list[Shard]) -> bool:
     wrong = metadata.get("total_size") != total
     metadata["total_size"] = total
     return wrong
+
+
+def list_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
+    """Plan the repair of a quantization's list of modules left alone, as `index_repair` does for the index.
+
+    It is safe when every chosen consumer then builds each module as it is stored, which is tried before anything is written.
+    """
+    from ckptcheck.dialects.relist import relisted
+
+    folder = ckpt.source.local
+    quantization = ckpt.quantization
+    if folder is None or not folder.is_dir() or quantization is None or quantization.main is None or ckpt.is_partial:
+        return None, None
+    try:
+        found = relisted(ckpt)
+    except ValueError as error:
+        return None, str(error)
+    if found is None:
+        return None, None
+    key, entries = found
+    path = folder / quantization.main.file
+    before = path.read_bytes().decode("utf-8", "replace")
+    whole = json.loads(before)
+    place = whole
+    for part in quantization.main.key.split(".") if quantization.main.key else ():
+        place = place[part]
+    old = place.get(key, [])
+    place[key] = entries
+    gone = len([entry for entry in old if entry not in entries])
+    new = len([entry for entry in entries if entry not in old])
+    done = f"took {gone} out of and put {new} into {quantization.main.path(key)} of {path.name}"
+    ending = "\n" if before.endswith("\n") else ""
+    return Repair(path, done, before, json.dumps(whole, indent=2, ensure_ascii=False) + ending), None

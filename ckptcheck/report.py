@@ -22,6 +22,7 @@ class Report:
     error: why the target could not be opened at all, else None.
     known: findings that a baseline covers; they are not among `findings`.
     counts: files, tensors and bytes (of tensor data) looked at.
+    consumers: what each consumer that the user named makes of it, a row for each; () where none was named.
     """
 
     target: str
@@ -33,6 +34,7 @@ class Report:
     error: str | None = None
     known: int = 0
     counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
+    consumers: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -73,4 +75,6 @@ class Report:
             "counts": {**{severity: self.number(severity) for severity in SEVERITIES}, **self.counts},
             "known": self.known,
         }
+        if self.consumers:
+            result["consumers"] = [dict(row) for row in self.consumers]
         return result | ({"error": self.error} if self.error else {})

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.repair import index_repair
+from ckptcheck.repair import index_repair, list_repair
 from ckptcheck.report import Report
 from ckptcheck.rule import Rule, Severity, Skip
 from ckptcheck.run import run
@@ -86,6 +86,10 @@ def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
         try:
             _read_headers(ckpt, target)
             report = run(ckpt, plan.rules, ignored=plan.ignored, severities=plan.severities)
+            if plan.options.consumers:
+                from ckptcheck.dialects.table import rows as views
+
+                report = replace(report, consumers=tuple(views(ckpt)))
             if plan.stats is not None:
                 from ckptcheck.values.table import records
 
@@ -110,9 +114,7 @@ def _megatron(megatron: Megatron, plan: Plan, rows: list[dict[str, object]]) -> 
             from ckptcheck.values.measure import attach
 
             megatron.reads_values = True
-            attach(
-                megatron.values_view, jobs=plan.jobs, use_mmap=plan.use_mmap, device=plan.device, progress=progress
-            )
+            attach(megatron.values_view, jobs=plan.jobs, use_mmap=plan.use_mmap, device=plan.device, progress=progress)
         report = run(megatron, plan.rules, ignored=plan.ignored, severities=plan.severities)
     if plan.stats is not None:
         from ckptcheck.values.table import records
@@ -131,26 +133,44 @@ def _read_headers(ckpt: Checkpoint, target: str) -> None:
             _ = ckpt.shards
 
 
+REPAIRS = (("the index", index_repair), ("the ignore list", list_repair))
+
+
 def _repaired(ckpt: Checkpoint, target: str, plan: Plan) -> Checkpoint:
-    repair, reason = index_repair(ckpt)
-    if repair is None:
-        talk(f"{target}: the index was not repaired: {reason}" if reason else f"{target}: nothing to repair")
-        return ckpt
-    kept = repair.apply()
-    talk(f"{target}: {repair.done}" + (f"; the old one is {kept.name}" if kept else ""))
-    return open_checkpoint(target, jobs=plan.jobs)
+    """Make every safe repair; return the checkpoint as it is then."""
+    said = False
+    for what, plan_of in REPAIRS:
+        ckpt.options = plan.options
+        repair, reason = plan_of(ckpt)
+        if repair is not None:
+            kept = repair.apply()
+            talk(f"{target}: {repair.done}" + (f"; the old one is {kept.name}" if kept else ""))
+            ckpt = open_checkpoint(target, jobs=plan.jobs)
+        elif reason:
+            talk(f"{target}: {what} was not repaired: {reason}")
+        said = said or repair is not None or bool(reason)
+    if not said:
+        talk(f"{target}: nothing to repair")
+    return ckpt
 
 
 def show_repairs(targets: Sequence[str], plan: Plan) -> int:
     """Print as a diff what --fix would change; return the exit code: 1 if it would change anything."""
     changed = 0
     for target in targets:
-        repair, reason = index_repair(open_checkpoint(target, jobs=plan.jobs))
-        if repair is not None:
-            sys.stdout.write(repair.diff())
-            changed = 1
-        else:
-            talk(f"{target}: the index would not be repaired: {reason}" if reason else f"{target}: nothing to repair")
+        ckpt = open_checkpoint(target, jobs=plan.jobs)
+        ckpt.options = plan.options
+        said = False
+        for what, plan_of in REPAIRS:
+            repair, reason = plan_of(ckpt)
+            if repair is not None:
+                sys.stdout.write(repair.diff())
+                changed = 1
+            elif reason:
+                talk(f"{target}: {what} would not be repaired: {reason}")
+            said = said or repair is not None or bool(reason)
+        if not said:
+            talk(f"{target}: nothing to repair")
     return changed
 
 

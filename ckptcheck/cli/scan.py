@@ -58,6 +58,14 @@ def scan(
             "for embeddings, heads and routers also mean_abs, max_abs and std of each row.",
         ),
     ] = None,
+    consumers: Annotated[
+        list[str],
+        typer.Option(
+            help="Ask these what they make of a quantized checkpoint, and print a table: vllm, sglang, transformers,"
+            " compressed-tensors, slime.",
+            show_default="vllm,sglang, without a table",
+        ),
+    ] = [],  # noqa: B006
     no_mmap: Annotated[
         bool, typer.Option("--no-mmap", help="Read files, do not map them (network file systems).")
     ] = False,
@@ -128,7 +136,7 @@ def scan(
         use_mmap=not no_mmap,
         device=device,
         stats=stats,
-        options=Options(verify_blobs, near_zero_threshold, identical_threshold),
+        options=Options(verify_blobs, near_zero_threshold, identical_threshold, _consumers(_split(consumers))),
     )
     if diff:
         raise typer.Exit(show_repairs(targets, plan))
@@ -144,6 +152,24 @@ def scan(
     threshold = fail_on.value if fail_on else written.fail_on
     sys.stdout.flush()
     raise typer.Exit(max(report.exit_code(threshold) for report in reports))
+
+
+def _consumers(names: list[str]) -> tuple[str, ...]:
+    """Check the names of consumers."""
+    if not names:
+        return ()
+    from difflib import get_close_matches
+
+    from ckptcheck.dialects.judgement import DIALECTS
+
+    for name in names:
+        if name not in DIALECTS:
+            near = get_close_matches(name, DIALECTS, 1)
+            raise CkptcheckError(
+                f"{name!r} is no consumer that ckptcheck knows" + (f"; did you mean {near[0]}?" if near else ""),
+                hint=f"known are {', '.join(DIALECTS)}",
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def _split(values: list[str]) -> list[str]:

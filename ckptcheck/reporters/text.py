@@ -49,6 +49,7 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
             more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"
             console.print(Padding(Text(more, style="dim"), (1, 0, 0, 2), expand=False))
     _not_run(console, report, names, verbose)
+    _consumers(console, report)
     console.print()
     console.print(_verdict(report))
     if report.findings:
@@ -68,6 +69,27 @@ def _finding(console: Console, finding: Finding) -> None:
     console.print(Padding(Text(printable(finding.message)), (0, 0, 0, 10), expand=False))
     if finding.hint:
         console.print(Padding(Text("→ " + printable(finding.hint), style="green"), (0, 0, 0, 10), expand=False))
+
+
+def _consumers(console: Console, report: Report) -> None:
+    """Print what each consumer makes of it."""
+    if not report.consumers:
+        return
+    rows = [["consumer", "files", "quantized", "plain"]]
+    for row in report.consumers:
+        numbers = ["–" if row[key] is None else f"{row[key]:,}" for key in ("files", "quantized", "plain")]
+        rows.append([f"{row['consumer']} {row['version']}", *numbers])
+    wide = [max(len(row[column]) for row in rows) for column in range(4)]
+    console.print()
+    for cells, verdict in zip(rows, ["as stored?", *(row["agrees"] for row in report.consumers)], strict=True):
+        head, *numbers = cells
+        line = Text(
+            "  "
+            + head.ljust(wide[0])
+            + "".join("  " + number.rjust(width) for number, width in zip(numbers, wide[1:], strict=True))
+        )
+        style = "" if verdict == "as stored?" else "green" if verdict == "yes" else "yellow"
+        console.print(line.append("  ").append(printable(verdict), style))
 
 
 def _not_run(console: Console, report: Report, names: dict[str, str], verbose: bool) -> None:
