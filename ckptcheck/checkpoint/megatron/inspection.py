@@ -91,8 +91,10 @@ def _opened(run: Megatron, item: Item, key: str, seen: Inspection, opened: dict[
     if item not in opened and archive.checked:
         file = run.path_of(item)
         seen.records += [
-            Record(key, file, item.begin + record.begin, record.length, record.crc)
-            for record in archive.records.values()
+            Record(
+                run.keys_of_records.get((item.file, name), key), file, item.begin + found.begin, found.length, found.crc
+            )
+            for name, found in archive.records.items()
         ]
     opened[item] = True
     return archive

@@ -19,6 +19,8 @@ FILES = ("model_optim_rng.pt", "model_rng.pt")
 CHUNK = re.compile(r"model(\d*)")
 LAYER = re.compile(r"^(.*?\blayers\.)(\d+)(?=\.)")
 EXPERT = re.compile(r"\b(local_experts\.)(\d+)(?=\.)")
+GROUPED = re.compile(r"\bexperts\.(linear_fc[12])\.(weight|bias)(\d+)$")
+"""Transformer Engine's grouped experts: the number stands at the end."""
 ROWS = re.compile(
     r"(word_embeddings|output_layer|lm_head|linear_qkv|query_key_value|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
     r"|linear_fc1|dense_h_to_4h)\.(weight|bias)$"
@@ -82,7 +84,7 @@ def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, StoredTenso
             if type(key) is not str:
                 continue
             if isinstance(entry, StoredTensor):
-                found[prefix + key] = entry
+                found[GROUPED.sub(r"experts.local_experts.\3.\1.\2", prefix + key)] = entry
             elif isinstance(entry, dict):
                 found |= _flat(entry, f"{prefix}{key}.", depth + 1)
     return found
@@ -108,8 +110,17 @@ def place_of(rank: Rank, arguments: Mapping[str, Any]) -> Place:
     return Place(first, 0, 0)
 
 
-def join(ranks: list[Rank], arguments: Mapping[str, Any]) -> dict[str, GlobalTensor]:
-    """Return the tensors of the whole model; what cannot be placed is under the name its rank gives it."""
+def folder_name(place: Place, stages: int, experts: int) -> str:
+    """Return how Megatron calls the folder of a rank, in a grid of so many stages and expert ranks."""
+    name = f"mp_rank_{place.tp:02d}"
+    return name + (f"_{place.pp:03d}" if stages > 1 else "") + (f"_{place.ep:03d}" if experts > 1 else "")
+
+
+def join(ranks: list[Rank], arguments: Mapping[str, Any]) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
+    """Return the tensors of the whole model, and for those that every rank holds whole what each rank holds.
+
+    What cannot be placed is under the name its rank gives it.
+    """
     places = {rank.folder: place_of(rank, arguments) for rank in ranks}
     starts = _starts(ranks, places)
     held: dict[str, list[tuple[Place, Chunk, StoredTensor]]] = {}
@@ -125,7 +136,13 @@ def join(ranks: list[Rank], arguments: Mapping[str, Any]) -> dict[str, GlobalTen
                 whole = EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + place.ep * experts}", whole)  # noqa: B023
                 chunk = Chunk((0,) * len(tensor.shape), tensor.shape, item, tensor.record, tensor.skip)
                 held.setdefault(whole, []).append((place, chunk, tensor))
-    return {name: _assembled(name, parts, arguments) for name, parts in held.items()}
+    joined = {name: _assembled(name, parts, arguments) for name, parts in held.items()}
+    copies = {
+        name: [chunk for _, chunk, _ in parts]
+        for name, parts in held.items()
+        if len(parts) > 1 and len(joined[name].chunks) == 1 and len({part[2].shape for part in parts}) == 1
+    }
+    return joined, copies
 
 
 def _starts(ranks: list[Rank], places: Mapping[str, Place]) -> dict[tuple[int, int], int]:

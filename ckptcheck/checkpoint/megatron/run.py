@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -13,8 +13,10 @@ from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, join, rank_of
 from ckptcheck.checkpoint.megatron.reading import archive_of, read_tensor
 from ckptcheck.checkpoint.megatron.stand_ins import arguments_of, known, load_persistent
-from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, Item
-from ckptcheck.checkpoint.megatron.tree import TRACKER, Tree, iterations, rank_folders
+from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
+from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.megatron.tiling import Cover, cover_of
+from ckptcheck.checkpoint.megatron.tree import ITERATION, TRACKER, Tree, iterations, rank_folders
 from ckptcheck.checkpoint.megatron.weights import weights_of
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Form = Literal["torch_dist", "legacy", "empty"]
+_EXACT = Cover()
 ARCHIVES = 64
 """Archives kept open: directories only, no data."""
 
@@ -52,7 +55,7 @@ class Megatron:
         self._unread: dict[str, str] = {}
         self.iterations = tuple(iterations(path))
         self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
-        self.tracker = _tracked(path / TRACKER)
+        self._tracker_text, self.tracker = _tracked(path / TRACKER)
         self.iteration = self._chosen()
         inside = f"{self.iteration}/" if self.iteration else ""
         here = path / self.iteration
@@ -84,6 +87,11 @@ class Megatron:
     def file(self, name: str) -> str:
         """Return the path below the target of a file of the iteration."""
         return f"{self.iteration}/{name}" if self.iteration else name
+
+    @property
+    def place(self) -> str | None:
+        """What a finding about the whole iteration names as its file."""
+        return self.iteration or None
 
     @cached_property
     def form(self) -> Form:
@@ -136,8 +144,42 @@ class Megatron:
     def tensors(self) -> dict[str, GlobalTensor]:
         """Every tensor of the whole model and its optimizer, by the key it is stored under, stacked as it is stored."""
         if self.form == "legacy":
-            return join(self.ranks, self.args)
+            return self._joined[0]
         return self.contents.tensors if self.contents is not None else {}
+
+    @cached_property
+    def _joined(self) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
+        return join(self.ranks, self.args)
+
+    @property
+    def copies(self) -> dict[str, list[Chunk]]:
+        """Weight → what each rank of a legacy checkpoint holds of it, for those that several ranks hold whole."""
+        return self._joined[1] if self.form == "legacy" else {}
+
+    @cached_property
+    def keys_of_records(self) -> dict[tuple[str, str], str]:
+        """File and record within it → the weight that it holds, in a legacy checkpoint."""
+        return {
+            (chunk.item.file, chunk.record): key
+            for key, tensor in self.tensors.items()
+            for chunk in tensor.chunks
+            if chunk.record and chunk.item is not None
+        }
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The layers and experts that the weights' names show."""
+        return structure_of(self.weights)
+
+    @cached_property
+    def covers(self) -> dict[str, Cover]:
+        """Tensor of a torch_dist checkpoint → how its chunks cover it, for those that are not covered exactly once."""
+        found = {}
+        if self.form == "torch_dist":
+            for key, tensor in self.tensors.items():
+                if (cover := cover_of(tensor)) != _EXACT:
+                    found[key] = cover
+        return found
 
     @cached_property
     def weights(self) -> dict[str, GlobalTensor]:
@@ -167,6 +209,29 @@ class Megatron:
         """Whether an item lies in a file that does not exist, or ends before it."""
         file = self.files.get(self.path_of(item))
         return file is None or file.leaves is not None or item.begin + item.length > file.size
+
+    def all_items(self) -> Iterator[tuple[str, Item]]:
+        """Yield the key and the place of every chunk and of every run of bytes of a torch_dist checkpoint."""
+        if self.contents is not None:
+            for key, tensor in self.contents.tensors.items():
+                for chunk in tensor.chunks:
+                    if chunk.item is not None:
+                        yield key, chunk.item
+            for key, item in self.contents.objects.items():
+                if item is not None:
+                    yield key, item
+
+    @staticmethod
+    def escapes(name: str) -> bool:
+        """Whether a file's name leads out of its folder."""
+        return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or name[1:2] == ":"
+
+    @property
+    def tracker_is_sound(self) -> bool:
+        """Whether the tracker holds what Megatron accepts: a number, or ``release``."""
+        return self.tracker == "release" or (
+            bool(ITERATION.fullmatch(self.tracker or "")) and self._tracker_text.isdigit()
+        )
 
     @cached_property
     def inspection(self) -> Inspection:
@@ -289,11 +354,11 @@ class Megatron:
         return " · ".join(parts)
 
 
-def _tracked(path: Path) -> str | None:
-    """Return the iteration that the tracker names as a folder; what it says where that is none; None without a tracker."""
+def _tracked(path: Path) -> tuple[str, str | None]:
+    """Return what the tracker says, and the folder that it names so; that is None without a tracker."""
     try:
         with path.open("rb") as file:
             text = file.read(64).decode("ascii", "replace").strip()
     except OSError:
-        return None
-    return f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text
+        return "", None
+    return text, f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text

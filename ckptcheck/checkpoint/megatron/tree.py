@@ -9,6 +9,8 @@ from ckptcheck.checkpoint.source import File, Folder
 from ckptcheck.errors import CkptcheckError
 
 TRACKER = "latest_checkpointed_iteration.txt"
+BRIDGE_TRACKER = "latest_train_state.pt"
+"""What Megatron Bridge writes in its place, and beside it."""
 ITERATION = re.compile(r"iter_\d{7,}")
 RANK = re.compile(r"mp_rank_\d{2,}(_\d{3,})?(_\d{3,})?")
 
