@@ -32,9 +32,9 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
             yield from objects(child)
 
     closed = [node for node in objects(FORM.schema) if "additionalProperties" in node]
-    assert len(closed) == 5
+    assert len(closed) == 6
     for node in closed:
-        optional = {"error"} if "verdict" in node["properties"] else set()
+        optional = {"consumers", "error"} if "verdict" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional
         for name, entry in node["properties"].items():
             assert "description" in entry or entry == {"$ref": "#/$defs/code"}, name

@@ -76,15 +76,26 @@ def stored(ckpt: Checkpoint) -> Mapping[str, bool]:
 
     Experts that share a tensor are one module: ``model.layers.0.mlp.experts``.
     """
+    if ckpt not in _STORED:
+        _STORED[ckpt] = _stored(ckpt)
+    return _STORED[ckpt]
+
+
+_STORED: WeakKeyDictionary[Checkpoint, dict[str, bool]] = WeakKeyDictionary()
+
+
+def _stored(ckpt: Checkpoint) -> dict[str, bool]:
     found: dict[str, bool] = {}
     assert ckpt.quantization is not None
     for way, modules in ckpt.quantization.stored.items():
         weight = way.weight
         if weight is None or (len(weight.shape) < 2 and not way.is_quantized):
             continue
-        shared = not weight.ending.startswith(".")
+        if weight.ending.startswith("."):
+            found.update(dict.fromkeys(modules, way.is_quantized))
+            continue
         for module in modules:
-            name = module.rpartition(".")[0] if shared else module
+            name = module.rpartition(".")[0]
             found[name] = found.get(name, False) or way.is_quantized
     return found
 
@@ -96,14 +107,31 @@ def clashes(ckpt: Checkpoint, *, quantized: bool) -> list[Clash]:
     whose modules for this architecture are guessed is only believed where nothing but a list decides: in linear layers
     of attention, of MLPs, and in experts. slime packs what it sends and loads nothing: `repacked` has it.
     """
-    held = stored(ckpt)
+    if ckpt not in _CLASHES:
+        _CLASHES[ckpt] = [clash for name in views(ckpt) if name != "slime" for clash in _of(ckpt, name)]
+    return [clash for clash in _CLASHES[ckpt] if clash.stored == quantized]
+
+
+_CLASHES: WeakKeyDictionary[Checkpoint, list[Clash]] = WeakKeyDictionary()
+
+
+def _of(ckpt: Checkpoint, consumer: str) -> list[Clash]:
+    view, held = views(ckpt)[consumer], stored(ckpt)
+    built = _built(view)
+    if not any(verdict.quantized for _, verdict in built):
+        return []
     return [
-        Clash(consumer, view.version, name, module, verdict, quantized)
-        for consumer, view in views(ckpt).items()
-        if consumer != "slime" and any(verdict.quantized for _, verdict in view.verdicts.values())
-        for name, (module, verdict) in view.verdicts.items()
-        if held[name] == quantized and verdict.quantized is (not quantized) and not (view.guessed and _odd(name))
+        Clash(consumer, view.version, name, module, verdict, held[name])
+        for module, verdict in built
+        if verdict.quantized is not None
+        for name in module.parts
+        if verdict.quantized is not held[name] and not (view.guessed and _odd(name))
     ]
+
+
+def _built(view: Judgement) -> list[tuple[Module, Verdict]]:
+    """Return each module that a consumer builds once, however many of the checkpoint's go into it."""
+    return list({id(pair): pair for pair in view.verdicts.values()}.values())
 
 
 def repacked(ckpt: Checkpoint) -> list[tuple[Clash, Clash]]:
@@ -127,7 +155,7 @@ def refusals(ckpt: Checkpoint) -> list[tuple[str, str, int]]:
     """Return (consumer, what it raises at the first module, how many modules of the same kind it raises at)."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for consumer, view in views(ckpt).items():
-        for module, verdict in view.verdicts.values():
+        for module, verdict in _built(view):
             if verdict.error is not None:
                 alike = (f"{consumer} {view.version}", template(verdict.error))
                 found.setdefault(alike, {})[module.name] = verdict.error
@@ -176,6 +204,8 @@ def dead(ckpt: Checkpoint) -> list[Dead]:
     if not readers:
         return []
     unused = set.intersection(*({text for key in view.lists for text in view.dead(key)} for view in readers))
+    if not any(entry.text in unused for entry in ckpt.quantization.ignore):
+        return []
     names = set(stored(ckpt))
     known = {name.rpartition(".")[0] for name in ckpt.tensors}
     parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}

@@ -1,8 +1,8 @@
 """A consumer refuses the quantization config.
 
 ## What it checks
-vLLM and SGLang (or those that `--consumers` names) accept the method, its settings and its lists: nothing in them makes that
-version raise. Lists that take a fused module apart are QNT022's.
+One of vLLM and SGLang, or each of those that `--consumers` names, accepts the method, its settings and its lists: nothing in them
+makes that version raise. Lists that take a fused module apart are QNT022's.
 
 ## Why it matters
 The engine does not start, whatever the weights are. Often only one of two engines refuses, or only the engine and not the trainer.
@@ -25,10 +25,14 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.dialects.views import PARTS, refusals, views
 
 
-@rule("QNT027", "refused-config", severity="warning", when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)))
+@rule("QNT027", "refused-config", severity="error", when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.quantization is not None
     assert ckpt.quantization.main is not None
-    whole = [(f"{name} {view.version}", view.error) for name, view in views(ckpt).items() if view.error is not None]
-    for who, error in whole + [(who, error) for who, error, _ in refusals(ckpt) if PARTS not in error]:
+    every = views(ckpt)
+    found = [(name, f"{name} {view.version}", view.error) for name, view in every.items() if view.error is not None]
+    found += [(who.split()[0], who, error) for who, error, _ in refusals(ckpt) if PARTS not in error]
+    if not ckpt.options.consumers and {name for name, _, _ in found} != every.keys():
+        return  # it was made for another engine, unless somebody says otherwise
+    for _, who, error in found:
         yield Problem(f"{who} refuses it: {error}", file=ckpt.quantization.main.file, key=ckpt.quantization.main.key)
