@@ -41,15 +41,22 @@ def content(dtype: str, patterns: NDArray[Any]) -> tuple[str, str] | None:
     return None
 
 
+def instead(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[str, str] | None:
+    """Name what all elements are; not where only the signs of zeros, or the bits of NaN, are others than expected."""
+    found = content(dtype, actual)
+    before = content(dtype, expected) if found is not None and found[0] in ("zero", "nan") else None
+    return found if before is None or found is None or before[0] != found[0] else None
+
+
 def _all(patterns: NDArray[Any], holds: Callable[[NDArray[Any]], bool]) -> bool:
     """Whether something holds for all elements; a few are looked at first, then piece after piece."""
     flat = patterns.reshape(-1)
     return holds(flat[:64]) and all(holds(flat[start : start + PIECE]) for start in range(0, flat.size, PIECE))
 
 
-def whole(dtype: str, actual: NDArray[Any]) -> Cause | None:
+def whole(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
     """Zero, NaN or constant throughout."""
-    found = content(dtype, actual)
+    found = instead(dtype, expected, actual)
     return Cause(found[0], f"every element is {found[1]}") if found is not None else None
 
 

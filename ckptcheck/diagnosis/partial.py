@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckptcheck.diagnosis.contents import content
+from ckptcheck.diagnosis.contents import instead
 from ckptcheck.diagnosis.difference import Difference, parts
 from ckptcheck.diagnosis.verdict import Cause
 
@@ -23,7 +23,7 @@ def partly(unit: Unit, where: Difference) -> Cause | None:
         found = part.of(unit.actual)
         if found.size < 2:
             continue
-        what = content(unit.dtype, found)
+        what = instead(unit.dtype, part.of(unit.expected), found)
         if what is not None:
             return Cause("partial-write", f"{part.words} are {what[1]}, the rest is right", group=what[0])
         if previous is not None and np.array_equal(part.of(previous), found):

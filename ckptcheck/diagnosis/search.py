@@ -87,7 +87,7 @@ class Search:
 
     def _simple(self, unit: Unit, where: Difference) -> Causes:
         """One cause, those that are cheap to try."""
-        cause = contents.whole(unit.dtype, unit.actual)
+        cause = contents.whole(unit.dtype, unit.expected, unit.actual)
         if cause is not None:
             return (cause,)
         previous = unit.source("previous", unit.key.place.layer, unit.key.number)
@@ -150,7 +150,8 @@ class Search:
                 for change in changes(unit):
                     if equal(Mapped(view, change.change), unit.actual, sample):
                         return (*first, _cause(change))
-            if more := self._anywhere(unit, view, sample, fused=first[0].code if fused else ""):
+            more = self._anywhere(unit, view, sample, fused=first[0].code if fused else "")
+            if more and (first[0].code, more[0].code) != ("sign", "scaled"):  # a factor has a sign of its own
                 return (*first, *more)
         return ()
 
