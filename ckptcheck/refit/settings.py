@@ -1,0 +1,25 @@
+"""What a trial is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """steps: how often the trainer steps and is synced again. bucket_bytes: of the first sync; the second uses `other_bytes`.
+
+    perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeout: seconds for each phase.
+    decode: tokens that are decoded greedily.
+    """
+
+    steps: int = 1
+    bucket_bytes: int = 64 << 20
+    other_bytes: int = 7 << 20
+    transport: str = "reload"
+    perturb: float | None = None
+    weights: bool = True
+    logprobs: bool = True
+    timeout: float = 900.0
+    decode: int = 16
+    keep: bool = False

@@ -1,0 +1,120 @@
+"""What was seen of a refit: the evidence of its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
+from ckptcheck.trainers.base import Step, TrainerInfo
+
+if TYPE_CHECKING:
+    from ckptcheck.diagnosis import Verdict
+
+Key = tuple[int, str]
+"""Rank and name of an engine's tensor."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One weight sync, and what the engine held afterwards.
+
+    step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
+    exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
+    there. check_seconds: the manifest after it, digests and all.
+    """
+
+    number: int
+    step: int
+    bucket_bytes: int
+    buckets: int
+    nbytes: int
+    answer: Answer
+    sent: Mapping[str, str]
+    manifest: Manifest
+    reference: Manifest
+    leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    check_seconds: float = 0.0
+    verdicts: tuple[Verdict, ...] = ()
+
+    @cached_property
+    def differing(self) -> dict[Key, tuple[Entry, Entry]]:
+        """Tensors that are not what a cold load gives: (here, there). Those that cannot be read are left out."""
+        return {
+            key: (entry, other)
+            for key, entry in self.manifest.items()
+            if (other := self.reference.get(key)) is not None
+            and not entry.opaque
+            and not other.opaque
+            and (entry.digest, entry.shape, entry.dtype) != (other.digest, other.shape, other.dtype)
+        }
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The same sequences scored on every side. All logprobs are natural, at temperature 1.
+
+    after: the number of the sync before it, 0 for the cold load. engine: the engine under test. cold: the same engine started
+    cold from the same weights. trainer, again: two forward passes of the trainer. warm: the sequences whose keys and
+    values were cached before the sync, scored without, and then with, a reset of the prefix cache.
+    greedy: what the trainer itself decodes.
+    """
+
+    after: int
+    sequences: tuple[tuple[int, ...], ...]
+    engine: tuple[Scores, ...]
+    cold: tuple[Scores, ...]
+    trainer: tuple[tuple[float, ...], ...]
+    again: tuple[tuple[float, ...], ...]
+    warm: tuple[tuple[Scores, Scores], ...] = ()
+    greedy: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class RefitTrace:
+    """A trial from the cold load to the last sync.
+
+    cold: manifest after the cold load. marked: after scrambling. broken: phase → why it could not be finished; the rules
+    then judge what was seen until there.
+    """
+
+    target: str
+    engine: EngineInfo | None = None
+    trainer: TrainerInfo | None = None
+    cold: Manifest = field(default_factory=dict)
+    scrambled: Scrambled = field(default_factory=lambda: Scrambled(frozenset()))
+    marked: Manifest = field(default_factory=dict)
+    syncs: tuple[Sync, ...] = ()
+    scorings: tuple[Scoring, ...] = ()
+    steps: tuple[Step, ...] = ()
+    memory: tuple[int, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "refit"
+
+    @property
+    def subject(self) -> str:
+        """One line that says what met what."""
+        sides = []
+        if self.trainer is not None:
+            layout = f" {self.trainer.layout}" if self.trainer.layout else ""
+            sides.append(f"{self.trainer.name} {self.trainer.version}{layout} {self.trainer.dtype}")
+        if self.engine is not None:
+            ranks = f" ×{self.engine.ranks}" if self.engine.ranks > 1 else ""
+            sides.append(f"{self.engine.name} {self.engine.version}{ranks} {self.engine.dtype}")
+        return " → ".join(sides)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Phases that were not finished: nothing that was seen before can then pass."""
+        return self.broken
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Buckets sent, tensors compared, bytes sent."""
+        return {
+            "files": sum(sync.buckets for sync in self.syncs),
+            "tensors": sum(len(sync.manifest) for sync in self.syncs),
+            "bytes": sum(sync.nbytes for sync in self.syncs),
+        }
