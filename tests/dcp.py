@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,26 +40,41 @@ class Made:
 
 @dataclass
 class Raw:
-    """Opcodes as they are."""
+    """Opcodes as they are, or what writes them when their turn comes."""
 
-    code: bytes
+    code: bytes | Callable[[], bytes]
 
 
-def pickled(value: Any) -> bytes:
-    """Write a pickle of protocol 4, without a memo."""
-    return b"\x80\x04" + code(value) + b"."
+_MEMO: dict[tuple[str, str], int] | None = None
+"""Globals written so far, while a pickle with a memo is written."""
+
+
+def pickled(value: Any, *, memo: bool = False) -> bytes:
+    """Write a pickle of protocol 4. memo: write each global once, as programs do."""
+    global _MEMO
+    _MEMO = {} if memo else None
+    try:
+        return b"\x80\x04" + code(value) + b"."
+    finally:
+        _MEMO = None
 
 
 def code(value: Any) -> bytes:
     if isinstance(value, Raw):
-        return value.code
+        return value.code() if callable(value.code) else value.code
     if isinstance(value, Global):
-        return code(value.module) + code(value.name) + b"\x93"
+        if _MEMO is not None and (value.module, value.name) in _MEMO:
+            return b"j" + struct.pack("<I", _MEMO[value.module, value.name])
+        written = code(value.module) + code(value.name) + b"\x93"
+        if _MEMO is None:
+            return written
+        _MEMO[value.module, value.name] = len(_MEMO)
+        return written + b"\x94"
     if isinstance(value, Call):
         return code(value.what) + code(value.arguments) + b"R"
     if isinstance(value, Made):
-        built = b"" if value.state is None else code(value.state) + b"b"
-        return code(value.what) + code(value.arguments) + b"\x81" + built
+        made = code(value.what) + code(value.arguments) + b"\x81"
+        return made if value.state is None else made + code(value.state) + b"b"
     if value is None or isinstance(value, bool):
         return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, int):
@@ -123,23 +139,25 @@ def table_value(table: Table, **extra: Any) -> Made:
     places = [(key, size(at), item) for key, chunks in table.chunks.items() for at, _, item in chunks]
     places += [(key, None, item) for key, item in table.objects.items()]
     stored = Raw(
-        b"}("
-        + b"".join(
-            code(Made(Global(METADATA, "MetadataIndex"), {"fqn": key, "offset": at, "index": None}))
-            + code(
-                Made(
-                    Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-                    {"relative_path": item.file, "offset": item.begin, "length": item.length},
+        lambda: (
+            b"}("
+            + b"".join(
+                code(Made(Global(METADATA, "MetadataIndex"), {"fqn": key, "offset": at, "index": None}))
+                + code(
+                    Made(
+                        Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+                        {"relative_path": item.file, "offset": item.begin, "length": item.length},
+                    )
                 )
+                for key, at, item in places
+                if item is not None
             )
-            for key, at, item in places
-            if item is not None
+            + b"u"
         )
-        + b"u"
     )
     state = {"state_dict_metadata": listed, "planner_data": None, "storage_data": stored, **extra}
     return Made(Global(METADATA, "Metadata"), state)
 
 
 def write(path: Path, table: Table) -> None:
-    path.write_bytes(pickled(table_value(table)))
+    path.write_bytes(pickled(table_value(table), memo=True))

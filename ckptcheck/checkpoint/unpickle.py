@@ -22,6 +22,8 @@ MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
 MAX_MADE = 1 << 24
 """The most containers, tuples and objects that a pickle may make, some hundred bytes each."""
+MAX_AXES = 64
+"""The most dimensions that a tensor may have here, as in PyTorch."""
 MAX_NUMBER = 1024
 """Longest integer, in bytes: converting longer ones takes time that grows with the square."""
 FRAME = 512
@@ -79,6 +81,23 @@ class Record(metaclass=Sealed):
     def get(self, key: str) -> Any:
         """Return an entry of the state, None where there is none."""
         return self.state.get(key) if type(self.state) is dict else None
+
+
+class Lean(metaclass=Sealed):
+    """What stands for an object of which there are hundreds of thousands, and whose state is a dictionary: its `__dict__`.
+
+    It has no code of its own to run, so that the unpickler makes it and sets its state without leaving C.
+    """
+
+
+class Size(metaclass=Sealed):
+    """Stands for torch.Size: a short tuple. A long one could be copied again and again until the memory is full."""
+
+    def __new__(cls, dimensions: Any = ()) -> Any:
+        """Return the dimensions."""
+        if type(dimensions) is tuple and len(dimensions) <= MAX_AXES:
+            return dimensions
+        raise UnreadablePickle("it holds a size that no tensor has")
 
 
 class Inert(metaclass=Sealed):

@@ -1,9 +1,11 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, values
+from tests.benchmarks import diagnosis, diff, headers, megatron, values
 
 if __name__ == "__main__":
     headers.main()
     values.main()
+    megatron.main()
     diff.main()
+    tolerance.main()
     diagnosis.main()

@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.megatron.reading import archive_of, read_tensor
 from ckptcheck.checkpoint.megatron.stand_ins import arguments_of, known, load_persistent
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
-from ckptcheck.checkpoint.megatron.tiling import Cover, cover_of
+from ckptcheck.checkpoint.megatron.tiling import EXACT, Cover, cover_of
 from ckptcheck.checkpoint.megatron.tree import ITERATION, TRACKER, Tree, iterations, rank_folders
 from ckptcheck.checkpoint.megatron.weights import weights_of
 from ckptcheck.checkpoint.options import Options
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Form = Literal["torch_dist", "legacy", "empty"]
-_EXACT = Cover()
 ARCHIVES = 64
 """Archives kept open: directories only, no data."""
 
@@ -177,7 +176,8 @@ class Megatron:
         found = {}
         if self.form == "torch_dist":
             for key, tensor in self.tensors.items():
-                if (cover := cover_of(tensor)) != _EXACT:
+                cover = cover_of(tensor)
+                if cover is not EXACT and cover != EXACT:
                     found[key] = cover
         return found
 

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from ckptcheck.checkpoint.megatron.tensor import STORAGES, TORCH_DTYPES, width
-from ckptcheck.checkpoint.unpickle import Inert, Record, Sealed, UnreadablePickle, stand_in
+from ckptcheck.checkpoint.unpickle import MAX_AXES, Inert, Record, Sealed, Size, UnreadablePickle, stand_in
 
-MAX_AXES = 64
 ORDINARY = frozenset(
     (
         ("argparse", "Namespace"),
@@ -157,12 +156,6 @@ def _rebuild(storage: Any, skip: Any, shape: Any, stride: Any, *rest: Any) -> St
     return StoredTensor(dtype, storage.record, skip, shape, stride)
 
 
-def _size(*arguments: Any) -> tuple[Any, ...]:
-    if len(arguments) == 1 and type(arguments[0]) in (tuple, list) and len(arguments[0]) <= MAX_AXES:
-        return tuple(arguments[0])
-    raise UnreadablePickle("it holds a size that no tensor has")
-
-
 def _first(*arguments: Any) -> Any:
     """Stand for what wraps a tensor: a parameter is its data."""
     return arguments[0] if arguments else None
@@ -180,7 +173,7 @@ _MADE: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v3"): Inert(_rebuild),
     ("torch._utils", "_rebuild_parameter"): Inert(_first),
     ("torch._utils", "_rebuild_parameter_with_state"): Inert(_first),
-    ("torch", "Size"): Inert(_size),
+    ("torch", "Size"): Size,
     ("_codecs", "encode"): Inert(_nothing),
     ("collections", "OrderedDict"): Mapping,
     ("collections", "defaultdict"): Mapping,

@@ -9,7 +9,7 @@ and the halves of a gated ``linear_fc1`` are ``weight_w`` and ``weight_v``. Here
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
@@ -35,8 +35,9 @@ def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
     for key, tensor in tensors.items():
         if not is_weight(key):
             continue
-        for name, part in _unstacked(PREFIX.sub("", key), tensor):
-            if match := HALF.search(name):
+        bare = PREFIX.sub("", key) if key.startswith("mo") else key
+        for name, part in _unstacked(bare, tensor):
+            if name.endswith(("_w", "_v")) and (match := HALF.search(name)):
                 halves.setdefault(f"{name[: match.start()]}.{match[1]}", {})[match[2]] = part
             else:
                 found[name] = part
@@ -48,16 +49,17 @@ def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
     return found
 
 
-def _unstacked(name: str, tensor: GlobalTensor) -> Iterator[tuple[str, GlobalTensor]]:
+def _unstacked(name: str, tensor: GlobalTensor) -> Iterable[tuple[str, GlobalTensor]]:
     """Take the axes of layers and of experts off."""
     axes = []
     if STACKED_LAYERS.match(name):
         axes.append((STACKED_LAYERS, r"\1.{}."))
-    if STACKED_EXPERTS.search(name):
+    if "experts.experts." in name and STACKED_EXPERTS.search(name):
         axes.append((STACKED_EXPERTS, "experts.local_experts.{}."))
+    if not axes:
+        return ((EXPERT.sub("experts.local_experts.", name) if "experts.experts." in name else name, tensor),)
     if len(tensor.shape) < len(axes) or prod(tensor.shape[: len(axes)]) > 1 << 20:
-        yield name, tensor
-        return
+        return ((name, tensor),)
     named = [(name, tensor)]
     for pattern, new in axes:
         named = [
@@ -65,8 +67,7 @@ def _unstacked(name: str, tensor: GlobalTensor) -> Iterator[tuple[str, GlobalTen
             for whole, stacked in named
             for number, part in enumerate(_rows(stacked))
         ]
-    for whole, part in named:
-        yield EXPERT.sub("experts.local_experts.", whole), part
+    return [(EXPERT.sub("experts.local_experts.", whole), part) for whole, part in named]
 
 
 def _rows(tensor: GlobalTensor) -> list[GlobalTensor]:
