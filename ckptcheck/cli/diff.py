@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,14 @@ from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
 FORMS = "A folder (Hugging Face or Megatron), a .safetensors file, an index, or hf://org/name@revision."
+
+
+class Bridge(enum.StrEnum):
+    """Whose mapping brings Megatron's tensors and Hugging Face's together."""
+
+    builtin = "builtin"
+    mbridge = "mbridge"
+    both = "both"
 
 
 def diff(
@@ -28,6 +37,10 @@ def diff(
     critic: Annotated[
         bool, typer.Option("--critic", help="One side is a critic: only the heads may be missing or extra.")
     ] = False,
+    bridge: Annotated[
+        Bridge,
+        typer.Option(help="Map Megatron's tensors by the built-in tables, by mbridge, or compare both mappings."),
+    ] = Bridge.builtin,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
@@ -53,7 +66,8 @@ def diff(
     rules = pack.load()
     with out.progress_bar(f"{first} ↔ {second}") as progress:
         sides = open_side(first, jobs=jobs), open_side(second, jobs=jobs)
-        evidence = Comparison(*sides, Terms(wanted, rtol, atol), critic, jobs, progress)
+        evidence = Comparison(*sides, Terms(wanted, rtol, atol), critic, bridge.value, jobs=jobs, progress=progress)
+        _ = evidence.opinion  # trouble with it is trouble with the command
         report = run(evidence, rules)
     out.deliver([report], rules, format.value, output, verbose=verbose)
     sys.stdout.flush()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.bridge.area import Area
+from ckptcheck.bridge.area import Area, LayoutError
 from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.comparison.cast import can_cast, keeps_all
 from ckptcheck.comparison.equality import How, Seen
 from ckptcheck.comparison.matching import Accounts, Pair, match
 from ckptcheck.comparison.packed import Packed
 from ckptcheck.comparison.side import Side
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import count, few
+from ckptcheck.rule import Skip
 
 if TYPE_CHECKING:
+    from ckptcheck.bridge.second_opinion import Opinion
     from ckptcheck.comparison.nearness import Nearness
     from ckptcheck.comparison.reading import Files
     from ckptcheck.diagnosis import Verdict
@@ -64,12 +67,18 @@ class Findings:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides. The values are read when first asked for."""
+    """Two sides. The values are read when first asked for.
+
+    bridge: whose mapping brings Megatron's tensors and Hugging Face's together: builtin, mbridge, or both, which maps with the
+    built-in tables and holds the other mapping against them. python: an interpreter with mbridge, default the one that is found.
+    """
 
     first: Side
     second: Side
     terms: Terms = Terms()
     critic: bool = False
+    bridge: str = "builtin"
+    python: str | None = None
     jobs: int | None = None
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
@@ -82,7 +91,44 @@ class Comparison:
     @cached_property
     def accounts(self) -> Accounts:
         """Which tensors belong together."""
-        return match(self.first, self.second, critic=self.critic)
+        table = self.first.table or self.second.table
+        if self.bridge == "mbridge" and self.opinion is not None:
+            from ckptcheck.bridge.second_opinion import table_from
+
+            copies = table.copies if table is not None else {}
+            table = replace(table_from(self.opinion), copies=copies)
+        return match(self.first, self.second, table, critic=self.critic)
+
+    @cached_property
+    def opinion(self) -> Opinion | None:
+        """What mbridge says; None where it is not asked, or there is nothing to map. Raises CkptcheckError."""
+        sides = sorted((self.first, self.second), key=lambda side: side.is_megatron)
+        if self.bridge == "builtin" or not sides[1].is_megatron or sides[0].is_megatron:
+            return None
+        from ckptcheck.bridge.second_opinion import ask, interpreter
+
+        python, folder = self.python or interpreter(), sides[0].source.local
+        if python is None:
+            raise CkptcheckError(
+                "mbridge is installed neither beside ckptcheck nor in the megatron environment",
+                hint="pip install mbridge, or leave --bridge out",
+            )
+        if folder is None or sides[0].config is None:
+            raise CkptcheckError("mbridge maps by a config.json on disk", hint="download the checkpoint first")
+        return ask(python, folder, sides[1].stored, self.geometry.layers or sides[0].geometry.layers)
+
+    @property
+    def disagreements(self) -> tuple[dict[str, str], list[str]]:
+        """Name → how mbridge and the built-in table disagree; names that mbridge does not know. Skips without an opinion."""
+        from ckptcheck.bridge.second_opinion import disagreements
+
+        table = self.first.table or self.second.table
+        if self.opinion is None:
+            raise Skip("nothing is mapped: the two checkpoints have one form")
+        if table is None:
+            raise Skip("there is no built-in table for this family")
+        stored = self.first.stored if self.first.is_megatron else self.second.stored
+        return disagreements(self.opinion, table, stored, self.geometry)
 
     @cached_property
     def _sorted(self) -> tuple[list[tuple[Pair, How]], list[Undeclared], list[Pair], dict[str, str]]:
@@ -209,6 +255,8 @@ class Comparison:
             found.near.append((pair, near, isinstance(pair.first, Packed)))
         except Unreadable as error:
             found.unread[f"{error.file} ({pair.name})"] = error.reason
+        except (IndexError, ValueError, LayoutError):  # scales, zero points or groups of a shape that no format has
+            found.unread[pair.name] = "its scales, zero points or groups do not fit the weight"
 
     @cached_property
     def unread(self) -> Mapping[str, str]:

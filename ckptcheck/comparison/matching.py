@@ -56,12 +56,11 @@ Plain = dict[str, "tuple[str, Area | Packed]"]
 """Plain name → the stored name and what it is."""
 
 
-def match(first: Side, second: Side, *, critic: bool = False) -> Accounts:
-    """Bring the tensors of two sides together: by name, and where that does not do by the family's table."""
+def match(first: Side, second: Side, table: Table | None, *, critic: bool = False) -> Accounts:
+    """Bring the tensors of two sides together: by name, and where that does not do by a family's table."""
     found = Accounts()
     direct = _direct(first, second)
     found.pairs += (Pair(name, (name, name), first.stored[name], second.stored[name]) for name in direct)
-    table = first.table or second.table
     geometry = first.geometry if first.geometry.heads else second.geometry
     ours, theirs = (_plain(side, number, direct, table, geometry, found) for number, side in enumerate((first, second)))
     for name in [name for name in ours if name in theirs]:
@@ -119,7 +118,10 @@ def _plain(
             found.unfit[number, name] = str(error)
             continue
         for part, what in (cut or {renamed(name): area}).items():
-            plain[part] = (name, what)
+            if part in plain:
+                found.unfit[number, name] = f"it and {plain[part][0]} are both {part}"
+            else:
+                plain[part] = (name, what)
     for name, packed in side.packed.items():
         if any(stored not in direct for stored in packed.names):
             plain[renamed(name)] = (packed.names[0], packed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 256
 """Tensors that are looked at, spread over kinds and layers."""
-LARGEST = 1 << 28
+LARGEST = 1 << 27
 """Bytes of a tensor from which no cause is looked for: it would be held in memory whole."""
 
 
@@ -45,7 +45,7 @@ def reasons(comparison: Comparison) -> list[Verdict]:
             own[name] = pair.name
             expected[name] = partial(_bits, ours, pair.first, how.target)
             actual[name] = partial(_bits, theirs, pair.second, how.target)
-            called |= {name: stored for stored in _called(comparison, pair)}
+            called |= _called(comparison, pair, name)
         sides = Sides(
             expected,
             actual,
@@ -74,7 +74,8 @@ def _bits(files: Files, area: Area, target: str) -> Bits:
     return Bits(target, cast(files.whole(area), area.dtype, target))
 
 
-def _called(comparison: Comparison, pair: Pair) -> list[str]:
+def _called(comparison: Comparison, pair: Pair, name: str) -> dict[str, str]:
     """Return the name in Megatron's form, where one side has one."""
     sides = zip((comparison.first, comparison.second), pair.names, strict=True)
-    return [name for side, name in sides if side.is_megatron][:1]
+    stored = next((stored for side, stored in sides if side.is_megatron), None)
+    return {name: stored} if stored is not None else {}

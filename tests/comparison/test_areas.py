@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def stored(array: np.ndarray, folder: Path, name: str, cuts: list[int]) -> Area:
     """Write an array as several chunks along its first axis, in reverse order, and describe it."""
     edges = sorted({0, array.shape[0], *(cut % (array.shape[0] + 1) for cut in cuts)})
     chunks, raw = [], b"\0" * 3
-    for begin, end in reversed(list(zip(edges, edges[1:], strict=False))):
+    for begin, end in reversed(list(itertools.pairwise(edges))):
         part = np.ascontiguousarray(array[begin:end])
         origin = (begin, *(0 for _ in array.shape[1:]))
         chunks.append(Chunk(origin, part.shape, name, len(raw), packed_strides(part.shape, array.itemsize)))

@@ -144,3 +144,14 @@ def test_dequantised_again_is_held_to_one_rounding(tmp_path: Path) -> None:
     assert diff(packed, exact).verdict == "clean"
     report = diff(packed, dense)  # the weight before quantization is not what the quantized one stands for
     assert [finding.code for finding in report.findings] == ["CMP007"]
+
+
+@pytest.mark.parametrize("role", ["weight_scale", "weight_zero_point"])
+def test_scales_that_do_not_fit_are_not_compared(role: str, tmp_path: Path) -> None:
+    group = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}}
+    dense, packed, tensors = sides(tmp_path, "pack-quantized", group, 48, 96)
+    declared = json.loads((packed / "config.json").read_text())["quantization_config"]
+    other = folder(tmp_path / "other", {**tensors, role: tensors[role][:, :1].repeat(1, 5)}, declared)
+    report = diff(dense, other)
+    assert report.exit_code("error") == 2
+    assert not any("Error" in why for _, why in report.crashed)

@@ -86,13 +86,10 @@ def test_a_cast_that_the_config_declares(tmp_path: Path) -> None:
     assert diff(tmp_path / "f32", tmp_path / "bf16", cast="none")[0].findings
 
 
-@pytest.mark.parametrize(("name", "gate", "up", "down"), [
-    ("qwen3_moe", "mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight", "mlp.experts.{}.down_proj.weight"),
-    ("mixtral", "block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight", "block_sparse_moe.experts.{}.w2.weight"),
+@pytest.mark.parametrize(("name", "gate"), [
+    ("qwen3_moe", "mlp.experts.{}.gate_proj.weight"), ("mixtral", "block_sparse_moe.experts.{}.w1.weight"),
 ])  # fmt: skip
-def test_experts_one_by_one_and_as_the_model_holds_them(
-    name: str, gate: str, up: str, down: str, tmp_path: Path
-) -> None:
+def test_experts_one_by_one_and_as_the_model_holds_them(name: str, gate: str, tmp_path: Path) -> None:
     made = model(name)
     made.save_pretrained(tmp_path / "each")
     shutil.copytree(tmp_path / "each", tmp_path / "fused")
@@ -107,7 +104,8 @@ def test_experts_one_by_one_and_as_the_model_holds_them(
         report, seen = diff(tmp_path / pair[0], tmp_path / pair[1])
         assert report.verdict == "clean"
         assert seen.accounts.bridged >= 3 * 4 * 3
-    held["model.layers.1.mlp.experts.gate_up_proj"][2] = held["model.layers.1.mlp.experts.gate_up_proj"][2].roll(16, 0)
+    both = held["model.layers.1.mlp.experts.gate_up_proj"]
+    both[2] = both[2].roll(both.shape[1] // 2, 0)
     save_file(held, tmp_path / "fused/model.safetensors", {"format": "pt"})
     report, _ = diff(tmp_path / "each", tmp_path / "fused")
     assert [finding.code for finding in report.findings] == ["CMP005"]

@@ -1,0 +1,87 @@
+"""Asks mbridge for its mapping. Runs as a script, in an interpreter that has mbridge: JSON on stdin, JSON on stdout.
+
+Question: config (folder with a config.json), names (name → names to try), samples (name → shape). Answer: version, targets
+(name → Hugging Face names, null where mbridge knows none), rows (sample → for each target the runs of rows that it takes).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+
+def main() -> None:
+    """Answer one question."""
+    answer_to = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    question = json.load(sys.stdin)
+    with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
+        try:
+            json.dump(answer(question), stream)
+        except Exception as error:  # whatever mbridge raises is its opinion that it cannot
+            json.dump({"error": f"{type(error).__name__}: {error}"}, stream)
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Build the bridge of a config and ask it, name by name; samples are mapped with rows that carry their number."""
+    warnings.simplefilter("ignore")
+    import torch
+    from mbridge import AutoBridge
+    from mbridge.core.parallel_states import ParallelStates
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(question["config"], trust_remote_code=False, local_files_only=True)
+    for key, value in (getattr(config, "rope_parameters", None) or {}).items():
+        if not hasattr(config, key):  # transformers 5 keeps rope_theta in there, mbridge looks for it at the top
+            setattr(config, key, value)
+    try:
+        bridge = AutoBridge.from_config(config, parallel_states=ParallelStates())
+    except (
+        TypeError
+    ):  # it builds Megatron's config, which the release beside it may not take; its mapping needs two numbers
+        from mbridge.core.bridge import _MODEL_REGISTRY
+
+        kind = _MODEL_REGISTRY[config.model_type]
+        kind._build_config = lambda self: SimpleNamespace(
+            num_layers=config.num_hidden_layers, mtp_num_layers=getattr(config, "num_nextn_predict_layers", None)
+        )
+        bridge = kind(config, parallel_states=ParallelStates())
+    targets: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
+    for name, candidates in question["names"].items():
+        targets[name] = None
+        for candidate in candidates:
+            try:
+                targets[name] = list(bridge._weight_name_mapping_mcore_to_hf(candidate))
+            except (NotImplementedError, AssertionError, KeyError, IndexError):
+                continue
+            shape = question["samples"].get(name)
+            if shape is not None:
+                index = torch.arange(shape[0], dtype=torch.int32).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+                _, parts = bridge._weight_to_hf_format(candidate, index.contiguous())
+                rows[name] = [runs(part.reshape(part.shape[0], -1)) for part in parts]
+            break
+    return {"version": importlib.metadata.version("mbridge"), "targets": targets, "rows": rows}
+
+
+def runs(part: Any) -> list[tuple[int, int]] | None:
+    """Return the runs [begin, end) of rows in a part, None where a row is not one row of the source."""
+    first = part[:, 0]
+    if not bool((part == first[:, None]).all()):
+        return None
+    found: list[list[int]] = []
+    for row in first.tolist():
+        if found and found[-1][1] == row:
+            found[-1][1] = row + 1
+        else:
+            found.append([row, row + 1])
+    return [(begin, end) for begin, end in found]
+
+
+if __name__ == "__main__":
+    main()
