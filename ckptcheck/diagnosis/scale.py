@@ -101,11 +101,15 @@ def scaled_in_groups(unit: Unit) -> Cause | None:
 
 
 def _agree(unit: Unit, until: int, height: int, width: int) -> bool:
+    """Whether in each group there is a factor, and not everywhere may it be 1."""
     step = max(height, (1 << 18) // unit.actual.shape[1] // height * height)
+    changed = False
     for start in range(0, until, step):
         stop = min(start + step, until)
         low, high = factors(unit.dtype, unit.expected[start:stop], unit.actual[start:stop])
         shape = ((stop - start) // height, height, -1, width)
-        if not (low.reshape(shape).max((1, 3)) <= high.reshape(shape).min((1, 3))).all():
+        least, most = low.reshape(shape).max((1, 3)), high.reshape(shape).min((1, 3))
+        if not (least <= most).all():
             return False
-    return True
+        changed |= bool(((least > 1) | (most < 1)).any())
+    return changed
