@@ -164,6 +164,24 @@ def test_a_run_in_which_nothing_is_saved_yet(tmp_path: Path) -> None:
     assert [text.split(":")[0] for text in findings(tmp_path)] == ["MEG001 latest_checkpointed_iteration.txt"]
 
 
+def test_a_tracker_that_is_a_pipe_or_leads_out_is_not_read(tmp_path: Path) -> None:
+    """Opening a pipe would wait for ever; a link could show what is none of the checkpoint's."""
+    os.mkfifo(tmp_path / "latest_checkpointed_iteration.txt")
+    with pytest.raises(CkptcheckError, match="holds no checkpoint"):
+        open_target(str(tmp_path))
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    (tmp_path / "latest_checkpointed_iteration.txt").symlink_to("/etc/hostname")
+    assert findings(tmp_path) == [
+        "MEG034 latest_checkpointed_iteration.txt: this is a link to /etc/hostname, outside the checkpoint"
+    ]
+
+
+def test_an_empty_iteration_passes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000001").mkdir()
+    with pytest.raises(CkptcheckError, match="holds no checkpoint"):
+        open_target(str(tmp_path))
+
+
 def test_values_are_looked_at_where_they_lie(copied: Any) -> None:
     folder = copied("tp2-pp2")
     nan = {"hex": "0000c07f", "at": 8}

@@ -25,7 +25,10 @@ def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatro
     if target and not target.startswith("hf://") and _is_megatron(path):
         from ckptcheck.checkpoint.megatron.run import Megatron
 
-        return Megatron(path, target, jobs=jobs)
+        megatron = Megatron(path, target, jobs=jobs)
+        if megatron.form == "empty" and megatron.tracker is None and not megatron.leaving:
+            raise CkptcheckError(f"{target} holds no checkpoint", hint="name the folder of a run or of an iteration")
+        return megatron
     return open_checkpoint(target, jobs=jobs)
 
 

@@ -36,6 +36,8 @@ from ckptcheck.phrase import few
 )
 def check(run: Megatron) -> Iterator[Problem]:
     assert run.tracker is not None
+    if run.tracker in run.leaving:
+        return  # it is there, on another disk: MEG034
     if run.tracker not in run.iterations:
         others = f"; there is {few(run.iterations)}" if run.iterations else ""
         yield Problem(

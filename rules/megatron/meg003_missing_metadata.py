@@ -29,8 +29,9 @@ from ckptcheck.phrase import count
 def check(run: Megatron) -> Iterator[Problem]:
     if run.contents is None and run.file(".metadata") not in run.files:
         files = [name for name in run.files if name.endswith(".distcp")]
+        held = f", so nobody can tell what {count(len(files), 'data file holds', 'data files hold')}"
         yield Problem(
-            f"it is missing, so nobody can tell what {count(len(files), 'data file holds', 'data files hold')}",
+            "it is missing" + (held if files else ", and so is every data file"),
             file=run.file(".metadata"),
             hint="copy it from the node of rank 0 (its name begins with a dot), or take an earlier iteration",
         )

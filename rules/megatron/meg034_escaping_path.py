@@ -39,3 +39,7 @@ def check(run: Megatron) -> Iterator[Problem]:
                 file=name,
                 hint="copy the file here",
             )
+    for name, goal in run.leaving.items():
+        yield Problem(
+            f"this is a link to {clipped(goal)}, outside the checkpoint", file=name, hint="name that folder instead"
+        )

@@ -16,7 +16,15 @@ from ckptcheck.checkpoint.megatron.stand_ins import arguments_of, known, load_pe
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.megatron.tiling import EXACT, Cover, cover_of
-from ckptcheck.checkpoint.megatron.tree import ITERATION, TRACKER, Tree, iterations, rank_folders
+from ckptcheck.checkpoint.megatron.tree import (
+    ITERATION,
+    TRACKER,
+    Tree,
+    iterations,
+    leaving_folders,
+    rank_folders,
+    tracked,
+)
 from ckptcheck.checkpoint.megatron.weights import weights_of
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
@@ -54,12 +62,15 @@ class Megatron:
         self._unread: dict[str, str] = {}
         self.iterations = tuple(iterations(path))
         self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
-        self._tracker_text, self.tracker = _tracked(path / TRACKER)
+        self._tracker_text, self.tracker = tracked(path)
         self.iteration = self._chosen()
         inside = f"{self.iteration}/" if self.iteration else ""
         here = path / self.iteration
         ranks = [f"{inside}{name}" for name in rank_folders(here)]
         self.rank_folders = tuple(ranks)
+        self.leaving = leaving_folders(path) | {
+            f"{inside}{name}": goal for name, goal in (leaving_folders(here) if inside else {}).items()
+        }
         folders = [""] + ([self.iteration] if self.iteration else []) + ranks
         self.source = Tree(path, target, folders)
         self.archive = lru_cache(ARCHIVES)(self._archive)
@@ -352,13 +363,3 @@ class Megatron:
         numbers = self.counts
         parts += [count(numbers["files"], "file"), count(numbers["tensors"], "tensor"), size(numbers["bytes"])]
         return " · ".join(parts)
-
-
-def _tracked(path: Path) -> tuple[str, str | None]:
-    """Return what the tracker says, and the folder that it names so; that is None without a tracker."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(64).decode("ascii", "replace").strip()
-    except OSError:
-        return "", None
-    return text, f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text

@@ -47,9 +47,9 @@ def is_run(path: Path) -> bool:
 
 
 def iterations(path: Path) -> list[str]:
-    """Return the iterations in a run's folder by name, oldest first; ``release`` stands last."""
+    """Return the iterations in a run's folder by name, oldest first; ``release`` stands last. Links that leave it are not."""
     try:
-        folders = {entry.name for entry in path.iterdir() if entry.is_dir()}
+        folders = {entry.name for entry in path.iterdir() if entry.is_dir() and _goal(path, entry) is None}
     except OSError as error:
         raise CkptcheckError(f"cannot list {path}: {error.strerror or error}") from error
     numbered = sorted((name for name in folders if ITERATION.fullmatch(name)), key=lambda name: int(name[5:]))
@@ -57,8 +57,38 @@ def iterations(path: Path) -> list[str]:
 
 
 def rank_folders(path: Path) -> list[str]:
-    """Return the mp_rank folders of an iteration, by name."""
+    """Return the mp_rank folders of an iteration, by name; links that leave it are none."""
     try:
-        return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and RANK.fullmatch(entry.name))
+        found = [entry for entry in path.iterdir() if RANK.fullmatch(entry.name)]
+        return sorted(entry.name for entry in found if entry.is_dir() and _goal(path, entry) is None)
     except OSError:
         return []
+
+
+def leaving_folders(path: Path) -> dict[str, str]:
+    """Return the links to folders that lead out of a run, and where: an iteration or a rank that is not looked into."""
+    try:
+        found = [entry for entry in path.iterdir() if ITERATION.fullmatch(entry.name) or RANK.fullmatch(entry.name)]
+        return {entry.name: goal for entry in found if (goal := _goal(path, entry)) is not None}
+    except OSError:
+        return {}
+
+
+def _goal(path: Path, entry: Path) -> str | None:
+    """Where a link leads that leaves the folder, None for anything else."""
+    if not entry.is_symlink() or entry.resolve().is_relative_to(path.resolve()):
+        return None
+    return str(entry.readlink())
+
+
+def tracked(path: Path) -> tuple[str, str | None]:
+    """Return what the tracker says, and the folder that it names so; that is None without a tracker that can be read."""
+    tracker = path / TRACKER
+    try:
+        if not tracker.is_file() or (tracker.is_symlink() and not tracker.resolve().is_relative_to(path.resolve())):
+            return "", None
+        with tracker.open("rb") as file:
+            text = file.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return "", None
+    return text, f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text
