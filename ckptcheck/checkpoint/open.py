@@ -26,7 +26,8 @@ def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatro
         from ckptcheck.checkpoint.megatron.run import Megatron
 
         megatron = Megatron(path, target, jobs=jobs)
-        if megatron.form == "empty" and megatron.tracker is None and not megatron.leaving:
+        leaves = megatron.leaving or any(file.leaves for file in megatron.files.values())
+        if megatron.form == "empty" and megatron.tracker is None and not leaves:
             raise CkptcheckError(f"{target} holds no checkpoint", hint="name the folder of a run or of an iteration")
         return megatron
     return open_checkpoint(target, jobs=jobs)
