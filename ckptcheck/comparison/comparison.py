@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.bridge.area import Area, LayoutError
+from ckptcheck.bridge.area import Area
 from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.comparison.cast import can_cast, keeps_all
 from ckptcheck.comparison.equality import How, Seen
@@ -23,7 +24,6 @@ from ckptcheck.rule import Skip
 if TYPE_CHECKING:
     from ckptcheck.bridge.second_opinion import Opinion
     from ckptcheck.comparison.nearness import Nearness
-    from ckptcheck.comparison.reading import Files
     from ckptcheck.diagnosis import Verdict
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
@@ -206,6 +206,7 @@ class Comparison:
     @cached_property
     def findings(self) -> Findings:
         """Read both sides, and return what differs."""
+        from ckptcheck.comparison.nearness import of_pair
         from ckptcheck.comparison.reading import Files
         from ckptcheck.comparison.walk import walk
 
@@ -232,31 +233,18 @@ class Comparison:
                         f"the files hold {seen.elements:,} of its {prod(pair.first.shape):,} elements"
                     )
             done = sum(pair.first.nbytes for pair, _ in plain)
-            for pair in packed:
-                self._near(pair, ours, theirs, found)
-                done += pair.first.nbytes
-                advance(done, total)
+            with ThreadPoolExecutor(self.jobs or os.cpu_count() or 1) as pool:
+                for pair, near in zip(packed, pool.map(lambda pair: of_pair(pair, ours, theirs), packed), strict=True):
+                    if isinstance(near, str):
+                        found.unread[pair.name] = near
+                    else:
+                        found.near.append((pair, near, isinstance(pair.first, Packed)))
+                    done += pair.first.nbytes
+                    advance(done, total)
             found.unread |= dict.fromkeys(
                 (*ours.changed(), *theirs.changed()), "it was written to while it was being read"
             )
         return found
-
-    def _near(self, pair: Pair, ours: Files, theirs: Files, found: Findings) -> None:
-        from ckptcheck.comparison.nearness import nearness
-        from ckptcheck.comparison.reading import Unreadable
-
-        try:
-            if isinstance(pair.second, Packed):
-                assert isinstance(pair.first, Area)
-                near = nearness(pair.first, pair.second, (ours, theirs), came_first=False)
-            else:
-                assert isinstance(pair.first, Packed)
-                near = nearness(pair.second, pair.first, (theirs, ours), came_first=True)
-            found.near.append((pair, near, isinstance(pair.first, Packed)))
-        except Unreadable as error:
-            found.unread[f"{error.file} ({pair.name})"] = error.reason
-        except (IndexError, ValueError, LayoutError):  # scales, zero points or groups of a shape that no format has
-            found.unread[pair.name] = "its scales, zero points or groups do not fit the weight"
 
     @cached_property
     def unread(self) -> Mapping[str, str]:
@@ -294,7 +282,7 @@ class Comparison:
         if left:
             lines.append(f"{len(left):,} that are no weights")
         if self._sorted[2]:
-            lines.append(f"{len(self._sorted[2]):,} quantized, within half a step")
+            lines.append(f"{len(self._sorted[2]):,} quantized, held to half a step")
         casts = sorted({f"{how.first} → {how.target}" for _, how in self._sorted[0] if how.first != how.target})
         casts += sorted(
             {f"second side {how.second} → {how.target}" for _, how in self._sorted[0] if how.second != how.target}

@@ -13,9 +13,10 @@ from math import sqrt
 
 import numpy as np
 
-from ckptcheck.bridge.area import Area
+from ckptcheck.bridge.area import Area, LayoutError
+from ckptcheck.comparison.matching import Pair
 from ckptcheck.comparison.packed import Packed
-from ckptcheck.comparison.reading import Files
+from ckptcheck.comparison.reading import Files, Unreadable
 from ckptcheck.values.dtypes import decode
 
 ROWS = 1 << 20
@@ -89,3 +90,17 @@ def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_fi
         sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
         found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
     return found
+
+
+def of_pair(pair: Pair, ours: Files, theirs: Files) -> Nearness | str:
+    """Compare a quantized weight with a dense one; return why that is not possible, where it is not."""
+    try:
+        if isinstance(pair.second, Packed):
+            assert isinstance(pair.first, Area)
+            return nearness(pair.first, pair.second, (ours, theirs), came_first=False)
+        assert isinstance(pair.first, Packed)
+        return nearness(pair.second, pair.first, (theirs, ours), came_first=True)
+    except Unreadable as error:
+        return f"{error.file}: {error.reason}"
+    except (IndexError, ValueError, LayoutError):  # scales, zero points or groups of a shape that no format has
+        return "its scales, zero points or groups do not fit the weight"

@@ -111,6 +111,8 @@ class Packed:
             grid = unpacked(np.ascontiguousarray(raw.T), self.bits, self.shape[0]).T
         else:
             grid = raw.view(np.int8).astype(np.int32).reshape((raw.shape[0], -1) if raw.size > 1 else (1, 1))
+        if grid.shape[0] not in (1, self.shape[0]) or grid.shape[1] not in (1, -(-self.shape[1] // self.block[1])):
+            raise ValueError("zero points that do not fit the weight")
         if grid.shape[0] > 1:
             grid = grid[begin:end]
         return grid[:, self._columns(files)] if grid.shape[1] > 1 else grid

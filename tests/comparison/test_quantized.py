@@ -155,3 +155,21 @@ def test_scales_that_do_not_fit_are_not_compared(role: str, tmp_path: Path) -> N
     report = diff(dense, other)
     assert report.exit_code("error") == 2
     assert not any("Error" in why for _, why in report.crashed)
+
+
+def test_blocks_of_deepseek(tmp_path: Path) -> None:
+    import torch
+
+    weight = (torch.randn(50, 70, generator=torch.Generator().manual_seed(0)) / 8).to(torch.bfloat16)
+    padded = torch.nn.functional.pad(weight.float(), (0, -70 % 32, 0, -50 % 16)).reshape(4, 16, 3, 32)
+    scale = padded.abs().amax((1, 3)) / 448
+    packed = (padded / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(64, 96)[:50, :70]
+    declared = {"quant_method": "fp8", "weight_block_size": [16, 32], "activation_scheme": "dynamic"}
+    dense = folder(tmp_path / "dense", {"weight": weight})
+    good = folder(tmp_path / "good", {"weight": packed, "weight_scale_inv": scale}, declared)
+    assert diff(dense, good).verdict == "clean"
+    turned = folder(tmp_path / "turned", {"weight": packed, "weight_scale_inv": scale.flip(0)}, declared)
+    assert {finding.code for finding in diff(dense, turned).findings} <= {"CMP007", "CMP009"}
+    assert diff(dense, turned).findings
+    scaled = folder(tmp_path / "scaled", {"weight": packed, "weight_scale_inv": 1 / scale}, declared)
+    assert [finding.code for finding in diff(dense, scaled).findings] == ["CMP007"]
