@@ -111,7 +111,9 @@ def _place(
         candidates += [template[: experts + 8], f"{template[: experts + 8]}.routed_experts"]
     if template.endswith(".experts"):
         candidates.append(f"{template}.routed_experts")
+    asked = {entry[3]: path for path, entry in table.items() if len(entry) > 3 and entry[3]}  # some keep it elsewhere
     found = next((each for each in candidates if each in table), None)
+    found = found or next((asked[each] for each in candidates if each in asked), None)
     return None if found is None else (found, table[found])
 
 

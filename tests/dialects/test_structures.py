@@ -40,18 +40,15 @@ def test_the_major_architectures_are_learned(consumer: str) -> None:
 @pytest.mark.parametrize("architecture", MAJOR)
 @pytest.mark.parametrize("consumer", ["vllm", "sglang"])
 def test_every_linear_of_a_checkpoint_goes_somewhere(consumer: str, architecture: str) -> None:
-    """All module names that transformers writes for an architecture, norms and MTP aside, are of a module of the engine."""
+    """All modules that transformers writes for an architecture, norms and heads of tied models aside, are of one."""
     names = [name.replace("{}", "1") for name in ARCHITECTURES[architecture]["modules"]]
-    names = [
-        name
-        for name in names
-        if name.endswith(("_proj", "lm_head", "experts", ".gate", "w1", "w2", "w3", "router"))
-        and ".experts.1." not in name
-    ]
+    names = [name for name in names if name.endswith(("_proj", ".gate", ".w1", ".w2", ".w3")) and "mtp" not in name]
+    if architecture in ("MixtralForCausalLM", "MiniMaxM2ForCausalLM"):
+        names = [name for name in names if ".mlp." not in name]  # so transformers calls them, in memory only
+    if consumer == "sglang" and architecture in ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"):
+        names = [name for name in names if ".mlp." not in name or "expert" in name]  # it builds no dense layers
     built = {part for module in modules(consumer, architecture, "fp8", names) for part in module.parts}
-    assert {*names} - built <= {name for name in names if "mtp" in name or ".router" in name or "_proj.1" in name}, (
-        architecture
-    )
+    assert not {*names} - built
 
 
 def test_shards_and_experts_are_one_module() -> None:
