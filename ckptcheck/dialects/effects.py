@@ -2,7 +2,8 @@
 
 Sources: vLLM 0.32 `AutoWeightsLoader` and the models' `load_weights` raise on a name they have no parameter for; SGLang 0.5.23
 drops it, with a warning in some models and silently in others; transformers 5.23 reports it, and starts what is missing at
-random. A weight under the same name is copied into whatever dtype the parameter has.
+random. A weight under the same name is copied into whatever dtype the parameter has. What vLLM does is shown on a real one by
+the tests.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ _SAME_NAME = {
 }
 
 
-def effect(clash: Clash, stored: str, built: str) -> str:
-    """Say what the consumer does. stored, built: name of the weight here and there (``weight``, ``weight_packed``, ``qweight``)."""
-    if stored == built and clash.consumer in ("vllm", "sglang", "transformers"):
+def effect(clash: Clash, stored: str, built: str, scale: str | None = None) -> str:
+    """Say what the consumer does. stored, built: name of the weight here and there (``weight``, ``weight_packed``, ``qweight``).
+
+    scale: name of a tensor beside the weight, None where there is none.
+    """
+    if stored == built and clash.consumer == "vllm" and clash.stored and scale is not None:
+        stored = scale  # the weight finds its place, and the scale none
+    elif stored == built and clash.consumer in ("vllm", "sglang", "transformers"):
         return _SAME_NAME[clash.stored]
     return _OTHER_NAME[clash.consumer].format(tensor=f"{clash.module}.{stored}")
 
@@ -70,13 +76,14 @@ def described(ckpt: Checkpoint, clashes: Iterable[Clash]) -> Iterator[Described]
         stored = ckpt.quantization.layers.get(listed[0])
         role = stored.weight.role if stored is not None and stored.weight is not None else "weight"
         other = "weight" if first[0].stored else built
+        beside = sorted(stored.companions, key=lambda name: "scale" not in name) if stored is not None else []
         entry = next((clash.verdict.entry for clash in first if clash.verdict.entry is not None), None)
         place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
         yield Described(
             modules=listed[0] + (f" and {len(listed) - 1:,} more" if len(listed) > 1 else ""),
             are="are" if len(listed) > 1 else "is",
             because=_because(first[0].stored, entry),
-            effects="; ".join(f"{clash.who} {effect(clash, role, other)}" for clash in first),
+            effects="; ".join(f"{clash.who} {effect(clash, role, other, next(iter(beside), None))}" for clash in first),
             file=place.file if place else ckpt.quantization.main.file,
             key=place.key if place else ckpt.quantization.main.key,
             hint=_hint(first[0], entry),
