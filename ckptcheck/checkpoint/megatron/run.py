@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, join, rank_of
 from ckptcheck.checkpoint.megatron.reading import archive_of, read_tensor
-from ckptcheck.checkpoint.megatron.stand_ins import arguments_of, known, load_persistent
+from ckptcheck.checkpoint.megatron.stand_ins import arguments_of
+from ckptcheck.checkpoint.megatron.store import Stored
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.megatron.tiling import EXACT, Cover, cover_of
 from ckptcheck.checkpoint.megatron.tree import (
     ITERATION,
-    TRACKER,
-    Tree,
-    iterations,
-    leaving_folders,
-    rank_folders,
-    tracked,
 )
 from ckptcheck.checkpoint.megatron.weights import weights_of
-from ckptcheck.checkpoint.options import Options
-from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import MAX_PICKLE
+from ckptcheck.checkpoint.torch_archive import Archive
 from ckptcheck.phrase import count, size
 from ckptcheck.rule import Skip
 
@@ -37,80 +29,28 @@ if TYPE_CHECKING:
 
     from ckptcheck.checkpoint.megatron.inspection import Inspection, Weights
 
-T = TypeVar("T")
-Form = Literal["torch_dist", "legacy", "empty"]
 ARCHIVES = 64
 """Archives kept open: directories only, no data."""
 
 
-class Megatron:
+class Megatron(Stored):
     """A Megatron checkpoint, each part read when it is first asked for; nothing of it is executed.
 
-    iteration: the folder looked at, below the target (``iter_0000100``), empty where the target is that folder itself.
     A part that does not exist is None; one that is malformed has defects; one that could not be read is in `unread`.
     """
 
     kind = "megatron"
 
     def __init__(self, path: Path, target: str, *, jobs: int | None = None) -> None:
-        self._path = path
-        self.jobs = jobs or os.cpu_count() or 1
-        self.options = Options()
-        self.no_values = "the values were not read"
-        self.reads_values = False
-        self.release: Callable[[], None] = lambda: None
-        self._unread: dict[str, str] = {}
-        self.iterations = tuple(iterations(path))
-        self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
-        self._tracker_text, self.tracker = tracked(path)
-        self.iteration = self._chosen()
-        inside = f"{self.iteration}/" if self.iteration else ""
-        here = path / self.iteration
-        ranks = [f"{inside}{name}" for name in rank_folders(here)]
-        self.rank_folders = tuple(ranks)
-        self.leaving = leaving_folders(path) | {
-            f"{inside}{name}": goal for name, goal in (leaving_folders(here) if inside else {}).items()
-        }
-        folders = [""] + ([self.iteration] if self.iteration else []) + ranks
-        self.source = Tree(path, target, folders)
+        """`path`: a run, an iteration, or a folder of torch.distributed.checkpoint. Raises CkptcheckError."""
+        super().__init__(path, target, jobs=jobs)
         self.archive = lru_cache(ARCHIVES)(self._archive)
 
-    def _chosen(self) -> str:
-        """Return the iteration that a trainer would load: the tracker's, else the newest."""
-        if self.tracker in self.iterations:
-            assert self.tracker is not None
-            return self.tracker
-        if self.iterations and self.tracker is None:
-            return self.iterations[-1]
-        return "weights" if (self._path / "weights" / ".metadata").is_file() else ""
-
-    @property
-    def target(self) -> str:
-        """What the user named."""
-        return self.source.target
-
-    @property
-    def files(self) -> Mapping[str, Any]:
-        """The files of the run's folder, the iteration and its ranks, by path below the target."""
-        return self.source.files
-
-    def file(self, name: str) -> str:
-        """Return the path below the target of a file of the iteration."""
-        return f"{self.iteration}/{name}" if self.iteration else name
-
-    @property
-    def place(self) -> str | None:
-        """What a finding about the whole iteration names as its file."""
-        return self.iteration or None
-
     @cached_property
-    def form(self) -> Form:
-        """How the iteration is stored: torch_dist (also plain torch.distributed.checkpoint), legacy, or not at all."""
-        if self.rank_folders:
-            return "legacy"
-        inside = [name for name in self.files if name.rpartition("/")[0] == self.iteration]
-        marks = (".metadata", ".distcp", "common.pt", "metadata.json")
-        return "torch_dist" if any(name.endswith(marks) for name in inside) else "empty"
+    def damaged(self) -> dict[str, Defect]:
+        """torch.save files that could not be read, and why."""
+        _ = self.common, self.ranks
+        return self._damaged
 
     @cached_property
     def contents(self) -> Contents | None:
@@ -272,37 +212,6 @@ class Megatron:
         return archive_of(self.source, item, self.item_folder)
 
     @cached_property
-    def damaged(self) -> dict[str, Defect]:
-        """torch.save files that could not be read, and why."""
-        _ = self.common, self.ranks
-        return self._damaged
-
-    @cached_property
-    def _damaged(self) -> dict[str, Defect]:
-        return {}
-
-    @cached_property
-    def _read_files(self) -> dict[str, tuple[Any, tuple[str, ...]] | None]:
-        return {}
-
-    def _torch_file(self, name: str) -> tuple[Any, tuple[str, ...]] | None:
-        """Return what a torch.save file holds and the foreign globals it names; None where it cannot be read or is not there."""
-        if name not in self.files or self.files[name].leaves is not None:
-            return None
-        if name not in self._read_files:
-            self._read_files[name] = None
-            try:
-                archive = open_archive(
-                    lambda start, length: self.source.read(name, start, length), self.files[name].size
-                )
-                self._read_files[name] = archive.describe(known, load_persistent)
-            except UnreadableArchive as error:
-                self._damaged[name] = Defect("unreadable", f"this is no torch.save file that can be read: {error}")
-            except OSError as error:
-                self._unread[name] = error.strerror or str(error)
-        return self._read_files[name]
-
-    @cached_property
     def foreign(self) -> dict[str, tuple[str, ...]]:
         """File → the globals its pickle names beyond what a checkpoint needs."""
         _ = self.common
@@ -312,18 +221,6 @@ class Megatron:
         if self._common_foreign:
             found[self.file("common.pt")] = self._common_foreign
         return found
-
-    def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
-        """Read a small file whole; None where it is not there or leads out of the target."""
-        if name not in self.files or self.files[name].leaves is not None:
-            return None
-        try:
-            return reader(self.source.read(name, 0, MAX_PICKLE + 1))
-        except FileNotFoundError:
-            self._unread[name] = "it disappeared while it was being read"
-        except OSError as error:
-            self._unread[name] = error.strerror or str(error)
-        return None
 
     @property
     def unread(self) -> Mapping[str, str]:
