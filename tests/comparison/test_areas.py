@@ -136,3 +136,10 @@ def test_a_tensor_of_another_shape_is_said_to_be_one(cut: layouts.Cut) -> None:
     for shape in ((), (3,), (3, 5, 2)):
         with pytest.raises(LayoutError):
             cut(Area.whole("F32", 4, shape, "a", 0), Geometry(heads=4, groups=2, head_dim=2))
+
+
+def test_every_second_row_across_chunks(tmp_path: Path) -> None:
+    array = np.arange(20, dtype=np.uint32).reshape(10, 2)
+    for begin in (0, 1, 2):
+        area = stored(array, tmp_path, "a", [3, 4, 7]).cut(0, begin, 10, 2)
+        np.testing.assert_array_equal(whole(area, tmp_path), array[begin:10:2])
