@@ -143,3 +143,19 @@ def test_every_second_row_across_chunks(tmp_path: Path) -> None:
     for begin in (0, 1, 2):
         area = stored(array, tmp_path, "a", [3, 4, 7]).cut(0, begin, 10, 2)
         np.testing.assert_array_equal(whole(area, tmp_path), array[begin:10:2])
+
+
+def test_fused_experts_of_gpt_oss_are_taken_apart_as_its_forward_does(tmp_path: Path) -> None:
+    from ckptcheck.bridge.families import TABLES
+    from ckptcheck.bridge.table import parts
+
+    fused = np.arange(2 * 3 * 8, dtype=np.uint32).reshape(2, 3, 8)  # experts, inputs, gate and up in turn
+    down = np.arange(2 * 4 * 3, dtype=np.uint32).reshape(2, 4, 3)
+    table = TABLES["gpt_oss"].variants
+    found = parts(table, "model.layers.5.mlp.experts.gate_up_proj", stored(fused, tmp_path, "a", [1]), Geometry()) or {}
+    found |= parts(table, "model.layers.5.mlp.experts.down_proj", stored(down, tmp_path, "b", []), Geometry()) or {}
+    for expert in range(2):
+        at = f"model.layers.5.mlp.experts.{expert}"
+        np.testing.assert_array_equal(whole(found[f"{at}.gate_proj.weight"], tmp_path), fused[expert, :, ::2].T)
+        np.testing.assert_array_equal(whole(found[f"{at}.up_proj.weight"], tmp_path), fused[expert, :, 1::2].T)
+        np.testing.assert_array_equal(whole(found[f"{at}.down_proj.weight"], tmp_path), down[expert].T)
