@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptcheck.dialects.base import EMBEDDING, LINEAR, Module, Question, Refused, Unknown, Verdict
 from ckptcheck.dialects.entries import Entries, equal_or_regex
+from ckptcheck.dialects.groups import check_order
 from ckptcheck.dialects.reading import Reader
 
 NAME, VERSION = "compressed-tensors", "0.20.0"
@@ -59,5 +60,7 @@ def _targets(config: Any) -> list[str]:
         listed = group.get("targets") if isinstance(group, dict) else group
         if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
             raise Refused(f"config_groups.{name} has no list of targets")
+        if isinstance(group, dict):
+            check_order(name, group)
         found += [text for text in listed if text not in found]
     return found

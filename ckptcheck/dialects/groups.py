@@ -38,11 +38,19 @@ def targets(config: Mapping[str, Any], *, vllm: bool = False) -> dict[str, Schem
             continue
         if listed and not isinstance(group.get("weights"), dict):
             raise Refused(f"config_groups.{name} says nothing of weights")
-        if listed and vllm and group["weights"].get("actorder") in ("group", "dynamic", True):
-            raise Refused(f"config_groups.{name} has an actorder that is no longer supported")
+        if listed and vllm:
+            check_order(name, group)
         for target in listed:
             found[target] = (_args(group["weights"]), _args(group.get("input_activations")), group.get("format"))
     return found
+
+
+def check_order(name: str, group: Mapping[str, Any]) -> None:
+    """Raise Refused for an order of activations that compressed-tensors 0.20 and vLLM 0.32 have removed."""
+    weights = group.get("weights")
+    order = weights.get("actorder") if isinstance(weights, dict) else None
+    if order is True or (isinstance(order, str) and order.lower() in ("group", "dynamic")):
+        raise Refused(f"config_groups.{name} has an actorder that is no longer supported")
 
 
 def ignored(config: Mapping[str, Any], key: str = "ignore") -> list[object]:
