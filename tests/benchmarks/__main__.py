@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, megatron, values
+from tests.benchmarks import diagnosis, diff, headers, megatron, tolerance, values
 
 if __name__ == "__main__":
     headers.main()
