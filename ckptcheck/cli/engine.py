@@ -79,8 +79,8 @@ def list_(format: Annotated[Format, typer.Option(help="Form of the list.")] = Fo
         return
     for environment in environments:
         recipe, built = environment.recipe, environment.built
-        bulk = f"  {size(built.size)}" if built and environment.state in ("ready", "stale") else ""
-        sys.stdout.write(f"{recipe.name:<12} {environment.state:<8}{bulk}\n  {recipe.contents.title}\n")
+        bulk = f"   {size(built.size)}" if built and environment.state in ("ready", "stale") else ""
+        sys.stdout.write(f"{recipe.name:<12} {environment.state}{bulk}\n  {recipe.contents.title}\n")
         if built and environment.state != "missing":
             versions = {"python": built.python, **built.versions}
             sys.stdout.write(f"  {', '.join(f'{name} {version}' for name, version in versions.items())}\n")
@@ -95,7 +95,7 @@ def remove(names: Annotated[list[str], NAMES]) -> None:
     from ckptcheck.environments.home import erase, locked, look
 
     for environment in [look(recipes.find(name)) for name in names]:
-        with locked(environment):
+        with locked(environment, talk):
             there = environment.state != "missing"
             erase(environment)
             environment.log.unlink(missing_ok=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -83,12 +84,14 @@ def erase(environment: Environment) -> None:
 
 
 @contextlib.contextmanager
-def locked(environment: Environment) -> Iterator[bool]:
+def locked(environment: Environment, say: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
     """Hold the environment against other installers. Yields whether one of them had to be waited for.
 
     The lock is the system's: it is gone with the process that held it, however that ended. Raises CkptcheckError where
     the folder cannot be written to.
     """
+    if sys.platform == "win32":
+        raise CkptcheckError("engines run on Linux and macOS only")
     import fcntl
 
     path = environment.folder.with_name(f"{environment.folder.name}.lock")
@@ -97,11 +100,12 @@ def locked(environment: Environment) -> Iterator[bool]:
         file = path.open("a")
     except OSError as error:
         raise CkptcheckError(f"cannot write to {path.parent}: {error.strerror or error}") from error
+    waited = False
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            waited = False
         except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_EX)
             waited = True
+            say(f"{environment.recipe.name}: another process is at it; waiting for that")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield waited

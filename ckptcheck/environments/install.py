@@ -44,9 +44,7 @@ def install(recipe: Recipe, options: Options) -> Environment:
     Two installers do not collide: the second waits, and finds what the first has built. One that was interrupted leaves
     an environment that counts as broken and is built anew. Raises CkptcheckError with what failed and where the log is.
     """
-    if sys.platform == "win32":
-        raise CkptcheckError("engines run on Linux and macOS only")
-    with locked(look(recipe)) as waited:
+    with locked(look(recipe), options.say) as waited:
         environment = look(recipe)
         if environment.state == "ready" and (waited or not options.force):
             options.say(f"{recipe.name} is ready: {environment.folder}")
@@ -72,7 +70,7 @@ def _build(environment: Environment, options: Options) -> Environment:
         pip = Pip(environment.python, log, options.index)
         if recipe.torch:
             say(f"{recipe.name}: {recipe.torch}")
-            _install_torch(pip, recipe.torch, options)
+            install_torch(pip, recipe.torch, options)
         others = [package for package in recipe.packages if package != recipe.torch]
         if others:
             say(f"{recipe.name}: {len(others)} packages")
@@ -124,7 +122,7 @@ def _create(environment: Environment, base: Path, log: IO[bytes]) -> None:
         )
 
 
-def _install_torch(pip: Pip, torch: str, options: Options) -> None:
+def install_torch(pip: Pip, torch: str, options: Options) -> None:
     """Install the CPU build of torch, and never fetch gigabytes of CUDA that nothing here uses.
 
     On Linux PyPI holds the CUDA build. The CPU build has a version of its own (2.13.0+cpu): it is asked for as pip is

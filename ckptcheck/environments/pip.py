@@ -35,27 +35,27 @@ class Pip:
         self._log.write(f"\n$ {' '.join(command)}\n".encode())
         self._log.flush()
         looked, errors, last = 0, "", ""
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment()
-        )
-        try:
+        ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                self._log.write(line)
-                text = line.decode(errors="replace").strip()
-                last = text or last
-                if text.startswith("ERROR:"):
-                    errors = text.removeprefix("ERROR:").strip()
-                if text.startswith(("Collecting ", "Processing ", "Requirement already satisfied")):
-                    looked += 1
-                    if progress is not None:
-                        progress(min(looked, total), total)
-            code = process.wait()
-        finally:
-            if process.poll() is None:
+            try:
+                for line in process.stdout:
+                    self._log.write(line)
+                    text = line.decode(errors="replace").strip()
+                    last = text or last
+                    if text.startswith("ERROR:"):
+                        errors = text.removeprefix("ERROR:").strip()
+                    if text.startswith(("Collecting ", "Processing ", "Requirement already satisfied")):
+                        looked += 1
+                        if progress is not None:
+                            progress(min(looked, total), total)
+            except BaseException:
                 process.kill()
-                process.wait()
-            self._log.flush()
+                raise
+            finally:
+                self._log.flush()
+        code = process.returncode
         return None if code == 0 else errors or last or f"exit code {code}"
 
 
