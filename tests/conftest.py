@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from ckptcheck.environments.interpreter import Interpreter, interpreter
+from ckptcheck.errors import CkptcheckError
+
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
 sys.path.insert(0, str(FIXTURES))
@@ -22,6 +25,14 @@ def needs(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} to build checkpoints (make test installs them)")
+
+
+def needs_engine(name: str) -> Interpreter:
+    """Return the Python of an engine (vllm, sglang, megatron), or skip, saying how to get it."""
+    try:
+        return interpreter(name)
+    except CkptcheckError as missing:
+        pytest.skip(f"{missing.message}: {(missing.hint or '').partition(',')[0]} (make engines)")
 
 
 def _built(folder: Path, script: str, *arguments: str, done: str) -> Path:

@@ -7,28 +7,24 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from conftest import needs_engine
 
 from ckptcheck.environments import recipe
 from ckptcheck.environments.home import Environment, look
-from ckptcheck.environments.interpreter import Interpreter, interpreter
-from ckptcheck.environments.recipe import Recipe
+from ckptcheck.environments.interpreter import Interpreter
 from ckptcheck.host.host import Host
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
 
-@pytest.fixture(scope="module", params=recipe.builtin(), ids=lambda known: known.name)
-def environment(request: pytest.FixtureRequest) -> Environment:
-    known: Recipe = request.param
-    found = look(known)
-    if found.state != "ready":
-        pytest.skip(f"{known.name} is {found.state}: ckptcheck engine install {known.name}")
-    return found
+@pytest.fixture(scope="module", params=[known.name for known in recipe.builtin()])
+def python(request: pytest.FixtureRequest) -> Interpreter:
+    return needs_engine(request.param)
 
 
 @pytest.fixture(scope="module")
-def python(environment: Environment) -> Interpreter:
-    return interpreter(environment.recipe.name)
+def environment(python: Interpreter) -> Environment:
+    return next(found for found in map(look, recipe.builtin()) if found.python == python.python)
 
 
 @pytest.fixture(scope="module")
