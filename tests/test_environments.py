@@ -366,7 +366,12 @@ def test_the_interpreter_of_an_engine(toy: Path, tmp_path: Path, monkeypatch: py
         assert found.python == environment.python
     own = interpreter("vllm", environment.python)
     assert (own.python, own.versions, own.variables) == (environment.python, {"vllm": "1.0"}, {})
-    with pytest.raises(CkptcheckError, match=r"bin/python has no sglang$"):
+    wheel(tmp_path / "wheels", "torch", "2.13.0+cpu", {"torch.py": ""})
+    subprocess.run([environment.python, "-m", "pip", "install", "-q", "--no-deps", "torch"], check=True)
+    assert interpreter("vllm", environment.python).variables == {"TOY_DEVICE": "cpu"}
+    monkeypatch.setenv("TOY_DEVICE", "tpu")
+    assert interpreter("vllm").variables == interpreter("vllm", environment.python).variables == {}
+    with pytest.raises(CkptcheckError, match=r"bin/python has no sglang \(it has torch 2\.13\.0\+cpu\)$"):
         interpreter("sglang", environment.python)
     with pytest.raises(CkptcheckError, match="there is no engine tgi"):
         interpreter("tgi")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptcheck.environments import recipe as recipes
@@ -25,7 +26,8 @@ BESIDE = ("torch", "transformers", "safetensors", "compressed-tensors")
 class Interpreter:
     """engine: vllm, sglang or megatron; versions: package → version, of the engine and of what decides how it reads.
 
-    variables: the environment variables that its recipe starts it with; none for a Python of the user's own.
+    variables: the environment variables that the engine is started with, as the recipe says; one that the user has set
+    is not among them. A Python of the user's own gets them where its torch is a CPU build too, else none.
     """
 
     engine: str
@@ -49,13 +51,15 @@ def interpreter(engine: str, python: Path | None = None) -> Interpreter:
     own = named[engine].engine if engine in named else engine
     if own not in PACKAGES:
         raise CkptcheckError(f"there is no engine {engine}", f"there are {', '.join((*PACKAGES, *named))}")
-    if python is not None:
-        return _asked(own, python, {})
     fitting = [recipe for recipe in named.values() if recipe.name == engine or recipe.engine == engine]
+    if python is not None:
+        found = _asked(own, python)
+        alike = found.versions.get("torch", "").endswith("+cpu")
+        return replace(found, variables=_unset(fitting[0].variables)) if fitting and alike else found
     environments = [look(recipe) for recipe in fitting]
     for environment in environments:
         if environment.state == "ready":
-            return _asked(own, environment.python, environment.recipe.variables)
+            return replace(_asked(own, environment.python), variables=_unset(environment.recipe.variables))
     states = {
         "missing": "is not installed",
         "stale": "was built from another recipe than this ckptcheck's",
@@ -68,7 +72,12 @@ def interpreter(engine: str, python: Path | None = None) -> Interpreter:
     )
 
 
-def _asked(engine: str, python: Path, variables: Mapping[str, str]) -> Interpreter:
+def _unset(variables: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what the user has decided otherwise."""
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def _asked(engine: str, python: Path) -> Interpreter:
     versions = probe(python, (*PACKAGES[engine], *BESIDE)).versions
     if not any(name in versions for name in PACKAGES[engine]):
         there = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -76,4 +85,4 @@ def _asked(engine: str, python: Path, variables: Mapping[str, str]) -> Interpret
             f"{python} has no {engine}{f' (it has {there})' if there else ''}",
             f"install {PACKAGES[engine][0]} there, or leave --engine-python out after ckptcheck engine install",
         )
-    return Interpreter(engine, python, versions, variables)
+    return Interpreter(engine, python, versions, {})
