@@ -65,3 +65,12 @@ def shape(dimensions: Iterable[int]) -> str:
     ('[49152, 576]', '[]')
     """
     return "[" + ", ".join(map(str, dimensions)) + "]"
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key that sorts layer 10 after layer 9.
+
+    >>> sorted(["layers.10.a", "layers.9.b", "head"], key=natural)
+    ['head', 'layers.9.b', 'layers.10.a']
+    """
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split("."))

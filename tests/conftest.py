@@ -74,3 +74,11 @@ def smollm2() -> Path:
     folder = smollm2.default_folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
     return _built(folder, "smollm2.py", done=smollm2.DONE)
+
+
+@pytest.fixture(scope="session")
+def smollm2_w4a16(smollm2: Path) -> Path:
+    """The same in W4A16, kept in the user's cache between runs; never damaged in place."""
+    import smollm2_w4a16 as packed
+
+    return _built(packed.default_folder(), "smollm2_w4a16.py", done="config.json")

@@ -21,12 +21,12 @@ BLOCKS = re.findall(r"```console\n\$ ckptcheck (.+)\n((?:(?!\$ |```).*\n)+)```",
 
 @pytest.mark.xdist_group("smollm2")
 @pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=lambda text: text[:30])
-def test_the_reports_are_real(smollm2: Path, tmp_path: Path, command: str, shown: str) -> None:
+def test_the_reports_are_real(smollm2: Path, smollm2_w4a16: Path, tmp_path: Path, command: str, shown: str) -> None:
     import demo
 
-    name = command.split()[1]
-    folder = damage.linked_copy(smollm2, tmp_path / name)
-    getattr(demo, name.replace("-", "_"))(folder)
+    for name in command.split()[1:]:
+        if (harm := getattr(demo, name.replace("-", "_"), None)) is not None:
+            harm(damage.linked_copy(smollm2_w4a16 if harm in demo.QUANTIZED else smollm2, tmp_path / name))
     result = subprocess.run(
         [sys.executable, "-m", "ckptcheck", *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -18,7 +18,7 @@ from ckptcheck.comparison.matching import Accounts, Pair, match
 from ckptcheck.comparison.packed import Packed
 from ckptcheck.comparison.side import Side
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.phrase import count, few
+from ckptcheck.phrase import count, few, natural
 from ckptcheck.rule import Skip
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Comparison:
         undeclared: list[Undeclared] = []
         packed: list[Pair] = []
         unknown: dict[str, str] = {}
-        for pair in self.accounts.pairs:
+        for pair in sorted(self.accounts.pairs, key=lambda pair: natural(pair.name)):
             sides = (pair.first, pair.second)
             if any(isinstance(side, Packed) for side in sides):
                 reason = next((side.unknown for side in sides if isinstance(side, Packed) and side.unknown), None)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from ckptcheck.dialects.base import Module, Refused, Unknown, Verdict
 from ckptcheck.dialects.entries import Entries, equal_or_regex
 from ckptcheck.dialects.judgement import DIALECTS, Judgement, judge_all
+from ckptcheck.phrase import natural
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -173,14 +174,9 @@ def template(name: str) -> str:
     return _NUMBER.sub("{}", name)
 
 
-def _order(name: str) -> tuple[object, ...]:
-    """Sort layer 10 after layer 9."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("."))
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Sort modules by name, layer 10 after layer 9."""
-    return sorted(names, key=_order)
+    return sorted(names, key=natural)
 
 
 @dataclass(frozen=True)

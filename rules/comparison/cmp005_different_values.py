@@ -28,7 +28,7 @@ from ckptcheck.comparison.comparison import Comparison
 from ckptcheck.comparison.equality import Seen
 from ckptcheck.comparison.matching import Pair
 from ckptcheck.comparison.naming import together
-from ckptcheck.phrase import count
+from ckptcheck.phrase import count, natural
 
 
 @rule("CMP005", "different-values", severity="error", on="comparison")
@@ -37,7 +37,7 @@ def check(seen: Comparison) -> Iterator[Problem]:
     if not left:
         return
     for verdict in seen.reasons:
-        concerned = {name: left.pop(name) for name in verdict.tensors if name in left}
+        concerned = {name: left.pop(name) for name in sorted(verdict.tensors, key=natural) if name in left}
         if not concerned:
             continue
         named = "unknown" not in verdict.causes
