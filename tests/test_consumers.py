@@ -47,7 +47,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert (
         "  consumer       files  quantized  plain  as stored?\n"
-        "  vllm 0.32.0        1         38      2  builds 2 plain modules quantized\n"
+        "  vllm 0.32.0        1         41      2  builds 2 plain modules quantized\n"
         "  sglang 0.5.23      1         36      4  yes\n"
         "  slime 2026-08      –          0      0  unknown: what slime makes of fp8 is not known to ckptcheck\n"
     ) in result.stdout

@@ -56,6 +56,8 @@ class DeviceLook:
             if found is None or (form.limit is not None and found >= form.limit):
                 return look(raw, dtype)
             top = max(top, found)
+        if not top:  # nothing but zeros of the other sign
+            return look(raw, dtype)
         at_the_ends = zero_runs(raw, stride_words(raw), [])
         return Seen(top, constant=constant_pattern(raw.view(form.unsigned)), zero_runs=at_the_ends)
 
