@@ -9,10 +9,10 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
-from ckptcheck.host.host import Host
+from ckptcheck.host.host import START, Host
 from ckptcheck.trainers.base import TrainerInfo, Weight
 from ckptcheck.trainers.layout import Layout
-from ckptcheck.trainers.megatron_settings import megatron_settings, megatron_table, refuse_critic
+from ckptcheck.trainers.megatron_settings import megatron_settings, megatron_table
 from ckptcheck.trainers.remote import NAMES, RemoteTrainer
 from ckptcheck.trainers.start import tensor_files
 
@@ -69,7 +69,7 @@ def _started(
     found = interpreter("megatron", python)
     host = Host(
         found.python, MODULE, name="megatron", env=found.variables, log=log, scratch=(exchange.folder,),
-        **({} if timeout is None else {"start_timeout": timeout}),
+        start_timeout=START if timeout is None else timeout,
     )  # fmt: skip
     try:
         told = host.call("load", timeout=timeout, **load)

@@ -73,7 +73,7 @@ def megatron_settings(config: Config | None, layout: Layout, dtype: str, target:
     _divides(own, layout, target)
     return {
         "config": own,
-        "layout": {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "world": layout.world},
+        "layout": {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "etp": layout.etp, "world": layout.world},
         "dtype": dtype,
         "vocabulary": vocabulary,
         "padded_vocabulary": -(-vocabulary // layout.tp) * layout.tp,
@@ -144,9 +144,10 @@ def _divides(own: dict[str, Any], layout: Layout, target: str) -> None:
         ("ffn_hidden_size", layout.tp, "columns of the feed-forward layers"),
         ("num_layers", layout.pp, "layers"),
         ("num_moe_experts", layout.ep, "experts"),
+        ("moe_ffn_hidden_size", layout.etp, "columns of an expert"),
     ):
         size = own.get(name)
-        if parts > 1 and size is None:
+        if name == "num_moe_experts" and parts > 1 and size is None:
             raise CkptcheckError(f"{target} has no experts that {layout} could share")
         if parts < 1 or (size is not None and size % parts):
             raise CkptcheckError(f"{target} has {size} {what}, which {layout} cannot share evenly")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ PLAIN = {
     "attention_softmax_in_fp32": True,
     "calculate_per_token_loss": True,  # then gradients are means over tokens, however these lie on data-parallel ranks
     "use_cpu_initialization": True,
-    "perform_initialization": False,  # every weight is loaded
+    "perform_initialization": True,  # else, on the CPU, no weight is marked as cut
     # every fusion is a kernel of CUDA, Apex or Transformer Engine
     "bias_activation_fusion": False,
     "masked_softmax_fusion": False,
@@ -70,6 +71,7 @@ def build(settings: dict[str, Any]) -> Any:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    mark_norms()
     dtype = getattr(torch, settings["dtype"])
     layout = settings["layout"]
     sparse = "num_moe_experts" in settings["config"]
@@ -81,7 +83,7 @@ def build(settings: dict[str, Any]) -> Any:
         tensor_model_parallel_size=layout["tp"],
         pipeline_model_parallel_size=layout["pp"],
         expert_model_parallel_size=layout["ep"],
-        expert_tensor_parallel_size=1 if sparse else None,
+        expert_tensor_parallel_size=layout["etp"],
         sequence_parallel=sparse and layout["tp"] > 1,  # Megatron trains experts under TP in no other way
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -106,6 +108,27 @@ def build(settings: dict[str, Any]) -> Any:
         rope_scaling_factor=settings["rope_scaling"] or 1.0,
     )
     return model.to(dtype).eval()
+
+
+def mark_norms() -> None:
+    """Let norms of plain torch see only a rank's share of the tokens, as sequence parallelism has it.
+
+    megatron-core refuses them there, for it would not know to sum their gradients over ranks; it does for weights that
+    are marked (`finalize_model_grads`). Experts under tensor parallelism can be trained in no other way.
+    """
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    plain = WrappedTorchNorm.__new__
+
+    def marked(cls: type, config: Any, *arguments: Any, **named: Any) -> Any:
+        asked = copy.copy(config)
+        asked.sequence_parallel = False
+        norm = plain(cls, asked, *arguments, **named)
+        for weight in norm.parameters():
+            weight.sequence_parallel = config.sequence_parallel
+        return norm
+
+    WrappedTorchNorm.__new__ = marked
 
 
 def pieces(model: Any, settings: dict[str, Any]) -> list[Piece]:

@@ -33,7 +33,7 @@ class Rank:
             tensor_model_parallel_size=layout["tp"],
             pipeline_model_parallel_size=layout["pp"],
             expert_model_parallel_size=layout["ep"],
-            expert_tensor_parallel_size=1 if "num_moe_experts" in settings["config"] else None,
+            expert_tensor_parallel_size=layout["etp"],
         )
         model_parallel_cuda_manual_seed(1)
         self.model = build(settings)
