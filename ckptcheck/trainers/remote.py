@@ -85,8 +85,11 @@ class RemoteTrainer:
         return self._put(plan, addresses)
 
     def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
-        """Broadcast all weights as rank 0 of a process group, bucket after bucket, in the order of `plan`."""
-        self._ask("send", group=dict(group), buckets=_ranges(self.plan(bucket_bytes)))
+        """Broadcast all weights as rank 0 of a process group (ckptcheck_far/gloo.py), in the order of `plan`.
+
+        bucket_bytes: weights go one by one, so buckets only matter to the engine that receives them.
+        """
+        self._ask("send", group=dict(group))
 
     def plan(self, bucket_bytes: int) -> list[Parcel]:
         """Return the buckets that `send` would send, with no address."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ckptcheck_far import megatron_layout as layouts
 from ckptcheck_far import megatron_schedule as schedule
+from ckptcheck_far.digest import digest
+from ckptcheck_far.gloo import broadcast, joined
 from ckptcheck_far.megatron_device import join
 from ckptcheck_far.megatron_learning import Learning
 from ckptcheck_far.megatron_model import Piece, build, pieces
@@ -126,26 +129,19 @@ class Rank:
 
     def digests(self) -> dict[str, str] | None:
         """Return the digest of every exported weight on rank 0, one weight in memory at a time."""
-        from ckptcheck_far.digest import digest
-
         found = {name: digest(tensor) for name, tensor in self.stream() if self.rank == 0}
         return found if self.rank == 0 else None
 
     def replicas(self) -> dict[str, str]:
         """Return the digest of each parameter of which other ranks hold the same."""
-        from ckptcheck_far.digest import digest
-
         return {name: digest(piece.weight.detach()) for name, piece in self.pieces.items()}
 
-    def send(self, group: dict[str, Any], buckets: list[list[int]]) -> None:
-        """Broadcast all weights; rank 0 is rank 0 of the group."""
-        if self.rank == 0:
-            from ckptcheck_far.gloo import broadcast
-
-            broadcast(group, (tensor for _, tensor in self.stream()), buckets)
-        else:
-            for _ in self.stream():
-                pass
+    def send(self, group: dict[str, Any]) -> None:
+        """Broadcast all weights to an engine; rank 0 is rank 0 of the group, and the others hand it their parts."""
+        with joined(group, 0) if self.rank == 0 else nullcontext() as engine:
+            for _, tensor in self.stream():
+                if tensor is not None:
+                    broadcast(engine, tensor.contiguous())
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """Yield every weight in Hugging Face form, in the order of export: whole on rank 0, None on the others.

@@ -166,9 +166,9 @@ def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[di
     return parcels
 
 
-def send(group: dict[str, Any], buckets: list[list[int]]) -> None:
-    """Broadcast all weights as rank 0 of a process group."""
-    _ranks().ask("send", group=group, buckets=buckets)
+def send(group: dict[str, Any]) -> None:
+    """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
+    _ranks().ask("send", group=group)
 
 
 def digests() -> dict[str, str]:

@@ -11,6 +11,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from ckptcheck_far.digest import digest
+from ckptcheck_far.gloo import broadcast, joined
 from ckptcheck_far.plane import put
 from ckptcheck_far.trainer_noise import noise, shaken, token_weights
 
@@ -107,17 +109,15 @@ def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[di
     return parcels
 
 
-def send(group: dict[str, Any], buckets: list[list[int]]) -> None:
-    """Broadcast all weights as rank 0 of a process group."""
-    from ckptcheck_far.gloo import broadcast
-
-    broadcast(group, (weight for _, weight in _stream()), buckets)
+def send(group: dict[str, Any]) -> None:
+    """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
+    with joined(group, 0) as engine:
+        for _, weight in _stream():
+            broadcast(engine, weight.contiguous())
 
 
 def digests() -> dict[str, str]:
     """Return the digest of every exported weight."""
-    from ckptcheck_far.digest import digest
-
     return {name: digest(weight) for name, weight in _stream()}
 
 
