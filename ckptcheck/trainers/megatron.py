@@ -88,6 +88,4 @@ def _started(
         "ranks": str(layout.world),
     }
     info = TrainerInfo(info.name, told["version"], info.dtype, info.layout, info.architecture, facts)
-    return RemoteTrainer(
-        host, info, weights, exchange=exchange, source=folder, config=config, timeout=timeout
-    )
+    return RemoteTrainer(host, info, weights, exchange=exchange, source=folder, config=config, timeout=timeout)

@@ -127,13 +127,16 @@ def _foreign(config: Config, family: str) -> str | None:
 def _sparse(config: Config, geometry: Geometry, target: str) -> dict[str, Any]:
     top, width = config.integer("num_experts_per_tok"), config.integer("moe_intermediate_size")
     if not geometry.experts or not top or not width or not geometry.layers:
-        raise CkptcheckError(f"{config.file} of {target} does not say how many experts there are, how wide, and how many a token takes")
+        raise CkptcheckError(
+            f"{config.file} of {target} does not say how many experts there are, how wide, and how many a token takes"
+        )
     every, dense = config.integer("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
+    sparse = [int(layer not in dense and (layer + 1) % every == 0) for layer in range(geometry.layers)]
     return {
         "num_moe_experts": geometry.experts,
         "moe_router_topk": top,
         "moe_ffn_hidden_size": width,
-        "moe_layer_freq": [int(layer not in dense and (layer + 1) % every == 0) for layer in range(geometry.layers)],
+        "moe_layer_freq": sparse,
     }
 
 

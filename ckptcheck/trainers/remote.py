@@ -22,6 +22,10 @@ RATES = {"float32": 1e-4, "bfloat16": 5e-3}
 """Learning rates. In bfloat16 a number below 2 has to move by 0.004 to become another."""
 SHARD = 1 << 30
 """Bytes of one file of a saved checkpoint."""
+INDEX = "model.safetensors.index.json"
+OWN = ("config.json", INDEX)
+BESIDE = (".json", ".jinja", ".txt", ".model")
+"""Endings of the files of a tokenizer."""
 
 
 class RemoteTrainer:
@@ -125,12 +129,11 @@ class RemoteTrainer:
         self._put(plan, [{"plane": "file", "path": str(folder / f"{file}.safetensors")} for file in files])
         index = {name: f"{file}.safetensors" for file, parcel in zip(files, plan, strict=True) for name in parcel.names}
         total = sum(parcel.nbytes for parcel in plan)
-        _write(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+        _write(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
         _write(folder / "config.json", {**self._config, "dtype": self.info.dtype})
         for path in sorted(self._source.iterdir()) if self._source else []:
-            if path.is_file() and path.name not in ("config.json", "model.safetensors.index.json"):
-                if path.suffix in (".json", ".jinja", ".txt", ".model"):
-                    shutil.copyfile(path, folder / path.name)
+            if path.suffix in BESIDE and path.name not in OWN and path.is_file():
+                shutil.copyfile(path, folder / path.name)
 
     def close(self) -> None:
         """End it and all it started; may be called twice."""

@@ -22,7 +22,7 @@ def join(rank: int, world: int, meeting: str, gpus: bool) -> Any:
         torch.cuda.set_device(rank)
         device, backend = torch.device("cuda", rank), "nccl"
     else:
-        from ckptcheck_far.megatron_cpu import without_gpu
+        from .megatron_cpu import without_gpu
 
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))

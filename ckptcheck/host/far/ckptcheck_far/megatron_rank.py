@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ckptcheck_far import megatron_layout as layouts
-from ckptcheck_far import megatron_schedule as schedule
-from ckptcheck_far.digest import digest
-from ckptcheck_far.gloo import broadcast, joined
-from ckptcheck_far.megatron_device import join
-from ckptcheck_far.megatron_learning import Learning
-from ckptcheck_far.megatron_model import Piece, build, pieces
-from ckptcheck_far.plane import put
-from ckptcheck_far.trainer_noise import noise, shaken, token_weights
+from . import megatron_layout as layouts
+from . import megatron_schedule as schedule
+from .digest import digest
+from .gloo import broadcast, joined
+from .megatron_device import join
+from .megatron_learning import Learning
+from .megatron_model import Piece, build, pieces
+from .plane import put
+from .trainer_noise import noise, shaken, token_weights
 
 VOCABULARY_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -69,13 +69,6 @@ class Rank:
                 for piece in self._held(weight):
                     whole = self._assembled(weight, [read(part["name"]) for part in weight["parts"]])
                     piece.weight.copy_(self._own(piece, weight, whole))
-
-    def restore(self, folder: str) -> None:
-        """Load a torch_dist checkpoint by Megatron's own loader."""
-        from megatron.core import dist_checkpointing
-
-        state = dist_checkpointing.load({"model": self.model.sharded_state_dict()}, folder)
-        self.model.load_state_dict(state["model"])
 
     def score(self, sequences: list[list[int]]) -> dict[str, list[float]]:
         """Return, on the last stage, number of the sequence → logprob of each token after the first."""
@@ -187,7 +180,10 @@ class Rank:
     def _own(self, piece: Piece, weight: dict[str, Any], whole: Any) -> Any:
         return layouts.shard(whole, weight["layout"], piece.axis, piece.part, piece.parts)
 
-    def _batches(self, sequences: Sequence[Sequence[int]], weights: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+    def _batches(
+        self, sequences: Sequence[Sequence[int]], weights: Sequence[Any] | None = None
+    ) -> list[dict[str, Any]]:
         config = self.model.config
         multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
-        return schedule.share(sequences, multiple, weights)
+        shared: list[dict[str, Any]] = schedule.share(sequences, multiple, weights)
+        return shared

@@ -35,7 +35,9 @@ def share(sequences: Sequence[Sequence[int]], multiple: int, weights: Sequence[A
         counts = torch.zeros(1, length - 1)
         if number >= 0:
             counts[0, : len(sequence) - 1] = 1.0 if weights is None else weights[number]
-        batches.append({"number": number, "tokens": tokens.to(device), "counts": counts.to(device), "real": len(sequence)})
+        batches.append(
+            {"number": number, "tokens": tokens.to(device), "counts": counts.to(device), "real": len(sequence)}
+        )
     return batches
 
 

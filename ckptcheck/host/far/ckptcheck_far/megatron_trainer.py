@@ -31,25 +31,20 @@ import megatron.core.optimizer  # noqa: E402
 import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import torch  # noqa: E402
 
-from ckptcheck_far.megatron_layout import take_apart  # noqa: E402
-from ckptcheck_far.megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
-from ckptcheck_far.ranks import Ranks  # noqa: E402
+from .megatron_layout import take_apart  # noqa: E402
+from .megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
+from .ranks import Ranks  # noqa: E402
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 OUTSIDE = {"embedding": 0, "decoder.layers": 1, "decoder.final_layernorm": 2, "output_layer": 3}
 STATE: dict[str, Any] = {}
 
 
-def load(
-    settings: dict[str, Any],
-    table: dict[str, dict[str, Any]],
-    files: dict[str, str],
-    run: str | None = None,
-) -> dict[str, Any]:
+def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict[str, str]) -> dict[str, Any]:
     """Start the ranks and load them. Returns what was started and the plan.
 
-    table: Megatron name with {} for numbers → {"layout", "targets"}. files: Hugging Face name → safetensors file; run: a
-    torch_dist folder to load instead. Raises LookupError where the checkpoint and the model differ in names.
+    table: Megatron name with {} for numbers → {"layout", "targets"}. files: Hugging Face name → safetensors file.
+    Raises LookupError where the checkpoint and the model differ in names.
     """
     settings = {**settings, "gpus": torch.cuda.is_available()}
     world = settings["layout"]["world"]
@@ -60,11 +55,8 @@ def load(
     try:
         plan = planned(ranks.ask("parts"), table, settings)
         ranks.ask("follow", plan=plan)
-        if run is None:
-            _compare(files, {part["name"] for weight in plan for part in weight["parts"]})
-            ranks.ask("load", files=files)
-        else:
-            ranks.ask("restore", folder=run)
+        _compare(files, {part["name"] for weight in plan for part in weight["parts"]})
+        ranks.ask("load", files=files)
     except Exception:
         ranks.close()
         raise
@@ -79,7 +71,9 @@ def _compare(there: Collection[str], wanted: Collection[str]) -> None:
         (sorted(set(there) - set(wanted)), "has, and Megatron's model has no place for,"),
     ):
         if names:
-            raise LookupError(f"the checkpoint {what} {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else ""))
+            raise LookupError(
+                f"the checkpoint {what} {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
+            )
 
 
 def planned(

@@ -103,13 +103,18 @@ class Ranks:
     def _mourn(self, rank: int, verb: str) -> NoReturn:
         time.sleep(0.1)  # what it printed last is in the log by then
         _, status = os.waitpid(self._processes[rank], 0)
-        how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+        how = (
+            signal.Signals(os.WTERMSIG(status)).name
+            if os.WIFSIGNALED(status)
+            else f"exit code {os.WEXITSTATUS(status)}"
+        )
         self._processes.pop(rank)
         self._pipes.pop(rank).close()
         self._end(f"rank {rank} died ({how}) when asked to {verb}")
 
     def _end(self, why: str) -> NoReturn:
-        print(f"RuntimeError: {why}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"RuntimeError: {why}\n")
+        sys.stderr.flush()
         self.close()
         os._exit(ENDED)
 
@@ -122,7 +127,9 @@ def _live(rank: int, pipe: Connection, make: Callable[[int], Any], parent: int) 
             os._exit(1)
     subject: Any = None
     try:
-        verb, arguments = "", {}
+        verb = ""
+        answer: dict[str, Any]
+        arguments: dict[str, Any] = {}
         while True:
             try:
                 if subject is None:

@@ -11,10 +11,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from ckptcheck_far.digest import digest
-from ckptcheck_far.gloo import broadcast, joined
-from ckptcheck_far.plane import put
-from ckptcheck_far.trainer_noise import noise, shaken, token_weights
+from .digest import digest
+from .gloo import broadcast, joined
+from .plane import put
+from .trainer_noise import noise, shaken, token_weights
 
 DECAY = 1.0
 """As megatron_learning.py has it."""
