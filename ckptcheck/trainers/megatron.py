@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
-from ckptcheck.host.host import START, Host
+from ckptcheck.host.host import Host
 from ckptcheck.trainers.base import TrainerInfo, Weight
 from ckptcheck.trainers.layout import Layout
 from ckptcheck.trainers.megatron_settings import megatron_settings, megatron_table
 from ckptcheck.trainers.remote import NAMES, RemoteTrainer
-from ckptcheck.trainers.start import tensor_files
+from ckptcheck.trainers.start import loaded, tensor_files
 
 MODULE = "ckptcheck_far.megatron_trainer"
 
@@ -28,11 +27,13 @@ def start_megatron(
     python: Path | None = None,
     log: Path | None = None,
     timeout: float | None = None,
+    host: Host | None = None,
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into megatron-core's GPTModel.
 
     python: of an environment with megatron-core, None for the one that ckptcheck built. log: where its processes print.
-    timeout: see `RemoteTrainer`. Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied
+    timeout: see `RemoteTrainer`. host: of an earlier trainer of this kind, whose model is dropped; its process has imported
+    everything already. Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied
     or HostHung when it does not start.
     """
     layout = layout or Layout()
@@ -40,44 +41,24 @@ def start_megatron(
     config = source.config
     if config is None:  # megatron_settings has refused it
         raise CkptcheckError(f"{source.target} has no config.json")
-    files = {name: str(path) for name, path in tensor_files(source).items()}
-    return _started(
-        {"settings": settings, "table": megatron_table(config), "files": files},
+    request = {
+        "settings": settings,
+        "table": megatron_table(config),
+        "files": {name: str(path) for name, path in tensor_files(source).items()},
+    }
+    found = interpreter("megatron", python) if host is None else None
+    host, told = loaded(
+        host,
+        found.python if found else Path(),
+        MODULE,
+        found.variables if found else {},
         exchange,
-        layout,
-        TrainerInfo("megatron", "", dtype, str(layout), config.architecture or ""),
-        python=python,
+        request,
         log=log,
         timeout=timeout,
-        folder=source.source.local,
-        config=config.value,
     )
-
-
-def _started(
-    load: dict[str, Any],
-    exchange: Exchange,
-    layout: Layout,
-    info: TrainerInfo,
-    *,
-    python: Path | None,
-    log: Path | None,
-    timeout: float | None,
-    folder: Path | None,
-    config: dict[str, Any],
-) -> RemoteTrainer:
-    found = interpreter("megatron", python)
-    host = Host(
-        found.python, MODULE, name="megatron", env=found.variables, log=log, scratch=(exchange.folder,),
-        start_timeout=START if timeout is None else timeout,
-    )  # fmt: skip
-    try:
-        told = host.call("load", timeout=timeout, **load)
-    except BaseException:
-        host.close(0)
-        raise
     weights = [
-        Weight(part["name"], tuple(part["shape"]), NAMES[info.dtype], (weight["own"],), tuple(weight["owners"]))
+        Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (weight["own"],), tuple(weight["owners"]))
         for weight in told["plan"]
         for part in weight["parts"]
     ]
@@ -87,5 +68,7 @@ def _started(
         "backend": "nccl" if told["gpus"] else "gloo",
         "ranks": str(layout.world),
     }
-    info = TrainerInfo(info.name, told["version"], info.dtype, info.layout, info.architecture, facts)
-    return RemoteTrainer(host, info, weights, exchange=exchange, source=folder, config=config, timeout=timeout)
+    info = TrainerInfo("megatron", told["version"], dtype, str(layout), config.architecture or "", facts)
+    return RemoteTrainer(
+        host, info, weights, exchange=exchange, source=source.source.local, config=config.value, timeout=timeout
+    )

@@ -135,6 +135,11 @@ class RemoteTrainer:
             if path.suffix in BESIDE and path.name not in OWN and path.is_file():
                 shutil.copyfile(path, folder / path.name)
 
+    def checkpoint(self, folder: Path) -> None:
+        """Write a torch_dist checkpoint by Megatron's own saver. Raises VerbError for a trainer that has none."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._ask("checkpoint", folder=str(folder.absolute()))
+
     def close(self) -> None:
         """End it and all it started; may be called twice."""
         self.host.close()

@@ -1,11 +1,16 @@
-"""What each trainer needs to know of a source before it starts: where its tensors lie."""
+"""What every trainer needs to start: where the source's tensors lie, and a process that loads them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.host import START, Host
+from ckptcheck.host.trouble import VerbError
 
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
 """Tensors that old checkpoints hold and no model loads."""
@@ -31,3 +36,41 @@ def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
         for name, file in ckpt.holders.items()
         if not name.endswith(BUFFERS) and not (tied and name == "lm_head.weight")
     }
+
+
+def loaded(
+    host: Host | None,
+    python: Path,
+    module: str,
+    variables: Mapping[str, str],
+    exchange: Exchange,
+    request: Mapping[str, Any],
+    *,
+    log: Path | None,
+    timeout: float | None,
+) -> tuple[Host, dict[str, Any]]:
+    """Start a process, unless one is given that runs this module already, have it load, and return what it says.
+
+    A process that was given lives on where it cannot load; one that was started here does not.
+    """
+    own = host is None
+    if host is None:
+        host = Host(
+            python,
+            module,
+            name=module.rpartition(".")[2].removesuffix("_trainer"),
+            env=variables,
+            log=log,
+            scratch=(exchange.folder,),
+            start_timeout=START if timeout is None else timeout,
+        )
+    try:
+        told: dict[str, Any] = host.call("load", timeout=timeout, **request)
+    except VerbError:
+        if own:
+            host.close()
+        raise
+    except BaseException:
+        host.close(0)
+        raise
+    return host, told

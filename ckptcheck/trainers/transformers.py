@@ -8,11 +8,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
-from ckptcheck.host.host import START, Host
+from ckptcheck.host.host import Host
 from ckptcheck.trainers.base import TrainerInfo, Weight
 from ckptcheck.trainers.megatron_settings import DTYPES, refuse_critic
 from ckptcheck.trainers.remote import NAMES, RemoteTrainer
-from ckptcheck.trainers.start import tensor_files
+from ckptcheck.trainers.start import loaded, tensor_files
 
 MODULE = "ckptcheck_far.transformers_trainer"
 
@@ -25,11 +25,12 @@ def start_transformers(
     python: Path | None = None,
     log: Path | None = None,
     timeout: float | None = None,
+    host: Host | None = None,
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into transformers' own model; nothing of the checkpoint is executed.
 
     python: has torch and transformers 5, None for the environment of Megatron, which has both. log: where the process
-    prints. timeout: see `RemoteTrainer`. Raises CkptcheckError for a critic and for what cannot be loaded, VerbError,
+    prints. timeout, host: see `start_megatron`. Raises CkptcheckError for a critic and for what cannot be loaded, VerbError,
     HostDied or HostHung when it does not start.
     """
     refuse_critic(source.config, source.target)
@@ -40,18 +41,11 @@ def start_transformers(
     if config is None or folder is None:
         raise CkptcheckError(f"{source.target} has no config.json, so transformers cannot load it")
     variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    if python is None:
+    if python is None and host is None:
         found = interpreter("megatron")
         python, variables = found.python, {**found.variables, **variables}
-    host = Host(
-        python, MODULE, name="transformers", env=variables, log=log, scratch=(exchange.folder,),
-        start_timeout=START if timeout is None else timeout,
-    )  # fmt: skip
-    try:
-        told = host.call("load", folder=str(folder), dtype=dtype, timeout=timeout)
-    except BaseException:
-        host.close(0)
-        raise
+    request = {"folder": str(folder), "dtype": dtype}
+    host, told = loaded(host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout)
     weights = [Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (part["name"],), (0,)) for part in told["plan"]]
     facts = {"torch": told["torch"], "device": told["device"], "ranks": "1"}
     info = TrainerInfo("transformers", told["version"], dtype, "", config.architecture or "", facts)

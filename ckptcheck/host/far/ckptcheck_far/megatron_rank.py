@@ -12,6 +12,7 @@ from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
 from .digest import digest
 from .gloo import broadcast, joined
+from .megatron_checkpoint import save
 from .megatron_device import join
 from .megatron_learning import Learning
 from .megatron_model import Piece, build, pieces
@@ -135,6 +136,10 @@ class Rank:
             for _, tensor in self.stream():
                 if tensor is not None:
                     broadcast(engine, tensor.contiguous())
+
+    def checkpoint(self, folder: str) -> None:
+        """Write this rank's part of a torch_dist checkpoint."""
+        save(self.model, self.settings, folder)
 
     def stream(self) -> Iterator[tuple[str, Any]]:
         """Yield every weight in Hugging Face form, in the order of export: whole on rank 0, None on the others.

@@ -34,6 +34,7 @@ import torch  # noqa: E402
 from .megatron_layout import take_apart  # noqa: E402
 from .megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
 from .ranks import Ranks  # noqa: E402
+from .sequences import checked  # noqa: E402
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 OUTSIDE = {"embedding": 0, "decoder.layers": 1, "decoder.final_layernorm": 2, "output_layer": 3}
@@ -41,11 +42,13 @@ STATE: dict[str, Any] = {}
 
 
 def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict[str, str]) -> dict[str, Any]:
-    """Start the ranks and load them. Returns what was started and the plan.
+    """Start the ranks and load them, in place of those that were loaded before. Returns what was started and the plan.
 
     table: Megatron name with {} for numbers → {"layout", "targets"}. files: Hugging Face name → safetensors file.
     Raises LookupError where the checkpoint and the model differ in names.
     """
+    if "ranks" in STATE:
+        STATE.pop("ranks").close()
     settings = {**settings, "gpus": torch.cuda.is_available()}
     world = settings["layout"]["world"]
     if settings["gpus"] and torch.cuda.device_count() < world:
@@ -60,7 +63,7 @@ def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict
     except Exception:
         ranks.close()
         raise
-    STATE["ranks"] = ranks
+    STATE.update(ranks=ranks, vocabulary=settings["vocabulary"])
     version = megatron.core.__version__
     return {"version": version, "torch": torch.__version__, "gpus": settings["gpus"], "plan": plan}
 
@@ -126,12 +129,14 @@ def planned(
 
 def score(sequences: list[list[int]]) -> list[list[float]]:
     """Return the logprob of each token after the first."""
+    checked(sequences, STATE.get("vocabulary", 0))
     return _merged(_ranks().ask("score", sequences=sequences), len(sequences))
 
 
 def greedy(tokens: list[int], number: int) -> list[int]:
     """Return the tokens that greedy decoding adds, each by a forward over all before it."""
     sequence = list(tokens)
+    checked([sequence], STATE.get("vocabulary", 0))
     for _ in range(number):
         answers = _ranks().ask("next_token", sequence=sequence)
         sequence.append(next(answer for answer in answers if answer is not None))
@@ -140,6 +145,7 @@ def greedy(tokens: list[int], number: int) -> list[int]:
 
 def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
     """Take an optimizer step. unchanged: Megatron's names of the parameters that it left as they were."""
+    checked(sequences, STATE.get("vocabulary", 0), 2)
     answers = _ranks().ask("step", sequences=sequences, seed=seed, rate=rate)
     scores = _merged([answer["scores"] for answer in answers], len(sequences))
     return {
@@ -163,6 +169,11 @@ def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[di
 def send(group: dict[str, Any]) -> None:
     """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
     _ranks().ask("send", group=group)
+
+
+def checkpoint(folder: str) -> None:
+    """Write a torch_dist checkpoint by Megatron's own saver."""
+    _ranks().ask("checkpoint", folder=folder)
 
 
 def digests() -> dict[str, str]:
@@ -204,6 +215,7 @@ VERBS = {
     "perturb": perturb,
     "export": export,
     "send": send,
+    "checkpoint": checkpoint,
     "digests": digests,
     "replicas": replicas,
 }

@@ -32,6 +32,7 @@ class Ranks:
     def __init__(self, world: int, make: Callable[[int], Any]) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[int] = []
+        self._failed = ""
         for rank in range(world):
             mine, its = Pipe()
             sys.stdout.flush()
@@ -52,7 +53,13 @@ class Ranks:
             raise
 
     def ask(self, verb: str, **arguments: Any) -> list[Any]:
-        """Have every rank do the same and return what each returned. Raises RuntimeError with what the first said."""
+        """Have every rank do the same and return what each returned. Raises RuntimeError with what the first said.
+
+        After that several ranks are of no use any more: what one sent and another did not take would be taken for
+        an answer to something else.
+        """
+        if self._failed:
+            raise RuntimeError(f"the ranks are out of step since {self._failed}")
         message = json.dumps([verb, arguments]).encode()
         for rank, pipe in enumerate(self._pipes):
             try:
@@ -97,6 +104,8 @@ class Ranks:
                     answers[rank] = answer["result"]
         if failed:
             rank, text = min(failed.items())
+            if len(self._pipes) > 1:
+                self._failed = f"{verb} failed ({text})"
             raise RuntimeError(text if len(self._pipes) == 1 else f"rank {rank}: {text}")
         return [answers[rank] for rank in range(len(self._pipes))]
 

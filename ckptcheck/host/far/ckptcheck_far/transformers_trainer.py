@@ -14,6 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from .digest import digest
 from .gloo import broadcast, joined
 from .plane import put
+from .sequences import checked
 from .trainer_noise import noise, shaken, token_weights
 
 DECAY = 1.0
@@ -23,6 +24,7 @@ STATE: dict[str, Any] = {}
 
 def load(folder: str, dtype: str) -> dict[str, Any]:
     """Load a checkpoint. Returns what was started, and name, shape and own name of what is exported."""
+    STATE.clear()
     transformers.logging.set_verbosity_error()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -30,13 +32,15 @@ def load(folder: str, dtype: str) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
-    STATE.update(model=model.to(device).eval(), device=device, optimizer=None)
+    STATE.update(model=model.to(device).eval(), device=device, optimizer=None, master=[])
+    STATE["vocabulary"] = model.get_input_embeddings().weight.shape[0]
     plan = [{"name": name, "shape": [*weight.shape]} for name, weight in _stream()]
     return {"version": transformers.__version__, "torch": torch.__version__, "device": device.type, "plan": plan}
 
 
 def score(sequences: list[list[int]]) -> list[list[float]]:
     """Return the logprob of each token after the first, by a forward for each sequence."""
+    checked(sequences, STATE["vocabulary"])
     with torch.no_grad():
         return [_logprobs(sequence).tolist() for sequence in sequences]
 
@@ -44,6 +48,7 @@ def score(sequences: list[list[int]]) -> list[list[float]]:
 def greedy(tokens: list[int], number: int) -> list[int]:
     """Return the tokens that greedy decoding adds, each by a forward over all before it."""
     sequence = list(tokens)
+    checked([sequence], STATE["vocabulary"])
     with torch.no_grad():
         for _ in range(number):
             sequence.append(int(_logits(sequence)[-1].argmax()))
@@ -52,6 +57,7 @@ def greedy(tokens: list[int], number: int) -> list[int]:
 
 def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
     """Take a step of Adam; its moments and, for bfloat16, the weights it adds to are float32."""
+    checked(sequences, STATE["vocabulary"], 2)
     model = STATE["model"]
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if STATE["optimizer"] is None:
