@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-DECAY = 1.0
-"""Weight decay, so strong that a row without gradient (a token that does not occur, an idle expert) moves as well."""
+from .change import DECAY, EPSILON
+
 NO_CLIP = 1e30
 """Megatron tells the norm of the gradient only where it clips."""
 
@@ -31,6 +31,7 @@ class Learning:
             optimizer="adam",
             lr=1.0,
             weight_decay=DECAY,
+            adam_eps=EPSILON,
             bf16=bf16,
             clip_grad=NO_CLIP,
             use_distributed_optimizer=False,

@@ -10,6 +10,7 @@ import torch
 
 from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
+from .change import noise, shaken, token_weights
 from .digest import digest
 from .gloo import broadcast, joined
 from .megatron_checkpoint import save
@@ -17,7 +18,6 @@ from .megatron_device import join
 from .megatron_learning import Learning
 from .megatron_model import Piece, build, pieces
 from .plane import put
-from .trainer_noise import noise, shaken, token_weights
 
 VOCABULARY_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
 

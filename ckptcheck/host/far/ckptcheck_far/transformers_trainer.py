@@ -11,14 +11,12 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from .change import DECAY, EPSILON, noise, shaken, token_weights
 from .digest import digest
 from .gloo import broadcast, joined
 from .plane import put
 from .sequences import checked
-from .trainer_noise import noise, shaken, token_weights
 
-DECAY = 1.0
-"""As megatron_learning.py has it."""
 STATE: dict[str, Any] = {}
 
 
@@ -62,7 +60,7 @@ def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if STATE["optimizer"] is None:
         STATE["master"] = [weight.detach().float().clone() for weight in trained]
-        STATE["optimizer"] = torch.optim.AdamW(STATE["master"], lr=1.0, weight_decay=DECAY)
+        STATE["optimizer"] = torch.optim.AdamW(STATE["master"], lr=1.0, weight_decay=DECAY, eps=EPSILON)
     optimizer = STATE["optimizer"]
     number = sum(len(sequence) - 1 for sequence in sequences)
     sums = [torch.zeros_like(master) for master in STATE["master"]]

@@ -1,4 +1,4 @@
-"""Noise by name, so that the same weights change alike in every trainer and every layout."""
+"""What makes the same weights change alike in every trainer and every layout: noise by name, and Adam's constants."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+DECAY = 1.0
+"""Weight decay of Adam, so strong that a row without gradient (a token that does not occur, an idle expert) moves as well."""
+EPSILON = 1e-5
+"""Of Adam. With the usual 1e-8, numbers whose gradient is rounding noise would take a full step in a direction that depends
+on the layout."""
 
 
 def noise(name: str, shape: Sequence[int], seed: int) -> Any:
