@@ -15,6 +15,9 @@ from ckptcheck.host.trouble import VerbError
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
 """Tensors that old checkpoints hold and no model loads."""
 
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait for each other sleep. Spinning, they take the cores that other ranks and the engine compute on."""
+
 
 def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
     """Return name → the safetensors file that holds it, for every tensor that a model loads.
@@ -59,7 +62,7 @@ def loaded(
             python,
             module,
             name=module.rpartition(".")[2].removesuffix("_trainer"),
-            env=variables,
+            env=PATIENT | dict(variables),
             log=log,
             scratch=(exchange.folder,),
             start_timeout=START if timeout is None else timeout,
