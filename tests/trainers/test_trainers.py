@@ -206,6 +206,27 @@ def test_the_same_seed_gives_the_same_step(bench: Bench) -> None:
     assert all(other[name] != first[name] for name in first)
 
 
+def test_a_step_goes_on_from_what_was_perturbed(bench: Bench) -> None:
+    """bfloat16 is trained in float32 copies, which have to take over what was changed by hand."""
+    for layout in (Layout(tp=2), None):
+        trainer = bench.start(bench.model("qwen3-moe"), layout, "bfloat16")
+        trainer.step(SEQUENCES)
+        trainer.perturb(0.5, seed=1)
+        perturbed = trainer.digests()
+        step = trainer.step(SEQUENCES, rate=0.0)
+        assert trainer.digests() == perturbed
+        assert len(step.unchanged) > 20
+
+
+def test_ranks_that_hold_different_copies_are_named(bench: Bench) -> None:
+    trainer = bench.start(bench.model("qwen3-tied"), Layout(tp=2, pp=2))
+    assert trainer.replicas() == ()
+    norm = "decoder.layers.1.self_attention.k_layernorm.weight"
+    trainer.host.call("disturb", rank=3, name=norm)
+    trainer.host.call("disturb", rank=2, name="output_layer.weight")  # the tied head of the last stage
+    assert trainer.replicas() == (norm, "embedding.word_embeddings.weight")
+
+
 def test_weights_go_over_gloo_in_the_order_of_the_plan(bench: Bench) -> None:
     for layout in (Layout(tp=2, pp=2), None):
         trainer = bench.start(bench.model("qwen3-tied"), layout)

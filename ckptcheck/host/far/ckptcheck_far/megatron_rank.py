@@ -130,6 +130,12 @@ class Rank:
         """Return the digest of each parameter of which other ranks hold the same."""
         return {name: digest(piece.weight.detach()) for name, piece in self.pieces.items()}
 
+    def disturb(self, rank: int, name: str) -> None:
+        """Change one number of a parameter (Megatron's name) on one rank only: a fault, for tests of what finds it."""
+        if self.rank == rank:
+            with torch.no_grad():
+                self.pieces[name].weight.view(-1)[0] += 1
+
     def send(self, group: dict[str, Any]) -> None:
         """Broadcast all weights to an engine; rank 0 is rank 0 of the group, and the others hand it their parts."""
         with joined(group, 0) if self.rank == 0 else nullcontext() as engine:

@@ -194,6 +194,11 @@ def replicas() -> list[str]:
     return sorted({name for (name, _), digests in seen.items() if len(digests) > 1})
 
 
+def disturb(rank: int, name: str) -> None:
+    """Change one number of a parameter on one rank only."""
+    _ranks().ask("disturb", rank=rank, name=name)
+
+
 def _ranks() -> Ranks:
     if "ranks" not in STATE:
         raise RuntimeError("no model is loaded")
@@ -218,4 +223,5 @@ VERBS = {
     "checkpoint": checkpoint,
     "digests": digests,
     "replicas": replicas,
+    "disturb": disturb,
 }
