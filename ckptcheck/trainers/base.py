@@ -35,10 +35,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: the loss (nats a token) before it and the global norm of the gradient."""
+    """One optimizer step: the loss (nats a token) before it and the global norm of the gradient.
+
+    scores: the logprobs that its forward computed, each token after the first; equal to those of `score` before the step.
+    unchanged: the trainer's own names of the parameters that it left as they were.
+    """
 
     loss: float
     grad_norm: float
+    scores: tuple[tuple[float, ...], ...] = ()
+    unchanged: tuple[str, ...] = ()
 
 
 class Trainer(Protocol):
@@ -58,8 +64,8 @@ class Trainer(Protocol):
         """Return the tokens that greedy decoding adds."""
         ...
 
-    def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0) -> Step:
-        """Take an optimizer step on these sequences; every weight changes."""
+    def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0, rate: float | None = None) -> Step:
+        """Take an optimizer step on these sequences; every weight changes. rate: the learning rate, None for its own."""
         ...
 
     def perturb(self, scale: float, *, seed: int = 0) -> None:
@@ -80,6 +86,10 @@ class Trainer(Protocol):
 
     def digests(self) -> Mapping[str, str]:
         """Return the digest of every exported weight, computed where it lives; as an engine's `Entry.digest`."""
+        ...
+
+    def replicas(self) -> tuple[str, ...]:
+        """Return the trainer's own names of parameters of which its ranks hold different copies; () is well."""
         ...
 
     def save(self, folder: Path) -> None:

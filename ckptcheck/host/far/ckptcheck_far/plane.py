@@ -24,7 +24,7 @@ def put(tensors: dict[str, Any], address: dict[str, str]) -> dict[str, Any]:
         plain = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
         own[name] = tensor.detach() if plain else tensor.detach().contiguous().clone()
-    save_file(own, f"{path}.part")
+    save_file(own, f"{path}.part", {"format": "pt"})  # transformers loads no file that does not say so
     os.replace(f"{path}.part", path)
     return {**address, "tensors": len(own), "bytes": sum(tensor.nbytes for tensor in own.values())}
 

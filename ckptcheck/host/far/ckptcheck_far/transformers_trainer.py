@@ -1,0 +1,198 @@
+"""The verbs of the trainer that is plain transformers in one process: a reference, and what any causal model can use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+
+from .change import DECAY, EPSILON, noise, shaken, token_weights
+from .digest import digest
+from .gloo import broadcast, joined
+from .plane import put
+from .sequences import checked
+
+STATE: dict[str, Any] = {}
+
+
+def load(folder: str, dtype: str) -> dict[str, Any]:
+    """Load a checkpoint. Returns what was started, and name, shape and own name of what is exported."""
+    STATE.clear()
+    transformers.logging.set_verbosity_error()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
+    )
+    STATE.update(model=model.to(device).eval(), device=device, optimizer=None, master=[])
+    STATE["vocabulary"] = model.get_input_embeddings().weight.shape[0]
+    plan = [{"name": name, "shape": [*weight.shape]} for name, weight in _stream()]
+    return {"version": transformers.__version__, "torch": torch.__version__, "device": device.type, "plan": plan}
+
+
+def score(sequences: list[list[int]]) -> list[list[float]]:
+    """Return the logprob of each token after the first, by a forward for each sequence."""
+    checked(sequences, STATE["vocabulary"])
+    with torch.no_grad():
+        return [_logprobs(sequence).tolist() for sequence in sequences]
+
+
+def greedy(tokens: list[int], number: int) -> list[int]:
+    """Return the tokens that greedy decoding adds, each by a forward over all before it."""
+    sequence = list(tokens)
+    checked([sequence], STATE["vocabulary"])
+    with torch.no_grad():
+        for _ in range(number):
+            sequence.append(int(_logits(sequence)[-1].argmax()))
+    return sequence[len(tokens) :]
+
+
+def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
+    """Take a step of Adam; its moments and, for bfloat16, the weights it adds to are float32."""
+    checked(sequences, STATE["vocabulary"], 2)
+    model = STATE["model"]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if STATE["optimizer"] is None:
+        STATE["master"] = [weight.detach().float().clone() for weight in trained]
+        STATE["optimizer"] = torch.optim.AdamW(STATE["master"], lr=1.0, weight_decay=DECAY, eps=EPSILON)
+    optimizer = STATE["optimizer"]
+    number = sum(len(sequence) - 1 for sequence in sequences)
+    sums = [torch.zeros_like(master) for master in STATE["master"]]
+    scores = []
+    for sequence, counts in zip(sequences, token_weights(sequences, seed), strict=True):
+        logprobs = _logprobs(sequence)
+        scores.append(logprobs.tolist())
+        model.zero_grad(set_to_none=True)
+        (-(logprobs * counts.to(logprobs.device)).sum()).backward()
+        for total, weight in zip(sums, trained, strict=True):
+            if weight.grad is not None:  # an expert that no token went to has none
+                total += weight.grad.float()
+    model.zero_grad(set_to_none=True)
+    for master, total in zip(STATE["master"], sums, strict=True):
+        master.grad = total / number
+    norm = torch.linalg.vector_norm(torch.stack([master.grad.norm() for master in STATE["master"]]))
+    if not torch.isfinite(norm):
+        raise ArithmeticError("the gradient is not finite")
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    same = []
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    with torch.no_grad():
+        for name, weight, master in zip(names, trained, STATE["master"], strict=True):
+            new = master.to(weight.dtype)
+            if torch.equal(new, weight):
+                same.append(name)
+            weight.copy_(new)
+    return {"scores": scores, "grad_norm": float(norm), "unchanged": same}
+
+
+def perturb(scale: float, seed: int) -> None:
+    """Multiply every weight by 1 + scale × noise."""
+    _write({name: shaken(weight, scale, noise(name, weight.shape, seed)) for name, weight in _stream()})
+    if STATE["optimizer"] is not None:
+        trained = [weight for weight in STATE["model"].parameters() if weight.requires_grad]
+        with torch.no_grad():
+            for master, weight in zip(STATE["master"], trained, strict=True):
+                master.copy_(weight)
+
+
+def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Put all weights on the plane and return the parcels."""
+    stream = _stream()
+    parcels = []
+    for (begin, end), address in zip(buckets, addresses, strict=True):
+        parcels.append(put(dict(next(stream) for _ in range(begin, end)), address))
+    return parcels
+
+
+def send(group: dict[str, Any]) -> None:
+    """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
+    with joined(group, 0) as engine:
+        for _, weight in _stream():
+            broadcast(engine, weight.contiguous())
+
+
+def digests() -> dict[str, str]:
+    """Return the digest of every exported weight."""
+    return {name: digest(weight) for name, weight in _stream()}
+
+
+def replicas() -> list[str]:
+    """There is one process, so no copies can differ."""
+    return []
+
+
+def _logits(sequence: list[int]) -> Any:
+    tokens = torch.tensor([sequence], device=STATE["device"])
+    return STATE["model"](tokens, use_cache=False).logits[0].float()
+
+
+def _logprobs(sequence: list[int]) -> Any:
+    logits = _logits(sequence)[:-1]
+    targets = torch.tensor(sequence[1:], device=logits.device)
+    return logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+
+
+def _state() -> dict[str, Any]:
+    """Return the model's weights under its own names, tied ones once."""
+    model = STATE["model"]
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return {name: weight.detach() for name, weight in model.state_dict().items() if name not in tied}
+
+
+def _stream() -> Iterator[tuple[str, Any]]:
+    """Yield every weight under the name that a checkpoint gives it: what `save_pretrained` would write.
+
+    transformers 5 holds experts in one tensor and takes them apart to save them.
+    """
+    yield from revert_weight_conversion(STATE["model"], _state()).items()
+
+
+def _write(changed: dict[str, Any]) -> None:
+    """Write weights under the names that a checkpoint gives them into the model, in place.
+
+    Where `_stream` yields a view, that is enough. Else its own conversion says where: it is asked to convert numbered
+    places instead of weights.
+    """
+    own = _state()
+    views = {weight.untyped_storage().data_ptr() for weight in own.values()}
+    rest = {}
+    for name, weight in _stream():
+        if weight.untyped_storage().data_ptr() in views:
+            weight.copy_(changed[name])
+        else:
+            rest[name] = changed[name]
+    if not rest:
+        return
+    places, begins, total = {}, [], 0
+    for name, weight in own.items():
+        begins.append(total)
+        places[name] = torch.arange(total, total + weight.numel()).view(weight.shape)
+        total += weight.numel()
+    flat = [weight.view(-1) for weight in own.values()]
+    starts = torch.tensor(begins)
+    for name, where in revert_weight_conversion(STATE["model"], places).items():
+        if name in rest:
+            holder = int(torch.bucketize(where.min(), starts, right=True)) - 1
+            flat[holder][(where - starts[holder]).view(-1).to(flat[holder].device)] = rest[name].reshape(-1)
+
+
+VERBS = {
+    "load": load,
+    "score": score,
+    "greedy": greedy,
+    "step": step,
+    "perturb": perturb,
+    "export": export,
+    "send": send,
+    "digests": digests,
+    "replicas": replicas,
+}

@@ -1,0 +1,74 @@
+"""The real megatron-core as a trainer: tensor, pipeline and expert parallel, on the CPU or on GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.environments.interpreter import interpreter
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.host import Host
+from ckptcheck.trainers.base import TrainerInfo, Weight
+from ckptcheck.trainers.layout import Layout
+from ckptcheck.trainers.megatron_settings import megatron_settings, megatron_table
+from ckptcheck.trainers.remote import NAMES, RemoteTrainer
+from ckptcheck.trainers.start import loaded, tensor_files
+
+MODULE = "ckptcheck_far.megatron_trainer"
+
+
+def start_megatron(
+    source: Checkpoint,
+    exchange: Exchange,
+    *,
+    layout: Layout | None = None,
+    dtype: str = "float32",
+    python: Path | None = None,
+    log: Path | None = None,
+    timeout: float | None = None,
+    host: Host | None = None,
+) -> RemoteTrainer:
+    """Load a Hugging Face checkpoint into megatron-core's GPTModel.
+
+    python: of an environment with megatron-core, None for the one that ckptcheck built. log: where its processes print.
+    timeout: see `RemoteTrainer`. host: of an earlier trainer of this kind, whose model is dropped; its process has imported
+    everything already. Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied
+    or HostHung when it does not start.
+    """
+    layout = layout or Layout()
+    settings = megatron_settings(source.config, layout, dtype, source.target)
+    config = source.config
+    if config is None:  # megatron_settings has refused it
+        raise CkptcheckError(f"{source.target} has no config.json")
+    request = {
+        "settings": settings,
+        "table": megatron_table(config),
+        "files": {name: str(path) for name, path in tensor_files(source).items()},
+    }
+    found = interpreter("megatron", python) if host is None else None
+    host, told = loaded(
+        host,
+        found.python if found else Path(),
+        MODULE,
+        found.variables if found else {},
+        exchange,
+        request,
+        log=log,
+        timeout=timeout,
+    )
+    weights = [
+        Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (weight["own"],), tuple(weight["owners"]))
+        for weight in told["plan"]
+        for part in weight["parts"]
+    ]
+    facts = {
+        "torch": told["torch"],
+        "device": "cuda" if told["gpus"] else "cpu",
+        "backend": "nccl" if told["gpus"] else "gloo",
+        "ranks": str(layout.world),
+    }
+    info = TrainerInfo("megatron", told["version"], dtype, str(layout), config.architecture or "", facts)
+    return RemoteTrainer(
+        host, info, weights, exchange=exchange, source=source.source.local, config=config.value, timeout=timeout
+    )
