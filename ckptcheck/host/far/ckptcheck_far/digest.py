@@ -40,8 +40,7 @@ def multipliers(half: int) -> tuple[int, ...]:
 
 def spell(words: tuple[int, ...], nbytes: int) -> str:
     """Return 32 hexadecimal digits for the two words that are left of so many bytes."""
-    lengths = ((nbytes * multipliers(half)[0]) & MASK for half in (0, 1))
-    return "".join(f"{(word + length) & MASK:016x}" for word, length in zip(words, lengths))
+    return "".join(f"{(words[half] + nbytes * multipliers(half)[0]) & MASK:016x}" for half in (0, 1))
 
 
 def digest(tensor: Any) -> str:
