@@ -29,14 +29,21 @@ def dtype_name(tensor: Any) -> str:
 
 
 def place(tensor: Any) -> str:
-    """Say where a tensor begins: the address of its storage and the offset in it, "" where it has no bytes."""
+    """Say where a tensor begins: the address of its storage and the offset in it, "" where it has no bytes.
+
+    Of a handler: the address of what it packed, which is another one when it is packed anew.
+    """
+    if hasattr(tensor, "handler_tensor"):
+        return f"{int(tensor.handler_tensor):x}"
     if tensor.device.type == "meta" or not tensor.untyped_storage().nbytes():
         return ""
     return f"{tensor.untyped_storage().data_ptr():x}+{tensor.storage_offset() * tensor.element_size()}"
 
 
 def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yield (name, kind, tensor, why it cannot be read) of all tensors of a model; the tensor is None where there is none.
+    """Yield (name, kind, tensor, why it cannot be read) of all tensors of a model.
+
+    A packed copy is no tensor but a handler, of which only the place is known.
 
     A name is that of the module and the attribute. Aliases of parameters have an entry each; a derived tensor that is
     exactly a parameter or buffer has none.
@@ -55,7 +62,7 @@ def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
         yield prefix + name, "buffer", tensor, ""
     for module, found in packed.items():
         for name, tensor, why in found:
-            if tensor is None or (isinstance(tensor, torch.Tensor) and _identity(tensor) not in known):
+            if not isinstance(tensor, torch.Tensor) or _identity(tensor) not in known:
                 yield f"{prefix}{module}.{name}" if module else prefix + name, "derived", tensor, why
 
 
@@ -79,7 +86,7 @@ def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple
     elif isinstance(value, torch.nn.Module):
         return
     elif hasattr(value, "handler_tensor"):
-        yield name, None, "packed for oneDNN"
+        yield name, value, "packed for oneDNN"
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value[:64]):
             yield from _inside(f"{name}.{number}", item, depth - 1, {*seen, id(value)})

@@ -31,8 +31,8 @@ class Extension:
         """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
         entries = []
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
-            if tensor is None:
-                entries.append([name, kind, "", [], 0, "", "", opaque])
+            if not hasattr(tensor, "shape"):
+                entries.append([name, kind, "", [], 0, "", tensors.place(tensor), opaque])
                 continue
             opaque = "it is on the meta device: it holds no numbers" if tensor.device.type == "meta" else opaque
             value = digest(tensor) if seen and not opaque else ""
@@ -68,7 +68,7 @@ class Extension:
         found = []
         marked = getattr(self, "_ckptcheck_marked", {})
         for name, _, tensor, _ in self._ckptcheck_tensors():
-            if name not in marked or tensor is None or marks.why_not(tensor):
+            if name not in marked or not hasattr(tensor, "shape") or marks.why_not(tensor):
                 continue
             count, ranges = marks.left(tensor, marks.seed(self.rank, marked[name]))
             blank, blanks = marks.blank(tensor)
@@ -95,7 +95,7 @@ class Extension:
     def ckptcheck_fetch(self, wanted: list[list[str]], path: str) -> dict[str, Any]:
         """Put tensors on the plane of files, named RANK/NAME. wanted: names, by rank."""
         names = set(wanted[self.rank])
-        found = {f"{self.rank}/{n}": t for n, _, t, _ in self._ckptcheck_tensors() if n in names and t is not None}
+        found = {f"{self.rank}/{n}": t for n, _, t, _ in self._ckptcheck_tensors() if n in names and hasattr(t, "shape")}
         here = {name: tensor.detach().cpu() for name, tensor in found.items()}
         return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
 
