@@ -19,7 +19,7 @@ LOAD = 900.0
 """Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in the process that we speak to
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings would pass for last words
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",
