@@ -152,19 +152,21 @@ def _told(error: BaseException) -> str:
 
 
 def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
-    """Return prompt logprobs, and what greedy decoding adds to each sequence, after its own prefix in the cache."""
+    """Return the logprobs of prompts, and what greedy decoding adds.
+
+    Decoding comes first: it reads the prefix cache as it was left, whereas prompt logprobs pass it by and fill it.
+    """
     from vllm import SamplingParams
 
-    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    found: list[dict[str, Any]] = [
-        {"prompt": [each[token].logprob for token, each in zip(tokens[1:], request.prompt_logprobs[1:])]}
-        for tokens, request in zip(sequences, _generate(sequences, [settings] * len(sequences)))
-    ]
+    found: list[dict[str, Any]] = [{} for _ in sequences]
     if decode:
         settings = SamplingParams(max_tokens=decode, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
         for each, request in zip(found, _generate(sequences, [settings] * len(sequences))):
             decoded = list(request.outputs[0].token_ids)
             each.update(decoded=decoded, decode=_logprobs(request), cached=request.num_cached_tokens or 0)
+    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    for each, tokens, request in zip(found, sequences, _generate(sequences, [settings] * len(sequences))):
+        each["prompt"] = [row[token].logprob for token, row in zip(tokens[1:], request.prompt_logprobs[1:])]
     return found
 
 

@@ -48,10 +48,8 @@ def _backend() -> type:
         init_info_cls = Group
         update_info_cls = Bucket
         process_group: Any = None
-        returned: set[str]
 
         def init_transfer_engine(self, init_info: Group) -> None:
-            self.returned = set()
             self.process_group = gloo.join(init_info.group, 1 + self.parallel_config.rank)
 
         def start_weight_update(self) -> None:
@@ -64,7 +62,7 @@ def _backend() -> type:
             from .vllm_worker import blank_memory
 
             with torch.no_grad(), blank_memory():
-                self.returned |= set(self.model.load_weights(self._received(update_info)) or ())
+                self.model.load_weights(self._received(update_info))
 
         def _received(self, bucket: Bucket) -> Any:
             for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes):

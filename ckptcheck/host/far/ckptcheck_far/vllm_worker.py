@@ -95,7 +95,9 @@ class Extension:
     def ckptcheck_fetch(self, wanted: list[list[str]], path: str) -> dict[str, Any]:
         """Put tensors on the plane of files, named RANK/NAME. wanted: names, by rank."""
         names = set(wanted[self.rank])
-        found = {f"{self.rank}/{n}": t for n, _, t, _ in self._ckptcheck_tensors() if n in names and hasattr(t, "shape")}
+        found = {
+            f"{self.rank}/{n}": t for n, _, t, _ in self._ckptcheck_tensors() if n in names and hasattr(t, "shape")
+        }
         here = {name: tensor.detach().cpu() for name, tensor in found.items()}
         return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
 
