@@ -177,7 +177,7 @@ class FakeEngine:
         self._finish()
         if any(self._has("lying")):
             return Answer(False, "TimeoutError: the update did not finish in time", 0.0, None, version)
-        return Answer(True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "gloo" else None, version)
+        return Answer(True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version)
 
     def _write(self, name: str, values: NDArray[Any], *, faulty: bool) -> None:
         import numpy as np
