@@ -39,7 +39,7 @@ def test_marks_survive_casts_between_floats() -> None:
 def test_marks_do_not_depend_on_how_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, slanted = torch.zeros(100, 7), torch.zeros(7, 100).t()
     marks.scramble(whole, 3)
-    monkeypatch.setattr(marks, "PIECE", 64)
+    monkeypatch.setitem(marks.PIECE, "cpu", 64)
     marks.scramble(slanted, 3)
     assert torch.equal(whole, slanted)
     assert marks.left(slanted, 3)[0] == 700

@@ -7,10 +7,11 @@ so a mark survives a cast between them. Integers and floats of 8 bits have no un
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
-PIECE = 1 << 22
-"""Elements that are marked at once."""
+PIECE = {"cpu": 31 << 10, "": 1 << 22}
+"""Elements that are marked at once, by kind of device; on CPU below what torch gives to several threads (see digest.py)."""
 RANGES = 8
 """How many runs of marks are told."""
 RUN = {1: 6, 2: 3}
@@ -61,8 +62,7 @@ def scramble(tensor: Any, number: int) -> None:
         target = tensor.detach()
         plain = target.is_contiguous()
         flat = target.view(-1) if plain else torch.empty(target.numel(), dtype=target.dtype, device=target.device)
-        for begin in range(0, flat.numel(), PIECE):
-            end = min(begin + PIECE, flat.numel())
+        for begin, end in _pieces(flat):
             flat[begin:end] = marks(number, begin, end, flat.dtype, flat.device)
         if not plain:
             target.copy_(flat.view(target.shape))
@@ -75,9 +75,8 @@ def left(tensor: Any, number: int) -> tuple[int, list[tuple[int, int]]]:
     with torch.inference_mode():
         flat = tensor.detach().reshape(-1)
         integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-        same = torch.empty(flat.numel(), dtype=torch.bool, device=flat.device)
-        for begin in range(0, flat.numel(), PIECE):
-            end = min(begin + PIECE, flat.numel())
+        same = torch.zeros(flat.numel(), dtype=torch.bool, device=flat.device)
+        for begin, end in _pieces(flat):
             expected = marks(number, begin, end, flat.dtype, flat.device)
             same[begin:end] = flat[begin:end].view(integer) == expected.view(integer)
         return runs(
@@ -93,7 +92,15 @@ def blank(tensor: Any) -> tuple[int, list[tuple[int, int]]]:
         flat = tensor.detach().reshape(-1)
         if not flat.is_floating_point() or flat.element_size() == 1:
             return 0, []
+        if not bool(flat.sum().isnan()):  # a sum is NaN where an element is, and is quick
+            return 0, []
         return runs(flat != flat, 1)
+
+
+def _pieces(flat: Any) -> Iterator[tuple[int, int]]:
+    step = PIECE.get(flat.device.type, PIECE[""])
+    for begin in range(0, flat.numel(), step):
+        yield begin, min(begin + step, flat.numel())
 
 
 def runs(flags: Any, least: int) -> tuple[int, list[tuple[int, int]]]:

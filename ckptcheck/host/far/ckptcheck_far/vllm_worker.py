@@ -30,14 +30,18 @@ class Extension:
     def ckptcheck_manifest(self, seen: bool = True) -> dict[str, Any]:
         """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
         entries = []
+        known: dict[Any, str] = {}  # the digests of what aliases share
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
             if not hasattr(tensor, "shape"):
                 entries.append([name, kind, "", [], 0, "", tensors.place(tensor), opaque])
                 continue
             opaque = "it is on the meta device: it holds no numbers" if tensor.device.type == "meta" else opaque
-            value = digest(tensor) if seen and not opaque else ""
             nbytes = tensor.numel() * tensor.element_size()
             shape, where = list(tensor.shape), tensors.place(tensor)
+            value, same = "", (where, tuple(shape), tensor.stride(), tensor.dtype)
+            if seen and not opaque:
+                value = known[same] if where and same in known else digest(tensor)
+                known[same] = value
             entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, value, where, opaque])
         return {"rank": self.rank, "entries": entries}
 
