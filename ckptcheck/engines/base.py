@@ -60,11 +60,17 @@ class Scrambled:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Elements of one tensor that still hold the mark. ranges: [begin, end) of flat elements, the first few runs."""
+    """Elements of one tensor that an update did not write. ranges: [begin, end) of flat elements, the first few runs.
+
+    count: those that still hold the mark. blank: those that are NaN, as memory is that the update allocated and did not
+    write (where the engine can be made to fill it so); a weight that is sent as NaN counts too. total: all elements.
+    """
 
     count: int
     total: int
     ranges: tuple[tuple[int, int], ...]
+    blank: int = 0
+    blanks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Engine(Protocol):
     """An inference engine that holds a model. Every call raises HostDied, HostHung or VerbError as the host does."""
 
     info: EngineInfo
+    transports: tuple[str, ...]
 
     def manifest(self) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
@@ -123,15 +130,22 @@ class Engine(Protocol):
         ...
 
     def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
-        """Return the tensors in which marks are left."""
+        """Return the scrambled tensors that an update did not write wholly."""
         ...
 
     def refit(self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None) -> Answer:
-        """Send the parcels through the engine's public update path, one update in as many buckets as there are."""
+        """Send the parcels through the engine's public update path, one update in as many buckets as there are.
+
+        transport: one of `transports`. The caches are not reset. An exception of the engine is an answer.
+        """
         ...
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
         """Score sequences; decode: how many tokens to add greedily."""
+        ...
+
+    def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
+        """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
         ...
 
     def reset_prefix_cache(self) -> None:

