@@ -2,8 +2,9 @@
 
 ``vllm.json``, ``sglang.json`` and ``transformers.json`` hold, for each architecture, the modules that the consumer
 built from a tiny config: template of the path (numbers as ``{}``) → class, what it is, and for which methods it is
-built without a quantization config; ``stops`` are those of which it refuses tensors that have no place. `fixtures/learn_modules.py` writes them. An architecture that is not there is
-guessed from the usual names, and every module says so.
+built without a quantization config; ``stops`` are those at whose tensors its loader raises where they have no place.
+`fixtures/learn_modules.py` writes them. An architecture that is not there is guessed from the usual names, and every
+module says so.
 """
 
 from __future__ import annotations

@@ -126,9 +126,8 @@ def test_llama_drops_what_it_has_no_place_for_and_serves_what_was_in_memory(
     does = "and computes with memory that nothing filled"
     assert said(folder) == [
         f"{down} is stored quantized, but ignored by '{down}': sglang 0.5.23 drops {down}.weight_packed {does}",
-        f"{o} is stored unquantized, but targeted by 'Linear' and not ignored: sglang 0.5.23 drops {o}.weight {does}",
-        f"{gate} and 1 more are stored unquantized, but targeted by 'Linear' and not ignored: "
-        f"sglang 0.5.23 drops {gate}.weight {does}",
+        f"{o} and 2 more are stored unquantized, but targeted by 'Linear' and not ignored: "
+        f"sglang 0.5.23 drops {o}.weight {does}",
     ]
     served = serve(place, folder, tmp_path / "log")
     fused = gate.replace("gate_proj", "gate_up_proj")
@@ -141,7 +140,7 @@ def test_llama_drops_what_it_has_no_place_for_and_serves_what_was_in_memory(
 
 def test_qwen3_moe_drops_experts_without_a_word(place: Interpreter, models: Path, tmp_path: Path) -> None:
     experts = "model.layers.1.mlp.experts"
-    entry = r"re:model\.layers\.1\.mlp\.experts.*"
+    entry = "re:.*layers.1.mlp.experts.*"
     folder = changed(models / "moe", tmp_path / "moe", ignore=["lm_head", entry])
     assert said(folder) == [
         f"{experts}.0.down_proj and 11 more are stored quantized, but ignored by '{entry}': sglang 0.5.23 drops "
@@ -181,7 +180,9 @@ def test_parts_of_a_fused_module_that_are_treated_differently(loader: Host, mode
     folder = changed(models / "moe", tmp_path / "moe", ignore=["lm_head", q])
     assert said(folder) == [f"sglang 0.5.23 stops: the list matches q_proj of {fused} and not k_proj, v_proj"]
     error = loader.call("load", folder=str(folder), timeout=300)["error"]
-    assert error.startswith(f"ValueError: Found different quantization schemes for ['q_proj', 'k_proj', 'v_proj'] in {fused}")
+    assert error.startswith(
+        f"ValueError: Found different quantization schemes for ['q_proj', 'k_proj', 'v_proj'] in {fused}"
+    )
 
     folder = changed(models / "dense", tmp_path / "llama", ignore=["lm_head", q])
     assert said(folder) == []

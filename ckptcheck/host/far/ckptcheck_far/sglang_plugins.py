@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Dict
 
 GROUP = "sglang.srt.plugins"
 
 
-def offer(folder: str, plugins: Dict[str, str]) -> None:
+def offer(folder: str, plugins: dict[str, str]) -> None:
     """Write the metadata into a folder, and put that on the path of this process and of those it starts.
 
     folder: an empty one that outlives SGLang. plugins: name → ``module:function``; the function takes no arguments.
