@@ -22,6 +22,7 @@ class Module:
     `EMBEDDING` or `OTHER`. parts: the checkpoint's modules that are loaded into it. quantizable: whether it is built
     with a quantization config at all. shards: the names of gate, up and down of one expert, for a fused one.
     guessed: nobody has built this architecture with this consumer; name and class follow the usual pattern.
+    stops: its loader raises on a tensor for the module that it has no parameter for; asked of SGLang only.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Module:
     quantizable: bool = True
     shards: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     guessed: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """What becomes of a module that a consumer builds otherwise than it is stored.
 
-Sources: vLLM 0.32 `AutoWeightsLoader` and the models' `load_weights` raise on a name they have no parameter for; SGLang 0.5.23
-drops it, with a warning in some models and silently in others; transformers 5.23 reports it, and starts what is missing at
-random. A weight under the same name is copied into whatever dtype the parameter has. What vLLM does is shown on a real one by
-the tests.
+Sources: vLLM 0.32 `AutoWeightsLoader` and the models' `load_weights` raise on a name they have no parameter for; in SGLang 0.5.23
+that is for each model to decide, and some raise for the parts of fused modules only, or for experts (asked by
+`fixtures/learn_modules_sglang.py`); most drop it, with a warning (Llama) or silently (Qwen3-MoE); transformers 5.23 reports it,
+and starts what is missing at random. A weight under the same name is copied into whatever dtype the parameter has. What vLLM and
+SGLang do is shown on real ones by the tests.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 _OTHER_NAME = {
-    "vllm": "stops at {tensor}",
     "sglang": "drops {tensor} and computes with memory that nothing filled",
     "transformers": "starts the weight at random and says so in its report only",
     "compressed-tensors": "finds no {tensor}",
 }
+_STOPS = "stops at {tensor}"
+_EITHER = "has no place for {tensor}, and stops or computes with memory that nothing filled"
+"""What SGLang does with models whose loader raises, and with one that nobody has loaded."""
 _SAME_NAME = {
     True: "casts the numbers as they are and leaves the scale out",
     False: "casts the weight to the quantized dtype, with a scale that nothing filled",
@@ -35,11 +38,15 @@ def effect(clash: Clash, stored: str, built: str, scale: str | None = None) -> s
 
     scale: name of a tensor beside the weight, None where there is none.
     """
-    if stored == built and clash.consumer == "vllm" and clash.stored and scale is not None:
+    stops = clash.consumer == "vllm" or clash.built.stops
+    if stored == built and stops and clash.stored and scale is not None:
         stored = scale  # the weight finds its place, and the scale none
     elif stored == built and clash.consumer in ("vllm", "sglang", "transformers"):
         return _SAME_NAME[clash.stored]
-    return _OTHER_NAME[clash.consumer].format(tensor=f"{clash.module}.{stored}")
+    says = _STOPS if stops else _OTHER_NAME[clash.consumer]
+    if clash.consumer == "sglang" and clash.built.guessed:
+        says = _EITHER
+    return says.format(tensor=f"{clash.module}.{stored}")
 
 
 @dataclass(frozen=True)
@@ -77,13 +84,17 @@ def described(ckpt: Checkpoint, clashes: Iterable[Clash]) -> Iterator[Described]
         role = stored.weight.role if stored is not None and stored.weight is not None else "weight"
         other = "weight" if first[0].stored else built
         beside = sorted(stored.companions, key=lambda name: "scale" not in name) if stored is not None else []
+        worst = [
+            next((each for each in one if each.built.stops), one[0])
+            for one in zip(*(by_module[name] for name in listed), strict=True)
+        ]
         entry = next((clash.verdict.entry for clash in first if clash.verdict.entry is not None), None)
         place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
         yield Described(
             modules=listed[0] + (f" and {len(listed) - 1:,} more" if len(listed) > 1 else ""),
             are="are" if len(listed) > 1 else "is",
             because=_because(first[0].stored, entry),
-            effects="; ".join(f"{clash.who} {effect(clash, role, other, next(iter(beside), None))}" for clash in first),
+            effects="; ".join(f"{clash.who} {effect(clash, role, other, next(iter(beside), None))}" for clash in worst),
             file=place.file if place else ckpt.quantization.main.file,
             key=place.key if place else ckpt.quantization.main.key,
             hint=_hint(first[0], entry),

@@ -2,8 +2,9 @@
 
 ``vllm.json``, ``sglang.json`` and ``transformers.json`` hold, for each architecture, the modules that the consumer
 built from a tiny config: template of the path (numbers as ``{}``) → class, what it is, and for which methods it is
-built without a quantization config. `fixtures/learn_modules.py` writes them. An architecture that is not there is
-guessed from the usual names, and every module says so.
+built without a quantization config; ``stops`` are those at whose tensors its loader raises where they have no place.
+`fixtures/learn_modules.py` writes them. An architecture that is not there is guessed from the usual names, and every
+module says so.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def modules(consumer: str, architecture: str | None, method: str, names: Iterabl
         if place is not None:
             parts.setdefault((place[0], numbers[: place[0].count("{}")]), []).append(name)
     by_template = {place[0]: place[1] for place in places.values() if place is not None}
+    stops = frozenset(known.get("stops", ()) if known is not None else ())
     return [
-        _module(template, numbers, by_template[template], tuple(made), method, guessed=table is None)
+        _module(template, numbers, by_template[template], tuple(made), method, table is None, template in stops)
         for (template, numbers), made in parts.items()
     ]
 
@@ -89,13 +91,19 @@ def _templates(names: tuple[str, ...]) -> list[tuple[str, str, tuple[str, ...]]]
 
 
 def _module(
-    template: str, numbers: tuple[str, ...], entry: list[Any], parts: tuple[str, ...], method: str, *, guessed: bool
+    template: str,
+    numbers: tuple[str, ...],
+    entry: list[Any],
+    parts: tuple[str, ...],
+    method: str,
+    guessed: bool,
+    stops: bool,
 ) -> Module:
     role, kind, plain, *rest = entry
     path = (rest[0] if rest and rest[0] else template).format(*numbers)
     shards = tuple(rest[1]) if len(rest) > 1 else ("gate_proj", "up_proj", "down_proj")
     quantizable = plain is not True and method not in (plain or ())
-    return Module(path, kind, _ROLES[role], parts, quantizable, shards, guessed)
+    return Module(path, kind, _ROLES[role], parts, quantizable, shards, guessed, stops)
 
 
 def _place(

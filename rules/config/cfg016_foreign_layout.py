@@ -6,8 +6,8 @@ transformers would look for. Known names were taken from what transformers itsel
 config on and off.
 
 ## Why it matters
-transformers starts the whole model from random numbers and lists what it left out in a warning; SGLang drops the
-tensors without a word and answers /health with 200. It happens when a checkpoint in a trainer's or another library's
+transformers starts the whole model from random numbers and lists what it left out in a warning; in SGLang many models drop
+the tensors without a word and answer /health with 200. It happens when a checkpoint in a trainer's or another library's
 layout gets a `config.json`.
 
 ## How to fix

@@ -6,8 +6,9 @@ this config: by its targets, its ignore list, and by what each of them never qua
 router of Qwen3-MoE in SGLang. How each version matches a list is held to its real code by this project's tests.
 
 ## Why it matters
-The tensors have nowhere to go. vLLM stops at the first one; SGLang drops them, in some models without a line in the log, and
-serves what was in memory; transformers starts the module at random. Where the weight keeps its name, as FP8 does, the numbers
+The tensors have nowhere to go. vLLM stops at the first one. So does SGLang in some models (`q_proj` of Qwen3); in most it drops
+them, with a warning (Llama) or without a line in the log (Qwen3-MoE), and serves what was in memory. transformers starts the
+module at random. Where the weight keeps its name, as FP8 does, the numbers
 are cast as they are, a thousand times too large.
 
 ## How to fix

@@ -5,9 +5,10 @@ Every unquantized weight is in a module that vLLM and SGLang (or those that `--c
 unquantized under this config: it is ignored, not targeted, or of a kind that they never quantize.
 
 ## Why it matters
-The consumer allocates packed weights and scales, and nothing in the checkpoint fills them. vLLM stops; SGLang serves what was in
-memory. Where the weight keeps its name, as FP8 does, it is cast without a scale. Routers are the usual case: transformers keeps
-them in full precision whatever a list says, so a checkpoint that it loads without a word fails in the engine.
+The consumer allocates packed weights and scales, and nothing in the checkpoint fills them. vLLM stops. SGLang stops
+or serves what was in memory; that is for each model's loader to decide. Where the weight keeps its name, as FP8 does, it is
+cast without a scale. Routers are the usual case: transformers keeps them in full precision whatever a list says, so a
+checkpoint that it loads without a word fails in the engine.
 
 ## How to fix
 Name the module in the ignore list, as the module is called in the engine. `ckptcheck scan --fix` writes a list that all

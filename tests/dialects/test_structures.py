@@ -132,3 +132,17 @@ def test_an_entry_for_what_is_never_quantized_is_not_dead() -> None:
     listed = ["lm_head", "model.layers.1.mlp.experts.0", "model.layers.1.mlp.gate", "model.layers.1.mlp.gates"]
     judged = judge_all("vllm", "DeepseekV3ForCausalLM", names, {**FP8, "modules_to_not_convert": listed})
     assert judged.dead("modules_to_not_convert") == ["model.layers.1.mlp.gates"]
+
+
+def test_where_a_loader_of_sglang_raises() -> None:
+    """Llama's drops all that it has no place for, Qwen3's raises at parts of fused modules, Gemma's at everything."""
+    names = layer("mlp.down_proj", "mlp.up_proj", "self_attn.o_proj", "self_attn.q_proj")
+    for architecture, raises in (
+        ("LlamaForCausalLM", []),
+        ("Qwen3ForCausalLM", layer("mlp.up_proj", "self_attn.q_proj")),
+        ("Gemma2ForCausalLM", names),
+        ("OurForCausalLM", []),
+    ):
+        built = modules("sglang", architecture, "compressed-tensors", names)
+        assert sorted(part for module in built if module.stops for part in module.parts) == raises
+    assert not any(module.stops for module in modules("vllm", "Qwen3ForCausalLM", "compressed-tensors", names))

@@ -1,0 +1,97 @@
+"""An SGLang plugin: linear layers and experts with packed integers (compressed-tensors W4A16, W8A16) on a CPU.
+
+SGLang 0.5.23 multiplies them with CUDA kernels only, and repacks the weights for those. Here they stay as the checkpoint has
+them and are multiplied in torch. Which modules are quantized, which parameters they get, and how the checkpoint's tensors
+find their way into them, all that is SGLang's own. Only symmetric weights without act-order; where there is a GPU nothing is done.
+
+Layout (sglang/srt/layers/quantization/compressed_tensors/schemes): a linear layer has ``weight_packed`` int32
+[out, in / 8] and ``weight_scale`` [out, groups]; experts have ``w13_weight_packed`` int32 [experts, in / 8, 2 · middle],
+``w13_weight_scale`` [experts, groups, 2 · middle], and ``w2`` alike. The lowest bits of a word come first; the codes are
+offset by half of their range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Replace what needs CUDA. SGLang logs what is raised here and goes on without the plugin."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+    from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_wNa16 import (
+        CompressedTensorsWNA16,
+    )
+    from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_wNa16_moe import (
+        CompressedTensorsWNA16MoE,
+    )
+
+    computed = [torch.float16, torch.bfloat16, torch.float32]
+    CompressedTensorsConfig.get_supported_act_dtypes = classmethod(lambda cls: computed)
+    CompressedTensorsConfig._check_scheme_supported = _supported
+    CompressedTensorsWNA16.process_weights_after_loading = _stay
+    CompressedTensorsWNA16.apply_weights = _linear
+    CompressedTensorsWNA16MoE.process_weights_after_loading = _stay
+    CompressedTensorsWNA16MoE.restore_weights_before_loading = _stay
+    CompressedTensorsWNA16MoE.create_moe_runner = _no_runner
+    CompressedTensorsWNA16MoE.apply_weights = _experts
+
+
+def _supported(config: Any, min_capability: int, error: bool = True) -> bool:
+    return True
+
+
+def _stay(scheme: Any, layer: Any) -> None:
+    symmetric = scheme.symmetric if hasattr(scheme, "symmetric") else scheme.sym
+    act_order = scheme.has_g_idx if hasattr(scheme, "has_g_idx") else scheme.actorder == "group"
+    if not symmetric or act_order:
+        raise NotImplementedError("on a CPU there are only symmetric integers without act-order")
+
+
+def _no_runner(scheme: Any, layer: Any, moe_runner_config: Any) -> None:
+    scheme.moe_runner_config = moe_runner_config
+
+
+def _linear(scheme: Any, layer: Any, x: Any, bias: Any) -> Any:
+    import torch
+
+    weight = dequantized(layer.weight_packed.data, layer.weight_scale.data, 32 // scheme.pack_factor)
+    return torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+
+
+def _experts(scheme: Any, layer: Any, dispatch_output: Any) -> Any:
+    """Run the tokens of each expert through it: SiLU of the gate times up, then down, weighted by the router."""
+    import torch
+    from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+
+    x = dispatch_output.hidden_states
+    weights, chosen = dispatch_output.topk_output[:2]
+    out = torch.zeros_like(x)
+    for expert in chosen.unique().tolist():
+        if expert < 0:
+            continue  # a padded token
+        token, rank = (chosen == expert).nonzero(as_tuple=True)
+        gate_up, down = (
+            dequantized(packed[expert].T, scale[expert].T, scheme.num_bits).to(x.dtype)
+            for packed, scale in (
+                (layer.w13_weight_packed, layer.w13_weight_scale),
+                (layer.w2_weight_packed, layer.w2_weight_scale),
+            )
+        )
+        gate, up = torch.nn.functional.linear(x[token], gate_up).chunk(2, -1)
+        result = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
+        out.index_add_(0, token, result * weights[token, rank, None].to(result.dtype))
+    return StandardCombineInput(hidden_states=out)
+
+
+def dequantized(packed: Any, scale: Any, bits: int) -> Any:
+    """Return the float32 weight [out, in]. packed: int32 [out, in · bits / 32]; scale: [out, groups], of any float."""
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
+    codes = (packed[..., None] >> shifts & (1 << bits) - 1) - (1 << bits - 1)
+    grouped = codes.reshape(*scale.shape, -1).float() * scale[..., None].float()
+    return grouped.reshape(len(packed), -1)

@@ -1,0 +1,40 @@
+"""What SGLang runs for us on a CPU, without SGLang."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import needs
+
+from ckptcheck.host.far.ckptcheck_far import sglang_plugins
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 32)])
+def test_packed_integers_are_dequantized_as_the_checkpoint_means_them(bits: int, group: int) -> None:
+    needs("torch")
+    import packers
+    import torch
+
+    from ckptcheck.host.far.ckptcheck_far.sglang_int import dequantized
+
+    weight = np.random.default_rng(bits).normal(size=(16, 128)).astype(np.float32)
+    stored = {role: value for role, (_, value) in packers.pack_quantized(weight, bits, group).items()}
+    scale = torch.from_numpy(packers.from_bf16(stored["weight_scale"])).bfloat16()
+    found = dequantized(torch.from_numpy(stored["weight_packed"]), scale, bits)
+    assert np.array_equal(found.numpy(), packers.dequantized(stored, "pack-quantized", bits=bits, group=group))
+
+
+def test_a_plugin_is_an_entry_point_here_and_in_what_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    sglang_plugins.offer(str(tmp_path), {"length": "builtins:len"})
+    [found] = metadata.entry_points(group="sglang.srt.plugins", name="length")
+    assert found.load() is len
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == ["/elsewhere", str(tmp_path)]
