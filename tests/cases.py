@@ -25,6 +25,9 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     contents  {drop = [pattern], copy = {pattern = new}, shape, drop_chunks, boxes, unplaced, file}    edit .metadata
     arguments {name = number}           arguments saved by Megatron; or {name = {folder = number}}, of one rank
     elements  {key = [{chunk, at, hex | zeros | zero | twin = [key, chunk], crc = false}]}    bytes of a Megatron tensor
+    faults   [{kind, name, other, since}]  what the fake engine does wrong in a trial; ranks, draft: how it is made;
+    trainer  {unsteady, apart}          what the fake trainer does wrong; cache: the engine keeps prefixes
+    settings {name = value}             of the trial, see refit/settings.py
     expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
     python   "test_file.py::test"       the test that plays a case which no files can show, such as a race
 """

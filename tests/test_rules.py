@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from refitted import played
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -31,6 +32,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if "python" in case.table:
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
+        return
+    if case.rule.on == "refit":
+        _holds(case, run(played(case.table, tmp_path), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

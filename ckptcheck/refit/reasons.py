@@ -39,16 +39,17 @@ def reasons(engine: Engine, cold: Callable[[], Engine], sync: Sync, folder: Path
     alike = [name for place, name in sync.manifest if place == rank and _NUMBER.sub("{}", name) in kinds]
     reference = cold()
     try:
-        expected = _fetched(reference, rank, alike, folder)
+        expected = _fetched(reference, rank, alike, folder / "expected.safetensors")
     finally:
         reference.close()
-    actual = _fetched(engine, rank, names, folder)
+    actual = _fetched(engine, rank, names, folder / "actual.safetensors")
     return tuple(diagnose(Sides(_readers(expected, rank), _readers(actual, rank)), names))
 
 
-def _fetched(engine: Engine, rank: int, names: Sequence[str], folder: Path) -> Checkpoint:
+def _fetched(engine: Engine, rank: int, names: Sequence[str], path: Path) -> Checkpoint:
     keys: list[Key] = [(rank, name) for name in names]
-    return open_checkpoint(str(engine.fetch(keys, folder)))
+    engine.fetch(keys, path.parent).replace(path)  # every engine gives its file the same name
+    return open_checkpoint(str(path))
 
 
 def _readers(ckpt: Checkpoint, rank: int) -> dict[str, Callable[[], Bits]]:

@@ -166,6 +166,8 @@ class Trial:
             kept = engine.score([self._probe], decode=2)[0]
             engine.reset_prefix_cache()
             warm = ((kept, engine.score([self._probe], decode=2)[0]),)
+        if after:
+            engine.reset_prefix_cache()  # what is left of the old weights is the probe's matter
         trainer, again = (tuple(self._trainer.score(self._sequences)) for _ in range(2))
         scoring = Scoring(
             after=after,

@@ -1,0 +1,47 @@
+"""The same weights, sent in other buckets, left other weights.
+
+## What it checks
+The weights of a step are sent twice, in buckets of two sizes, and the engine holds the same after both.
+
+## Why it matters
+Loaders that keep state between calls drop what straddles two buckets. It works in a test with one bucket, and not in the job.
+
+## How to fix
+Keep what the engine fuses in one bucket, or update the engine.
+
+## When it can be wrong
+If the weights differ from a cold load both times, look there first.
+
+## Seen in
+sgl-project/sglang#38298, sgl-project/sglang#14178
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.phrase import few, size
+from ckptcheck.refit.trace import RefitTrace
+
+
+@rule(
+    "REF008",
+    "dependent-on-buckets",
+    severity="error",
+    on="refit",
+    when=lambda trace: len(trace.syncs) > 2 and bool(trace.syncs[1].manifest),
+)
+def check(trace: RefitTrace) -> Iterator[Problem]:
+    for one, other in zip(trace.syncs[1:], trace.syncs[2:], strict=False):
+        if one.step != other.step:
+            continue
+        names = sorted({
+            name for (rank, name), entry in one.manifest.items() if entry.digest != other.manifest[rank, name].digest
+        })  # fmt: skip
+        if names:
+            yield Problem(
+                f"syncs {one.number} and {other.number} sent the same weights in buckets of {size(one.bucket_bytes)} and"
+                f" {size(other.bucket_bytes)}, and left different ones: {few(names)}",
+                key=names[0],
+                hint="keep what the engine fuses in one bucket",
+            )
+            return

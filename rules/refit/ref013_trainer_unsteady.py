@@ -1,0 +1,38 @@
+"""The trainer gives the same tokens other logprobs the second time.
+
+## What it checks
+Two forward passes of the trainer over the same tokens, with the same weights, are equal to the last bit.
+
+## Why it matters
+At the first step log_probs and ref_log_probs come from the same weights: their difference, and the KL, have to be exactly 0. A
+trainer that is not deterministic (dropout left on, kernels that sum in any order) puts noise into every ratio.
+
+## How to fix
+Turn dropout off, and use deterministic kernels where the noise matters.
+
+## When it can be wrong
+On GPUs, kernels with atomics are noisy by design; then the size of the difference is what counts.
+
+## Seen in
+slime's debugging guide ("log_probs and ref_log_probs must be exactly equal at the first step")
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.judging import apart
+from ckptcheck.refit.trace import RefitTrace
+
+
+@rule("REF013", "trainer-unsteady", severity="error", on="refit", when=lambda trace: bool(trace.scorings))
+def check(trace: RefitTrace) -> Iterator[Problem]:
+    gap = max(
+        (
+            apart(one, other)
+            for scoring in trace.scorings
+            for one, other in zip(scoring.trainer, scoring.again, strict=True)
+        ),
+        default=0.0,
+    )
+    if gap:
+        yield Problem(f"two forward passes of the trainer over the same tokens are up to {gap:.3g} nats apart")
