@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ckptcheck.engines.base import Engine, Manifest, Scores
+from ckptcheck.engines.base import Answer, Engine, Manifest, Parcel, Scores
+from ckptcheck.engines.group import addressed, rendezvous
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import sequences
@@ -129,9 +131,8 @@ class Trial:
         return tuple(engine.score(self._sequences, decode=self._settings.decode))
 
     def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: Manifest) -> None:
-        parcels = self._trainer.export(bucket_bytes)
         sent = dict(self._trainer.digests())
-        answer = engine.refit(parcels, self._settings.transport, timeout=self._settings.timeout)
+        parcels, answer = self._update(engine, bucket_bytes)
         began = time.monotonic()
         manifest = engine.manifest() if self._settings.weights else {}
         took = time.monotonic() - began
@@ -151,6 +152,21 @@ class Trial:
         again = partial(self._start, self._folder / f"step{step}")
         sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
         self._trace = replace(self._trace, syncs=(*self._trace.syncs, sync))
+
+    def _update(self, engine: Engine, bucket_bytes: int) -> tuple[list[Parcel], Answer]:
+        """Send all weights. Over a process group both sides wait for each other, so the trainer sends from a thread."""
+        timeout, transport = self._settings.timeout, self._settings.transport
+        if transport != "gloo" or engine.info.name == "fake":
+            parcels = self._trainer.export(bucket_bytes)
+            return parcels, engine.refit(parcels, transport, timeout=timeout)
+        key = f"sync-{len(self._trace.syncs) + 1}"
+        group = rendezvous(engine.info.ranks, key, timeout=timeout)
+        parcels = addressed(self._trainer.plan(bucket_bytes), group)
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(self._trainer.send, group, bucket_bytes)
+            answer = engine.refit(parcels, transport, timeout=timeout)
+            sending.result()
+        return parcels, answer
 
     def _warm(self, engine: Engine) -> None:
         """Fill the prefix cache with the old weights' keys and values."""

@@ -25,7 +25,7 @@ def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
     A tied head that is stored all the same is left out. Raises CkptcheckError for a source that is not on this disk,
     is quantized, or cannot be read.
     """
-    folder = ckpt.source.local
+    folder = ckpt.source.local.resolve() if ckpt.source.local is not None else None  # the far side is elsewhere
     if folder is None:
         raise CkptcheckError(f"{ckpt.target} is not on this disk, and a trainer loads from there")
     broken = [name for name in ckpt.loaded if name not in ckpt.shards or not ckpt.shards[name].readable]

@@ -1,0 +1,193 @@
+"""``ckptcheck refit``: sync a trainer's weights into a running engine, and prove that it computes with them."""
+
+from __future__ import annotations
+
+import enum
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptcheck.cli.scan import FailOn, Format
+from ckptcheck.errors import CkptcheckError
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.host.exchange import Exchange
+    from ckptcheck.trainers.base import Trainer
+
+
+class TrainerName(enum.StrEnum):
+    """What holds the weights."""
+
+    megatron = "megatron"
+    transformers = "transformers"
+
+
+class Transport(enum.StrEnum):
+    """How weights reach the engine."""
+
+    reload = "reload"
+    gloo = "gloo"
+    load_weights = "load_weights"
+
+
+class Mode(enum.StrEnum):
+    """How the engine holds its weights on a CPU."""
+
+    plain = "plain"
+    stock = "stock"
+
+
+class Dtype(enum.StrEnum):
+    """In which both sides compute."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def refit(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")],
+    engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
+    trainer: Annotated[TrainerName, typer.Option(help="What holds the weights.")] = TrainerName.megatron,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")] = 1,
+    engine_tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the engine.")] = 1,
+    engine_mode: Annotated[
+        Mode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
+    ] = Mode.plain,
+    transport: Annotated[Transport, typer.Option(help="How weights reach the engine.")] = Transport.reload,
+    dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
+    bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
+    perturb: Annotated[
+        float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
+    ] = None,
+    check_weights: Annotated[
+        bool,
+        typer.Option(
+            "--check-weight-update-equal/--no-check-weight-update-equal", help="Compare every tensor with a cold load."
+        ),
+    ] = True,
+    check_logprobs: Annotated[
+        bool, typer.Option("--check-logprobs/--no-check-logprobs", help="Compare logprobs on both sides.")
+    ] = True,
+    engine_python: Annotated[
+        Path | None,
+        typer.Option(help="A Python of yours that has the engine.", show_default="the one installed by ckptcheck"),
+    ] = None,
+    trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for any one call.")] = 900.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
+    format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
+    ] = None,
+    fail_on: Annotated[FailOn, typer.Option(help="Exit 1 for findings of this severity or graver.")] = FailOn.error,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")] = False,
+) -> None:
+    """Sync a trainer's weights into a live engine, at step 0 and after steps, and compare with a cold load of the same weights.
+
+    Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
+    """
+    from ckptcheck import pack
+    from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
+    from ckptcheck.engines.base import Engine
+    from ckptcheck.host.exchange import Exchange
+    from ckptcheck.refit.settings import Settings
+    from ckptcheck.refit.trial import Trial
+    from ckptcheck.run import run
+    from ckptcheck.trainers.layout import Layout
+    from ckptcheck.trainers.megatron_settings import refuse_critic
+
+    if not (check_weights or check_logprobs):
+        raise CkptcheckError("with both checks turned off there is nothing to check")
+    rules = pack.load()
+    ckpt = open_checkpoint(source)
+    refuse_critic(ckpt.config, source)
+    _sound(ckpt, source)
+    embedding = ckpt.anatomy.embedding
+    if embedding is None:
+        raise CkptcheckError(f"{source} has no token embedding that could be found")
+    size = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype is Dtype.float32 else 1)
+    settings = Settings(
+        steps=steps,
+        bucket_bytes=round(bucket_mb * 1e6),
+        other_bytes=max(1, round(bucket_mb * 1e6 / 9)),
+        transport=transport.value,
+        perturb=perturb,
+        weights=check_weights,
+        logprobs=check_logprobs,
+        timeout=timeout,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
+    try:
+        with Exchange(need=size) as exchange:
+            out.talk(f"starting {trainer.value}")
+            layout = Layout(tp=tp, pp=pp, ep=ep)
+            held = _trainer(ckpt, exchange, trainer, layout, dtype.value, trainer_python, timeout)
+            try:
+
+                def start(checkpoint: Path) -> Engine:
+                    """Start the engine in a process of its own."""
+                    return registry.start(
+                        engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
+                        scratch=(exchange.folder, folder),
+                    )  # fmt: skip
+
+                rows = ckpt.tensors[embedding].shape[0]
+                trial = Trial(
+                    source, held, start, settings, vocabulary=rows, block=128, folder=folder, say=out.talk
+                )  # fmt: skip
+                report = run(trial.run(), rules)
+            finally:
+                held.close()
+    finally:
+        if keep:
+            out.talk(f"kept {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    out.deliver([report], rules, format.value, output, verbose=verbose)
+    sys.stdout.flush()
+    raise typer.Exit(report.exit_code(fail_on.value))
+
+
+def _trainer(
+    ckpt: Checkpoint,
+    exchange: Exchange,
+    name: TrainerName,
+    layout: object,
+    dtype: str,
+    python: Path | None,
+    timeout: float,
+) -> Trainer:
+    from ckptcheck.trainers.layout import Layout
+    from ckptcheck.trainers.megatron import start_megatron
+    from ckptcheck.trainers.transformers import start_transformers
+
+    assert isinstance(layout, Layout)
+    if name is TrainerName.megatron:
+        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, python=python, timeout=timeout)
+    if layout.world > 1:
+        raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
+    return start_transformers(ckpt, exchange, dtype=dtype, python=python, timeout=timeout)
+
+
+def _sound(ckpt: Checkpoint, source: str) -> None:
+    """Scan the headers. Raises CkptcheckError for a source that has errors: a trial with it would show those."""
+    from ckptcheck import pack
+    from ckptcheck.run import run
+
+    ckpt.no_values = "only headers are read before a trial"
+    report = run(ckpt, pack.load())
+    if number := report.number("error"):
+        raise CkptcheckError(
+            f"{source} has {number} error{'s' if number > 1 else ''} of its own, the first: {report.findings[0].message}",
+            hint=f"ckptcheck scan {source}",
+        )
