@@ -25,7 +25,6 @@ warnings.filterwarnings("ignore")
 sys.path.append(str(Path(__file__).parents[2] / "fixtures"))
 
 import megatron.core.dist_checkpointing as checkpointing  # noqa: E402
-import megatron.core.models.gpt.gpt_layer_specs  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
@@ -106,17 +105,25 @@ def reference(folder: str, layers: int) -> dict[str, Any]:
         hugging_face(Layout(layers=layers)).save_pretrained(there / "gpt")
         model = AutoModelForTokenClassification.from_pretrained(there / "gpt", num_labels=1, dtype=torch.float32).eval()
         with torch.no_grad():
-            model.score.weight.copy_(0.1 * torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(11)))
+            model.score.weight.copy_(
+                0.1 * torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(11))
+            )
             model.score.bias.zero_()  # Megatron's head has none
         model.save_pretrained(there / "critic")
         outputs = [(model(tokens).logits, returns) for tokens, returns in batches()]
         found = [values_of(output) for output, _ in outputs]
-        losses = [torch.nn.functional.mse_loss(values, returns) for values, (_, returns) in zip(found, outputs, strict=True)]
+        losses = [
+            torch.nn.functional.mse_loss(values, returns) for values, (_, returns) in zip(found, outputs, strict=True)
+        ]
         loss = torch.stack(losses).mean()
         loss.backward()
         gradients = {name: weight.grad for name, weight in model.named_parameters()}
         save_file(gradients, there / "gradients")
-        return {"shape": list(outputs[0][0].shape), "values": [values.tolist() for values in found], "loss": loss.item()}
+        return {
+            "shape": list(outputs[0][0].shape),
+            "values": [values.tolist() for values in found],
+            "loss": loss.item(),
+        }
 
     return forked(1, work)[0]
 
@@ -143,7 +150,8 @@ def _rank(rank: int, layout: Layout, folder: Path, meeting: str) -> dict[str, An
     critic, gpt = _built(config, layout, weights), _built(config, replace(layout, critic=False), weights)
     seen = _learned(critic, layout)
     seen["heads"] = [
-        [name for name, _ in chunk.named_parameters() if not name.startswith(("decoder.", "embedding."))] for chunk in critic
+        [name for name, _ in chunk.named_parameters() if not name.startswith(("decoder.", "embedding."))]
+        for chunk in critic
     ]
     seen["last"] = [chunk.post_process for chunk in critic]
     seen["gradients"] = _compared(critic, folder, config)
@@ -243,7 +251,9 @@ def _load(models: list[Any], config: Any, layout: Layout, run: Path) -> dict[str
     for chunk, model in enumerate(models):
         part = state[f"model{chunk}" if len(models) > 1 else "model"]
         result = model.load_state_dict(part, strict=False)
-        missed |= {name for name in result.missing_keys if not name.endswith("_extra_state")} | set(result.unexpected_keys)
+        missed |= {name for name in result.missing_keys if not name.endswith("_extra_state")} | set(
+            result.unexpected_keys
+        )
     return {"absent": sorted(absent), "left": sorted(left), "missed": sorted(missed)}
 
 
