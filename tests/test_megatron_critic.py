@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """The folder, what transformers computes, and layout → what each rank of Megatron saw."""
     engine = needs_engine("megatron")
     folder = tmp_path_factory.mktemp("critic")
@@ -34,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
             name: host.call("train", folder=str(folder), layout={"layers": LAYERS, **layout}, timeout=300)
             for name, layout in LAYOUTS.items()
         }
-    yield folder, theirs, ours
+    return folder, theirs, ours
 
 
 layouts = pytest.mark.parametrize("name", LAYOUTS)
@@ -66,7 +65,7 @@ def test_its_values_are_transformers_values(name: str, trained: Any) -> None:
 
 @layouts
 def test_its_loss_and_gradients_are_transformers(name: str, trained: Any) -> None:
-    folder, theirs, ours = trained
+    _, theirs, ours = trained
     assert sum(ours[name][-1]["losses"]) / 2 == pytest.approx(theirs["loss"], rel=CLOSE)
     found = {key: value for rank in ours[name] for key, value in rank["gradients"].items()}
     assert found.keys() == {key for rank in ours["PP1"] for key in rank["gradients"]}

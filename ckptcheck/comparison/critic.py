@@ -62,7 +62,7 @@ def compared_heads(seen: Comparison) -> list[tuple[Pair, How]]:
 
 
 def moved_by_training(seen: Comparison) -> tuple[int, int]:
-    """Return how many matrices beside the heads differ for no cause that is known, as training leaves them, and how many there are."""
+    """Return how many matrices beside the heads differ for no known cause, as training leaves them, and how many there are."""
     beside = {pair.name for pair, _ in compared_heads(seen)}
     different = {pair.name for pair, _, _ in seen.findings.different} - beside
     if different:
