@@ -103,4 +103,4 @@ def test_what_megatron_saved_is_what_transformers_saved(name: str, trained: Any)
     assert "score.weight" in {pair.name for pair in seen.accounts.pairs}
     other = Comparison(open_side(str(saved / "gpt")), open_side(str(saved / "critic")), critic=True)
     assert run(other, rules).verdict == "clean"
-    assert set(other.accounts.heads) == {"lm_head.weight", "score.weight"}
+    assert set(other.accounts.heads.values()) == {"output_layer.weight", "value_head.weight"}
