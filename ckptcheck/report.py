@@ -17,6 +17,7 @@ FailOn = Literal["error", "warning", "info", "never"]
 class Report:
     """Findings and the fate of every rule that applied.
 
+    subject: one line that says what was looked at; "" where that is not known.
     passed: codes that ran and found nothing. skipped: applied, but could not or was told not to look (reason).
     crashed: a rule that failed, or could not read its evidence (error); makes the verdict incomplete.
     error: why the target could not be opened at all, else None.
@@ -75,6 +76,8 @@ class Report:
             "counts": {**{severity: self.number(severity) for severity in SEVERITIES}, **self.counts},
             "known": self.known,
         }
+        if self.subject:
+            result["subject"] = self.subject
         if self.consumers:
             result["consumers"] = [dict(row) for row in self.consumers]
         return result | ({"error": self.error} if self.error else {})

@@ -37,7 +37,12 @@ LEFT_OVER = Finding("IDX001", "missing-shard", "error", "b.safetensors is missin
 TIED = Finding("CFG002", "tied-embeddings_lie", "warning", "lm_head is stored", "config.json", "tie_word_embeddings")
 RARE = Finding("NUM003", "rare-dtype", "info", "F8_E8M0 is rare")
 
-CLEAN = Report("runs/a", passed=("IDX001", "CFG002"), counts={"files": 1, "tensors": 2, "bytes": 3})
+CLEAN = Report(
+    "runs/a",
+    "LlamaForCausalLM · 1 file · 2 tensors",
+    passed=("IDX001", "CFG002"),
+    counts={"files": 1, "tensors": 2, "bytes": 3},
+)
 FOUND = Report(
     "runs/b", findings=(MISSING, LEFT_OVER, TIED, RARE), passed=("ADP004",), skipped=(("ZZZ009", "ignored"),), known=7
 )

@@ -134,6 +134,7 @@ def test_every_format_goes_to_stdout_or_to_a_file(here: Path, form: str) -> None
 def test_json_report(here: Path) -> None:
     report = json.loads(run(here, "scan", "broken", "--format", "json").stdout)
     jsonschema.validate(report, SCHEMA)
+    assert report["subject"].startswith("LlamaForCausalLM · ")
     assert report["counts"] == {"error": 1, "warning": 0, "info": 0, "files": 2, "tensors": 20, "bytes": 5920}
     assert report["findings"][0] == {
         "code": "IDX001",

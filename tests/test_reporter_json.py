@@ -34,7 +34,7 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
     closed = [node for node in objects(FORM.schema) if "additionalProperties" in node]
     assert len(closed) == 6
     for node in closed:
-        optional = {"consumers", "error"} if "verdict" in node["properties"] else set()
+        optional = {"subject", "consumers", "error"} if "verdict" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional
         for name, entry in node["properties"].items():
             assert "description" in entry or entry == {"$ref": "#/$defs/code"}, name
@@ -75,7 +75,8 @@ WRONG: dict[str, tuple[Report, Callable[[dict[str, Any]], None]]] = {
     "another form": (FOUND, put("schema", "ckptcheck-report/2")),
     "unknown severity": (FOUND, put("findings/0/severity", "fatal")),
     "unknown verdict": (FOUND, put("verdict", "fine")),
-    "extra property": (FOUND, put("subject", "a model")),
+    "extra property": (FOUND, put("summary", "a model")),
+    "empty subject": (FOUND, put("subject", "")),
     "extra property of a finding": (FOUND, put("findings/0/line", 1)),
     "extra property of a skip": (FOUND, put("skipped/0/line", 1)),
     "extra property of a crash": (CRASHED, put("crashed/0/line", 1)),
@@ -105,6 +106,11 @@ def test_json_schema_rejects(report: Report, change: Callable[[dict[str, Any]], 
 def test_json_schema_rejects_a_list_for_one_target() -> None:
     assert not FORM.is_valid([CLEAN.as_dict()])
     assert not FORM.is_valid([])
+
+
+def test_json_says_what_was_looked_at() -> None:
+    assert json.loads(render("json", [CLEAN], RULES))["subject"] == "LlamaForCausalLM · 1 file · 2 tensors"
+    assert "subject" not in json.loads(render("json", [UNOPENED], RULES))
 
 
 def test_json_is_readable_and_encodable() -> None:

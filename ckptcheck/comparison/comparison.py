@@ -111,7 +111,7 @@ class Comparison:
         if python is None:
             raise CkptcheckError(
                 "mbridge is installed neither beside ckptcheck nor in the megatron environment",
-                hint="pip install mbridge, or leave --bridge out",
+                hint="ckptcheck engine install megatron, or leave --bridge out",
             )
         if folder is None or sides[0].config is None:
             raise CkptcheckError("mbridge maps by a config.json on disk", hint="download the checkpoint first")

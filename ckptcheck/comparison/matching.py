@@ -15,6 +15,9 @@ from ckptcheck.comparison.side import Side
 if TYPE_CHECKING:
     from ckptcheck.comparison.packed import Packed
 
+OUTPUT, EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
+"""Megatron's own names of head and embedding, where no table of a family says Hugging Face's."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -63,6 +66,9 @@ def match(first: Side, second: Side, table: Table | None, *, critic: bool = Fals
     found.pairs += (Pair(name, (name, name), first.stored[name], second.stored[name]) for name in direct)
     geometry = first.geometry if first.geometry.heads else second.geometry
     ours, theirs = (_plain(side, number, direct, table, geometry, found) for number, side in enumerate((first, second)))
+    if critic:
+        for side, plain in ((first, ours), (second, theirs)):
+            _heads_in_output(side, plain)
     for name in [name for name in ours if name in theirs]:
         _add(found, first, second, name, ours.pop(name), theirs.pop(name))
         found.bridged += 1
@@ -70,7 +76,7 @@ def match(first: Side, second: Side, table: Table | None, *, critic: bool = Fals
     for one_side, other_side, rest, swapped in ((first, second, ours, False), (second, first, theirs, True)):
         _aliases(found, paired, one_side, other_side, rest, swapped, table)
     if critic:
-        lm_heads = (first.head, second.head)
+        lm_heads = (first.head, second.head, OUTPUT)
         found.heads = {
             name: stored
             for rest in (ours, theirs)
@@ -85,6 +91,18 @@ def match(first: Side, second: Side, table: Table | None, *, critic: bool = Fals
 def is_score(name: str) -> bool:
     """Whether a plain name belongs to a value, reward or classification head."""
     return name.rpartition(".")[0].rpartition(".")[2] in ("score", "classifier", "qa_outputs")
+
+
+def is_score_in_output(side: Side, name: str, area: Area) -> bool:
+    """Whether it is a value head in the place of Megatron's output layer, where verl's critics have theirs (LinearForLastLayer)."""
+    return side.is_megatron and name == OUTPUT and len(area.shape) == 2 and area.shape[0] == 1
+
+
+def _heads_in_output(side: Side, plain: Plain) -> None:
+    """Call a value head in the place of the output layer what other critics call theirs."""
+    for name, (stored, _) in list(plain.items()):
+        if stored == OUTPUT and is_score_in_output(side, stored, side.stored[stored]):
+            plain.setdefault("score.weight", plain.pop(name))
 
 
 def _direct(first: Side, second: Side) -> set[str]:

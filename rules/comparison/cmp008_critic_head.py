@@ -1,8 +1,9 @@
 """The value head of a critic is not one: it is missing, or a row of the language model's head.
 
 ## What it checks
-With `--critic`: at least one side has a value head; and the value head is not, byte for byte, the first row of the other
-side's LM head.
+With `--critic`: at least one side has a value head (an `output_layer.weight` of one row is one too, as verl's critics have it);
+and the value head is not, byte for byte, the first row of the other side's LM head, or of its embedding where that is tied.
+Where the critic has another dtype the row is rounded to it first.
 
 ## Why it matters
 A head that lives in the place of the LM head takes row 0 of it when a GPT checkpoint is loaded, without an error, since rows
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.comparison.comparison import Comparison
-from ckptcheck.comparison.critic import heads, is_first_row
+from ckptcheck.comparison.critic import heads, is_first_row, lm_head
 
 
 @rule("CMP008", "critic-head", severity="error", on="comparison", when=lambda seen: seen.critic)
@@ -32,9 +33,11 @@ def check(seen: Comparison) -> Iterator[Problem]:
         )
     for side, name in found:
         other = seen.second if side is seen.first else seen.first
-        if is_first_row(side, name, other):
+        stored = lm_head(other)
+        if stored is not None and is_first_row(side, name, other, stored):
+            tied = ", which is tied to its embedding" if "embed" in stored else ""
             yield Problem(
-                "the value head is row 0 of the other checkpoint's LM head, byte for byte",
+                f"the value head is row 0 of the other checkpoint's LM head{tied}, byte for byte",
                 file=side.files.get(name),
                 key=name,
                 hint="start the head from small random numbers, and keep it under a name of its own",

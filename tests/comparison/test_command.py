@@ -59,6 +59,7 @@ def test_nothing_in_common_is_not_equal() -> None:
     report = json.loads(result.stdout)
     assert result.returncode == 1
     assert "CMP006" in [finding["code"] for finding in report["findings"]]
+    assert report["subject"].startswith("0 matched · 30 missing · ")
 
 
 def test_a_file_that_ends_while_it_is_read_is_2(other: Path) -> None:

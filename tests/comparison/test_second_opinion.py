@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from ckptcheck.bridge.area import Area
 from ckptcheck.bridge.families import TABLES
@@ -19,8 +15,6 @@ from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.bridge.second_opinion import Opinion, ask, disagreements, interpreter, table_from
 from ckptcheck.bridge.table import parts
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.environments.home import look
-from ckptcheck.environments.recipe import find
 from ckptcheck.errors import CkptcheckError
 
 pytestmark = pytest.mark.engine
@@ -56,37 +50,11 @@ UNKNOWN = {
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter with the real mbridge: the one that is found, else the megatron environment with mbridge above it."""
-    if (found := interpreter()) is not None:
-        return found
-    environment = look(find("megatron"))
-    if environment.state not in ("ready", "stale"):
-        pytest.skip("the megatron environment is not built (make engines)")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if base.name.startswith("popen") else base) / "mbridge"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            subprocess.run([str(environment.python.resolve()), "-m", "venv", "--without-pip", str(folder)], check=True)
-            site = next(folder.glob("lib/python*/site-packages"))
-            below = next(environment.folder.glob("lib/python*/site-packages"))
-            (site / "engine.pth").write_text(f"{below}\n")
-            install = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--no-deps",
-                "--target",
-                str(site),
-                "mbridge==0.15.1",
-                "einops",
-            ]
-            if subprocess.run(install, capture_output=True, check=False).returncode:
-                pytest.skip("mbridge could not be installed")
-            (folder / "done").touch()
-    return os.fspath(folder / "bin" / "python")
+def python() -> str:
+    """An interpreter with the real mbridge: the one that is found."""
+    if (found := interpreter()) is None:
+        pytest.skip("the megatron environment, which has mbridge, is not built (make engines)")
+    return found
 
 
 def config_of(family: str) -> dict[str, Any]:
