@@ -108,6 +108,8 @@ def refit(
 
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
+    if engine not in registry.ENGINES:
+        raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
     rules = pack.load()
     ckpt = open_checkpoint(source)
     refuse_critic(ckpt.config, source)

@@ -1,0 +1,88 @@
+"""A trial that dies, hangs or is refused says so; nothing that it saw before then passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CHECKPOINTS
+from refitted import played
+
+from ckptcheck import pack
+from ckptcheck.run import run
+
+RULES = [rule for rule in pack.load() if rule.on == "refit"]
+
+
+def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("method", ["manifest", "scramble", "refit", "score"])
+@pytest.mark.parametrize("kind", ["died", "hung"])
+def test_an_engine_that_is_lost_makes_the_verdict_incomplete(tmp_path: Path, method: str, kind: str) -> None:
+    trace = played({"faults": [{"kind": kind, "name": method}]}, tmp_path / "trial")
+    report = run(trace, RULES)
+    assert report.verdict == "incomplete"
+    assert report.passed == ()
+    assert report.exit_code("error") == 2
+    assert any(f"when asked to {method}" in why for why in trace.broken.values())
+
+
+def test_what_was_found_before_is_kept(tmp_path: Path) -> None:
+    faults = [{"kind": "silent"}, {"kind": "died", "name": "refit", "since": 2}]
+    report = run(played({"faults": faults}, tmp_path / "trial"), RULES)
+    assert {"REF001", "REF009"} <= {finding.code for finding in report.findings}
+    assert report.verdict == "incomplete"
+
+
+def test_a_sound_trial_is_clean_in_every_setting(tmp_path: Path) -> None:
+    for number, settings in enumerate(
+        ({}, {"steps": 0}, {"steps": 3}, {"perturb": 0.1}, {"weights": False}, {"logprobs": False})
+    ):
+        report = run(played({"settings": settings}, tmp_path / str(number)), RULES)
+        assert (report.verdict, report.findings) == ("clean", ()), settings
+
+
+def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
+    """Weights that are wrong without anything being said would be the one failure that counts."""
+    wrong = ("dropped", "partial", "stale", "restored", "cast", "scaled", "unsent", "rank", "emptied", "moved")
+    name = "model.layers.1.self_attn.o_proj.weight"
+    for number, kind in enumerate(wrong):
+        faults = [{"kind": kind, "name": name}]
+        report = run(played({"faults": faults, "ranks": 2}, tmp_path / str(number)), RULES)
+        assert report.findings, kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("tiny-reward",), "is a critic or another scoring model, and no engine serves one"),
+        (("tiny-llama", "--engine", "vlm"), "there is no engine vlm"),
+        (("tiny-llama", "--no-check-logprobs", "--no-check-weight-update-equal"), "there is nothing to check"),
+        (("tiny-w4a16",), "is quantized, and a trainer holds plain weights"),
+        (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
+        (("nowhere",), "nowhere"),
+    ],
+)
+def test_trouble_is_a_sentence_and_exit_2(arguments: tuple[str, ...], sentence: str) -> None:
+    result = refit(str(CHECKPOINTS / arguments[0]), *arguments[1:])
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_source_with_errors_of_its_own_is_not_tried(tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / "broken")
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    result = refit(str(folder))
+    assert result.returncode == 2
+    assert "has 1 error of its own, the first: " in result.stderr
