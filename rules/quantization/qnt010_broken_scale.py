@@ -1,8 +1,9 @@
-"""A scale is zero, negative or not a number.
+"""A scale is zero, subnormal, negative or not a number.
 
 ## What it checks
-The scales of a quantized weight that is not zero itself are not all zero; a scale that stands for a whole tensor is not negative;
-and no E8M0 exponent is 0xFF, which stands for NaN. NaN and Inf in scales that are stored as floats are VAL001's and VAL002's.
+The scales of a quantized weight that is not zero itself are not all zero, and not all below the smallest normal number of their
+dtype; a scale that stands for a whole tensor is not negative; and no E8M0 exponent is 0xFF, which stands for NaN. NaN and Inf in
+scales that are stored as floats are VAL001's and VAL002's.
 
 ## Why it matters
 A zero scale turns the module into zero, and where engines divide by it (global scales, scales of inputs) into NaN. vLLM takes a
@@ -27,9 +28,12 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.scales import SIGN, scales_of
 from ckptcheck.phrase import count, few
 
+SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
+"""The smallest normal number of a dtype."""
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
+    "subnormal": ("is", "are", "subnormal: digits are lost, and kernels that flush such numbers compute with zero"),
     "negative": ("is", "are", "negative, which no engine expects of a scale for a whole tensor"),
 }
 
@@ -48,6 +52,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 broken.setdefault((stats.shard, "zero"), []).append(name)
         elif part.dtype == "U8" and part.role.startswith("weight_scale") and stats.absmax == 255:
             broken.setdefault((stats.shard, "exponent"), []).append(name)
+        elif 0 < stats.absmax < SMALLEST.get(part.dtype, 0):
+            broken.setdefault((stats.shard, "subnormal"), []).append(name)
         elif prod(part.shape) == 1 and part.dtype in SIGN and _negative(ckpt, name):
             broken.setdefault((stats.shard, "negative"), []).append(name)
     for (shard, kind), names in broken.items():
