@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sent
-import tiny
+import served_models as tiny
 from conftest import needs
 from safetensors.numpy import load_file
 
