@@ -69,7 +69,7 @@ class Judgement:
         but it is no slip.
         """
         entries = self.lists[key]
-        for name in self._around:
+        for name in () if all(use.count for use in entries.uses) else self._around:
             if all(use.count for use in entries.uses):
                 break
             try:

@@ -68,14 +68,17 @@ def modules(consumer: str, architecture: str | None, method: str, names: Iterabl
             into.setdefault(shard, []).append(whole)
     table: Mapping[str, list[Any]] | None = None if known is None else known["modules"]
     places: dict[str, tuple[str, list[Any]] | None] = {}
+    depths: dict[str, int] = {}
     parts: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, template, numbers in _templates(tuple(names)):
         if template not in places:
             # its rules are for tensors: some only fit with what follows the module's name
-            places[template] = _place(of.rename(f"{template}.weight").removesuffix(".weight"), table, into, consumer)
+            found = _place(of.rename(f"{template}.weight").removesuffix(".weight"), table, into, consumer)
+            places[template] = found
+            depths[template] = found[0].count("{}") if found is not None else 0
         place = places[template]
         if place is not None:
-            parts.setdefault((place[0], numbers[: place[0].count("{}")]), []).append(name)
+            parts.setdefault((place[0], numbers[: depths[template]]), []).append(name)
     by_template = {place[0]: place[1] for place in places.values() if place is not None}
     stops = frozenset(known.get("stops", ()) if known is not None else ())
     return [

@@ -60,6 +60,8 @@ def _views(ckpt: Checkpoint, consumers: Iterable[str]) -> dict[str, Judgement]:
     if quantization is None or quantization.main is None or quantization.method is None:
         return {}
     names = stored(ckpt)
+    if not ckpt.options.consumers:  # the engines judge the experts of a layer by the names of the first
+        names = {name: quantized for name, quantized in names.items() if not _as_the_first(name, names)}
     packed = [name for name, quantized in names.items() if quantized]
     plain = [name for name, quantized in names.items() if not quantized]
     architecture = ckpt.config.architecture if ckpt.config is not None else None
@@ -70,6 +72,13 @@ def _views(ckpt: Checkpoint, consumers: Iterable[str]) -> dict[str, Judgement]:
         for consumer in consumers
         if consumer in DIALECTS
     }
+
+
+def _as_the_first(name: str, names: Mapping[str, bool]) -> bool:
+    """Whether a module is one of an expert that is stored as that of expert 0 is."""
+    layer, inside, rest = name.partition(".experts.")
+    expert, _, projection = rest.partition(".")
+    return bool(inside) and expert != "0" and names.get(f"{layer}.experts.0.{projection}") == names[name]
 
 
 def stored(ckpt: Checkpoint) -> Mapping[str, bool]:

@@ -32,6 +32,9 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"),
 @rule("QNT017", "split-global-scale", severity="warning", when=lambda ckpt: ckpt.quantization is not None)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     held: dict[tuple[str, str], dict[str, float]] = {}
+    assert ckpt.quantization is not None
+    if not any(role in way.parts for way in ckpt.quantization.stored for role in ROLES):
+        return
     for name, _, part in scales_of(ckpt):
         if part.role in ROLES:
             module, _, last = name.removesuffix(f".{part.role}").rpartition(".")

@@ -27,7 +27,9 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.dialects.views import in_order, stored
 
-ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate|router\.\w+|gate\.wg|eh_proj)$")
+ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate|router\.(classifier|weight|proj|layer)|gate\.wg|eh_proj)$")
+ENDINGS = ("gate", "router", "r.classifier", "r.weight", "r.proj", "r.layer", "gate.wg", "eh_proj")
+"""Asked first: most of a large checkpoint's modules are experts."""
 
 
 @rule(
@@ -39,7 +41,7 @@ ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate|router\.\w+|gate\.wg
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     kinds: dict[str, list[str]] = {}
     for name, quantized in stored(ckpt).items():
-        if quantized and ROUTER.search(name):
+        if quantized and name.endswith(ENDINGS) and ROUTER.search(name):
             kinds.setdefault(name.rpartition(".")[2], []).append(name)
     for modules in kinds.values():
         first = in_order(modules)[0]

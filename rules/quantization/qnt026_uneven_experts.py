@@ -17,14 +17,11 @@ transformers before version 5 keeps experts apart, and can load such a checkpoin
 vllm-project/vllm#54444 (experts that no token reached)
 """
 
-import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import ranges
-
-EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 
 
 @rule(
@@ -39,8 +36,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ways: dict[tuple[str, str], dict[int, list[int]]] = {}
     for number, modules in enumerate(ckpt.quantization.stored.values()):
         for module in modules:
-            if found := EXPERT.fullmatch(module):
-                ways.setdefault((found[1], found[3]), {}).setdefault(number, []).append(int(found[2]))
+            layer, inside, rest = module.partition(".experts.")
+            expert, _, projection = rest.partition(".")
+            if inside and expert.isdecimal():
+                ways.setdefault((f"{layer}.experts", projection), {}).setdefault(number, []).append(int(expert))
     uneven: dict[str, dict[str, list[int]]] = {}
     for (layer, projection), experts in ways.items():
         if len(experts) > 1:
