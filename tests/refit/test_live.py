@@ -33,7 +33,7 @@ def test_weights_reach_the_engine_over_gloo_from_two_tensor_parallel_ranks(tmp_p
     report = refit(live.write("llama", tmp_path / "llama"), "--tp", "2", "--transport", "gloo", "--bucket-mb", "0.05")
     assert codes(report) <= {"REF011"}  # vLLM keeps its prefix cache unless it is told not to
     assert not report["crashed"]
-    assert report["counts"]["tensors"] > 100
+    assert report["counts"]["tensors"] > 60
     assert {"REF001", "REF003", "REF004", "REF008", "REF010", "REF012", "REF013"} <= set(report["passed"])
 
 
