@@ -162,3 +162,13 @@ def test_an_emptied_list_is_written_again(formats: Path, tmp_path: Path, consume
         assert not repacked(ckpt), folder.name
         mended += 1
     assert mended > (0 if consumers == ("sglang",) else 5)
+
+
+def test_nothing_is_written_on_a_guess(tmp_path: Path) -> None:
+    folder = copy("tiny-fp8", tmp_path / "ckpt", modules_to_not_convert=["lm_head"])
+    path = folder / "config.json"
+    ckpt = open_checkpoint(str(folder))
+    assert relisted(ckpt) is not None  # vLLM is known to build this router quantized
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"architectures": ["NobodyKnowsForCausalLM"]}), encoding="utf-8")
+    assert relisted(open_checkpoint(str(folder))) is None

@@ -41,9 +41,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             setattr(config, key, value)
     try:
         bridge = AutoBridge.from_config(config, parallel_states=ParallelStates())
-    except (
-        TypeError
-    ):  # it builds Megatron's config, which the release beside it may not take; its mapping needs two numbers
+    except TypeError:
+        # it builds Megatron's config, which the release beside it may not take; its mapping needs two numbers
         from mbridge.core.bridge import _MODEL_REGISTRY
 
         kind = _MODEL_REGISTRY[config.model_type]

@@ -72,9 +72,8 @@ def described(ckpt: Checkpoint, clashes: Iterable[Clash]) -> Iterator[Described]
     groups: dict[tuple[object, ...], list[str]] = {}
     for module, seen in by_module.items():
         entries = tuple((clash.consumer, clash.verdict.entry) for clash in seen)
-        alike = (
-            "" if any(entry for _, entry in entries) else template(module)
-        )  # one entry may take modules of many kinds
+        # one entry may take modules of many kinds
+        alike = "" if any(entry for _, entry in entries) else template(module)
         groups.setdefault((alike, *entries), []).append(module)
     built = _weight_of(ckpt)
     for modules in groups.values():

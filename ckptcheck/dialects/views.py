@@ -135,7 +135,7 @@ def _of(ckpt: Checkpoint, consumer: str) -> list[Clash]:
         for module, verdict in built
         if verdict.quantized is not None
         for name in module.parts
-        if verdict.quantized is not held[name] and not (view.guessed and _odd(name))
+        if verdict.quantized is not held[name] and not (view.guessed and is_odd(name))
     ]
 
 
@@ -173,7 +173,7 @@ def refusals(ckpt: Checkpoint) -> list[tuple[str, str, int]]:
 
 
 @cache
-def _odd(name: str) -> bool:
+def is_odd(name: str) -> bool:
     """Whether a module is none of those that every engine builds in the same way."""
     return not re.search(r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|experts)$|\.experts\.", name)
 

@@ -22,4 +22,3 @@ class Settings:
     logprobs: bool = True
     timeout: float = 900.0
     decode: int = 16
-    keep: bool = False

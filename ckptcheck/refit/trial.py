@@ -17,7 +17,6 @@ from typing import Protocol
 
 from ckptcheck.engines.base import Answer, Engine, Manifest, Parcel, Scores
 from ckptcheck.engines.group import addressed, rendezvous
-from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import sequences
 from ckptcheck.refit.reasons import reasons
@@ -196,10 +195,3 @@ class Trial:
             greedy=tuple(self._trainer.greedy(tokens, self._settings.decode) for tokens in self._sequences),
         )
         self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))
-
-
-def refuse_critic(architectures: Sequence[str]) -> None:
-    """Raise CkptcheckError for a model that no inference engine samples from."""
-    for name in architectures:
-        if name.endswith(("ForTokenClassification", "ForSequenceClassification", "ForValueHead", "WithValueHead")):
-            raise CkptcheckError(f"{name} is a critic: it has no engine to be synced into")
