@@ -13,7 +13,10 @@ from ckptcheck.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
 
 
 class Evidence(Protocol):
-    """What every kind of evidence tells about itself; rules know the rest."""
+    """What every kind of evidence tells about itself; rules know the rest.
+
+    It may offer more: `aspect(kind)`, itself as rules on another kind see it, and `sections`, what was measured (report.Section).
+    """
 
     @property
     def kind(self) -> str:
@@ -93,6 +96,7 @@ def run(
         crashed=tuple(crashed),
         error=None if passed or findings or crashed else "no selected rule looked at this target",
         counts=evidence.counts,
+        sections=tuple(getattr(evidence, "sections", ())),
     )
 
 
