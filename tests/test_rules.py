@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from jobs import job
 from refitted import played
 
 from ckptcheck import manifest, pack
@@ -35,6 +36,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "refit":
         _holds(case, run(played(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "job":
+        _holds(case, run(job(case.table, tmp_path), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

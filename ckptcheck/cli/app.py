@@ -12,6 +12,7 @@ from ckptcheck.cli.diff import diff
 from ckptcheck.cli.doctor import doctor
 from ckptcheck.cli.engine import engine
 from ckptcheck.cli.manifest import manifest, verify
+from ckptcheck.cli.preflight import preflight
 from ckptcheck.cli.refit import refit
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(scan)
 app.command()(diff)
 app.command()(refit)
+app.command()(preflight)
 app.command()(manifest)
 app.command()(verify)
 app.command()(rules)
