@@ -66,6 +66,14 @@ SGLANG: Mapping[str, Source] = {
     "engine.draft": Source(("speculative_algorithm",), read=bool),
 }
 ARGUMENTS = {"vllm": VLLM, "sglang": SGLANG}
+OLDER = {
+    "vllm": frozenset(
+        "num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task"
+        " max_seq_len_to_capture swap_space rope_scaling rope_theta guided_decoding_backend disable_async_output_proc".split()
+    ),
+    "sglang": frozenset("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp".split()),
+}
+"""Arguments of earlier versions that launch scripts still have."""
 
 
 @cache
@@ -90,7 +98,7 @@ def take(job: Job, engine: str, arguments: Mapping[str, Found], *, beside: froze
             first, found = first[3:], Found(False, found.leaf, found.reason)
         if first in beside:
             continue
-        if first not in switches | valued:
+        if first not in switches | valued | OLDER[engine]:
             job.not_understood.append(Unread(found.leaf, near=nearest(first, switches | valued)))
             continue
         if first in switches and found.value == "":  # as YAML writes a bare option

@@ -144,21 +144,22 @@ class _Reader:
     def expand(self, token: Token) -> list[Word]:
         """The words that a token becomes: an array gives several, an unquoted variable is split at spaces."""
         words: list[Word] = []
-        text, reason, started = "", "", False
+        text, reason, line, started = "", "", token.line, False
         for chunk in token.chunks:
-            values = [Word(chunk.text, token.line)] if chunk.kind == "text" else self.value(chunk, token.line)
-            pieces = values
+            pieces = [Word(chunk.text, token.line)] if chunk.kind == "text" else self.value(chunk, token.line)
             if chunk.kind != "text" and not chunk.quoted:
-                pieces = [replace(word, text=part) for word in values for part in (word.text.split() or [""])]
+                pieces = [replace(word, text=part) for word in pieces for part in (word.text.split() or [""])]
             for number, piece in enumerate(pieces):
                 if number:
-                    words.append(Word(text, token.line, reason))
+                    words.append(Word(text, line, reason))
                     text, reason = "", ""
+                if not text and len(pieces) > 1:  # of an array: each word has a line of its own
+                    line = piece.line
                 text += piece.text
                 reason = reason or piece.reason
                 started = started or bool(piece.text) or chunk.quoted or bool(piece.reason)
         if started:
-            words.append(Word(text, token.line, reason))
+            words.append(Word(text, line, reason))
         self.spend(sum(len(word.text) + 1 for word in words), token.line)
         return words
 

@@ -27,8 +27,9 @@ from ckptcheck.preflight.job import Job
 def check(job: Job) -> Iterator[Problem]:
     if not job.flag("update.in_flight"):
         return
-    mode = job.text("update.pause_mode")
-    paused = f" (pause mode {job.said('update.pause_mode')})" if mode else f" ({job['update.in_flight'].place})"
+    paused = f" ({job['update.in_flight'].place})"
+    if mode := job.text("update.pause_mode"):
+        paused = f" (pause mode {mode}: {job['update.pause_mode'].place})"
     if job.flag("algorithm.unbounded_lag"):
         bound = f"and nothing bounds how old a rollout may be ({job['algorithm.unbounded_lag'].place})"
     else:

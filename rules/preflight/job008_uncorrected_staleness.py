@@ -31,7 +31,8 @@ def check(job: Job) -> Iterator[Problem]:
     stale = bool(job.number("algorithm.lag")) or job.flag("algorithm.unbounded_lag")
     if stale and job.text("algorithm.correction") == "none" and not job.flag("algorithm.uses_rollout_logprobs"):
         lag = job.number("algorithm.lag")
-        how = f"up to {job.said('algorithm.lag')} version{'' if lag == 1 else 's'} older than the weights" if lag else "of any age"
+        place = job["algorithm.lag"].place
+        how = f"up to {lag:g} version{'' if lag == 1 else 's'} older than the weights ({place})" if lag else "of any age"
         yield job.problem(
             f"rollouts are {how}, and no importance correction is on ({job['algorithm.correction'].place})",
             at="algorithm.correction" if job["algorithm.correction"].leaf else "algorithm.lag",

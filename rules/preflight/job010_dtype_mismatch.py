@@ -30,7 +30,8 @@ def check(job: Job) -> Iterator[Problem]:
     place = job["engine.dtype"].place
     if engine == "auto":
         named = job.checkpoints.get("checkpoint.model")
-        engine, place = (named.dtype if named else None), f"auto: as {named.named} is stored" if named else ""
+        stored = named.dtype if named is not None and named.dtype != "float32" else None  # which engines do not keep
+        engine, place = stored, f"auto: as {named.named} is stored" if named else ""
     if trainer and engine and trainer != engine:
         yield job.problem(
             f"the trainer computes in {trainer} ({job['trainer.dtype'].place}), the engine in {engine} ({place})",

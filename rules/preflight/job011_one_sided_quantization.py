@@ -30,7 +30,7 @@ def check(job: Job) -> Iterator[Problem]:
     if job.flag("trainer.fp8") or job.text("algorithm.correction") != "none":
         return
     named = job.checkpoints.get("checkpoint.model")
-    if (how := job.text("engine.quantization")) not in (None, "none"):
+    if job.text("engine.quantization") not in (None, "none"):
         yield job.problem(
             f"the engine quantizes its weights: {job.said('engine.quantization')}; the trainer computes in"
             f" {job.text('trainer.dtype') or 'full precision'}, and no importance correction is on ({job['algorithm.correction'].place})",

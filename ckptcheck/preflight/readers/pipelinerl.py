@@ -52,7 +52,7 @@ def _finish(job: Job, document: Document) -> None:
         if found is not None and found.value is True:
             job.settings["trainer.backend"] = Setting(backend, "set", "", found.leaf)
     arguments = arguments_below(document.leaves, lambda path: look(document, path), "vllm_config.vllm_kwargs")
-    take(job, "vllm", arguments, beside=frozenset(("num_scheduler_steps", "disable_log_requests", "return_tokens_as_token_ids")))
+    take(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
     _version_of_engine(job, document)
     head = look(document, "vllm_config.quantization")
     if head is not None and head.value == "bf16_last_layer_fp32":
