@@ -14,7 +14,10 @@ from ckptcheck.cli.scan import FailOn, Format
 def preflight(
     job: Annotated[
         list[str],
-        typer.Argument(metavar="JOB...", help="The job's .yaml, .toml or .sh file (several: in order), and key=value to lay over it."),
+        typer.Argument(
+            metavar="JOB...",
+            help="The job's .yaml, .toml or .sh file (several: in order), and key=value to lay over it.",
+        ),
     ],
     framework: Annotated[
         str | None,
@@ -23,14 +26,19 @@ def preflight(
         ),
     ] = None,
     engine_version: Annotated[
-        str, typer.Option(metavar="VERSION", help="Version of the engine, for its defaults.", show_default="as the files pin it")
+        str,
+        typer.Option(
+            metavar="VERSION", help="Version of the engine, for its defaults.", show_default="as the files pin it"
+        ),
     ] = "",
     te_version: Annotated[str, typer.Option(metavar="VERSION", help="Version of Transformer Engine.")] = "",
     scan_checkpoints: Annotated[
-        bool, typer.Option("--scan/--no-scan", help="Read the headers of checkpoints that the job names and that are here.")
+        bool,
+        typer.Option("--scan/--no-scan", help="Read the headers of checkpoints that the job names and that are here."),
     ] = True,
     show_settings: Annotated[
-        bool, typer.Option("--settings", help="Print what was understood, with the place of each value, and nothing else.")
+        bool,
+        typer.Option("--settings", help="Print what was understood, with the place of each value, and nothing else."),
     ] = False,
     select: Annotated[list[str], typer.Option(help="Run only these rules: codes or beginnings of codes.")] = [],  # noqa: B006
     ignore: Annotated[list[str], typer.Option(help="Leave these rules out; they are reported as skipped.")] = [],  # noqa: B006

@@ -20,7 +20,11 @@ def commands(job: Job) -> list[str]:
     source, lines = _source(job, model)
     trainer = TRAINERS.get(job.text("trainer.backend") or "", "transformers")
     dtype = job.text("trainer.dtype")
-    layout = _options(job, {"--tp": "trainer.tp", "--pp": "trainer.pp", "--ep": "trainer.ep"}) if trainer == "megatron" else []
+    layout = (
+        _options(job, {"--tp": "trainer.tp", "--pp": "trainer.pp", "--ep": "trainer.ep"})
+        if trainer == "megatron"
+        else []
+    )
     engine = ["--engine", job.engine, *_options(job, {"--engine-tp": "engine.tp"})]
     precision = ["--dtype", dtype] if dtype in DTYPES else []
     if job.text("trainer.backend") is not None:

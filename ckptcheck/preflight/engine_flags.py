@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ckptcheck.preflight.document import Leaf
-from ckptcheck.preflight.framework import Source, dtype, nearest, setting_from
+from ckptcheck.preflight.framework import Source, dtype, names, nearest, setting_from
 from ckptcheck.preflight.interpolation import Found
 from ckptcheck.preflight.job import Job, Setting, Unread
 
@@ -18,7 +18,8 @@ NEWEST = {"vllm": "0.32.0", "sglang": "0.5.23"}
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 SHORT = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size", "-q": "quantization",
-    "-ep": "enable_expert_parallel", "-n": "nnodes", "-sc": "speculative_config", "-cc": "compilation_config", "-ac": "attention_config",
+    "-ep": "enable_expert_parallel", "-n": "nnodes", "-sc": "speculative_config",
+    "-cc": "compilation_config", "-ac": "attention_config",
 }  # fmt: skip
 """vLLM's short options."""
 
@@ -28,7 +29,12 @@ def _opposite(value: object) -> object:
 
 
 def _raw_or_processed(value: object) -> object:
-    return {"raw_logprobs": "raw", "raw_logits": "raw", "processed_logprobs": "processed", "processed_logits": "processed"}.get(str(value))
+    return {
+        "raw_logprobs": "raw",
+        "raw_logits": "raw",
+        "processed_logprobs": "processed",
+        "processed_logits": "processed",
+    }.get(str(value))
 
 
 def _chunked(value: object) -> object:
@@ -67,11 +73,11 @@ SGLANG: Mapping[str, Source] = {
 }
 ARGUMENTS = {"vllm": VLLM, "sglang": SGLANG}
 OLDER = {
-    "vllm": frozenset(
-        "num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task"
-        " max_seq_len_to_capture swap_space rope_scaling rope_theta guided_decoding_backend disable_async_output_proc".split()
-    ),
-    "sglang": frozenset("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp".split()),
+    "vllm": names("""
+    num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task
+    max_seq_len_to_capture swap_space rope_scaling rope_theta guided_decoding_backend disable_async_output_proc
+    """),
+    "sglang": names("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp"),
 }
 """Arguments of earlier versions that launch scripts still have."""
 

@@ -51,7 +51,10 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "rollout.response_length": ("number", "tokens, at most"),
     "rollout.n": ("number", "responses to a prompt"),
     "rollout.logprobs": ("flag", "the engine's logprobs are returned with its tokens"),
-    "algorithm.uses_rollout_logprobs": ("flag", "the engine's logprobs enter the loss: as old logprobs or in a correction"),
+    "algorithm.uses_rollout_logprobs": (
+        "flag",
+        "the engine's logprobs enter the loss: as old logprobs or in a correction",
+    ),
     "algorithm.correction": ("text", "importance correction between engine and trainer: tis, …; none"),
     "algorithm.lag": ("number", "versions that a rollout may be older than the weights it trains; 0: none"),
     "algorithm.unbounded_lag": ("flag", "rollouts are trained on however old they are"),

@@ -49,10 +49,8 @@ class Files:
         """Read a YAML or TOML file with all that it builds on."""
         text = self.text(path, shown)
         name = self.name(path)
-        if path.suffix in TOML:
-            found = toml_file.read(text, name)
-        else:
-            found = self.with_defaults(yaml_file.read(text, name), path, ())
+        toml = path.suffix in TOML
+        found = toml_file.read(text, name) if toml else self.with_defaults(yaml_file.read(text, name), path, ())
         found.versions |= pinned(text, name)
         for leaf_path, leaf in list(found.leaves.items()):
             if variable := ENVIRONMENT.search(leaf_path):
@@ -83,6 +81,7 @@ class Files:
         return whole
 
     def included(self, file: Path, listed: Leaf, path: Path, above: tuple[Path, ...]) -> Document:
+        """Read a file that ``defaults:`` names; a note where it is not there."""
         if not file.is_file():
             note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, is not there to be read"
             return Document(notes=[note])
@@ -137,9 +136,10 @@ def candidates(entry: object, folder: Path) -> Iterator[tuple[Path, str]]:
             where = str(group or "").removeprefix("override ").removeprefix("optional ").strip()
             directory, _, package = where.partition("@")
             file = folder / directory / name
-            yield (file if file.suffix in YAML else file.with_name(file.name + ".yaml")), (
-                package or directory.strip("/").replace("/", ".")
-            ).replace("_global_", "")
+            yield (
+                (file if file.suffix in YAML else file.with_name(file.name + ".yaml")),
+                (package or directory.strip("/").replace("/", ".")).replace("_global_", ""),
+            )
 
 
 def pinned(text: str, name: str) -> dict[str, Leaf]:

@@ -16,7 +16,17 @@ from ckptcheck.preflight.job import Job, Setting, Unread, shown
 Style = Literal["hydra", "flags", "dotted"]
 HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 UNITS = {"k": 1000, "K": 1024, "m": 1_000_000, "M": 1024**2}
-SWITCHES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "": True, "1": True, "0": False}
+SWITCHES = {
+    "true": True,
+    "false": False,
+    "yes": True,
+    "no": False,
+    "on": True,
+    "off": False,
+    "": True,
+    "1": True,
+    "0": False,
+}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
@@ -125,7 +135,11 @@ def coerced(value: object, kind: Kind) -> object:
                 number = float(value)
             except ValueError:
                 return None
-            return (int(number) if number.is_integer() and value.lstrip("-+").isdigit() else number) if abs(number) < 1e15 else None
+            return (
+                (int(number) if number.is_integer() and value.lstrip("-+").isdigit() else number)
+                if abs(number) < 1e15
+                else None
+            )
         return None
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
@@ -152,9 +166,24 @@ def default(job: Job, name: str, value: object, of: str) -> None:
         job.settings[name] = Setting(value, "default", f"default of {of}")
 
 
-def nearest(name: str, known: frozenset[str] | set[str]) -> str:
-    """What may have been meant, "" where nothing is near."""
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.82)), "") if len(name) < 80 else ""
+def names(text: str) -> frozenset[str]:
+    """The words of a text, as a set of known keys."""
+    return frozenset(text.split())
+
+
+def nearest(name: str, known: frozenset[str], cutoff: float = 0.82) -> str:
+    """What may have been meant, "" where nothing is near. cutoff: of difflib, 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), 1, cutoff)), "") if len(name) < 80 else ""
+
+
+def count_gpus(job: Job, document: Document, paths: tuple[str, str], of: str) -> None:
+    """Set the number of GPUs that train: nodes times GPUs of a node, which are 1 and 8 where they are not written."""
+    found = [look(document, path) for path in paths]
+    numbers = [one.value if one else standard for one, standard in zip(found, (1, 8), strict=True)]
+    nodes, each = numbers
+    leaf = next((one.leaf for one in found if one), None)
+    if isinstance(nodes, int) and isinstance(each, int):
+        job.settings["trainer.world"] = Setting(nodes * each, "set" if leaf else "default", f"default of {of}", leaf)
 
 
 def environment_flag(document: Document, name: str) -> Setting:

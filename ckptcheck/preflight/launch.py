@@ -24,9 +24,7 @@ def overrides(words: Sequence[Word], into: Document, file: str | None) -> list[W
         if removed or (found and found[1] == "~"):
             into.remove((removed or found)[1 if removed else 2])  # type: ignore[index]
         elif found:
-            key = found[2]
-            value = unquoted(found[3])
-            into.put(key, Leaf(value if isinstance(value, str) else value, key, file, line, word.reason))
+            into.put(found[2], Leaf(unquoted(found[3]), found[2], file, line, word.reason))
         else:
             rest.append(word)
     return rest
@@ -39,7 +37,9 @@ def unquoted(text: str) -> object:
     return scalar(text) if text else ""
 
 
-def flags(words: Sequence[Word], into: Document, file: str | None, *, prefix: str = "", short: dict[str, str] | None = None) -> list[Word]:
+def flags(
+    words: Sequence[Word], into: Document, file: str | None, *, prefix: str = "", short: dict[str, str] | None = None
+) -> list[Word]:
     """Put ``--some-flag value`` as the leaf some_flag; return the words before the first flag.
 
     An option without a value is True; one with several has a list. A negative number is a value.

@@ -23,8 +23,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 class NamedCheckpoint:
     """What a named checkpoint is found to be.
 
-    named: as the job writes it; path: where that is. reason: why it was not looked at, "" where it was. errors: findings of severity error. consumers: who was asked about
-    its ignore list. experts, context, dtype, quantized: of its config.json, None where that does not say.
+    named: as the job writes it; path: where that is. reason: why it was not looked at, "" where it was. errors: findings
+    of severity error. consumers: who was asked about its ignore list. experts, context, dtype,
+    quantized: of its config.json, None where that does not say.
     """
 
     named: str

@@ -34,7 +34,12 @@ PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|\S*/?rl)$")
 
 
 def open_job(
-    arguments: Sequence[str], *, framework: str | None = None, engine_version: str = "", te_version: str = "", scan: bool = True
+    arguments: Sequence[str],
+    *,
+    framework: str | None = None,
+    engine_version: str = "",
+    te_version: str = "",
+    scan: bool = True,
 ) -> Job:
     """Read a job. arguments: files, and ``key=value`` to lay over them.
 
@@ -84,7 +89,11 @@ def _document(
     for path, name in zip(paths, names, strict=True):
         if path.suffix in YAML + TOML:
             part = files.document(path, name)
-            section = next((full for start, full in prime_rl.PARTS.items() if path.stem.startswith(start)), "") if several else ""
+            section = (
+                next((full for start, full in prime_rl.PARTS.items() if path.stem.startswith(start)), "")
+                if several
+                else ""
+            )
             for key, leaf in part.leaves.items():
                 whole.put(f"{section}.{key}" if section else key, leaf)
             whole.environment |= part.environment
@@ -97,7 +106,9 @@ def _document(
             part.versions = versions | part.versions
             whole.update(part)
         else:
-            raise CkptcheckError(f"{name} is neither YAML, TOML nor a shell script", hint="known are .yaml, .yml, .toml and .sh")
+            raise CkptcheckError(
+                f"{name} is neither YAML, TOML nor a shell script", hint="known are .yaml, .yml, .toml and .sh"
+            )
     return whole, chosen
 
 
@@ -106,15 +117,19 @@ def _owner(document: Document, name: str) -> Framework:
     if len(owners) == 1:
         return owners[0]
     if owners:
-        raise CkptcheckError(f"{name} could be of {' or '.join(one.title for one in owners)}", hint="say which with --framework")
+        raise CkptcheckError(
+            f"{name} could be of {' or '.join(one.title for one in owners)}", hint="say which with --framework"
+        )
     sections = list(dict.fromkeys(key.partition(".")[0] for key in document.leaves))
     raise CkptcheckError(
-        f"{name} has the keys of no framework that is known here: {few([clipped(key, 40) for key in sections], 5) or 'it is empty'}",
+        f"{name} has the keys of no framework that is known here: {few([clipped(key, 40) for key in sections], 5) or 'none'}",
         hint=f"say which with --framework: {', '.join(FRAMEWORKS)}",
     )
 
 
-def _launched(script: Script, files: Files, path: Path, name: str, chosen: Framework | None) -> tuple[Document, Framework]:
+def _launched(
+    script: Script, files: Files, path: Path, name: str, chosen: Framework | None
+) -> tuple[Document, Framework]:
     """Find the command that starts the job, and read what it sets."""
     wanted = [chosen] if chosen else list(FRAMEWORKS.values())
     commands = [*script.commands, *(inner for command in script.commands for inner in _quoted(command, name))]
@@ -124,7 +139,9 @@ def _launched(script: Script, files: Files, path: Path, name: str, chosen: Frame
             if framework.launches is not None and framework.launches.search(" ".join(word.text for word in words)):
                 document = _settings(words, framework, files, path)
                 for variable, word in script.exports.items():
-                    document.environment[variable] = Leaf(word.text, variable, files.name(path), word.line or None, word.reason)
+                    document.environment[variable] = Leaf(
+                        word.text, variable, files.name(path), word.line or None, word.reason
+                    )
                 return document, framework
     what = f"nothing of {chosen.title}" if chosen else "no training job and no engine that is known here"
     raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
@@ -136,7 +153,9 @@ def _quoted(command: list[Word], name: str) -> list[list[Word]]:
     for word in command:
         if " " in word.text and any(one.launches and one.launches.search(word.text) for one in FRAMEWORKS.values()):
             try:
-                found.append([Word(token.start, word.line) for token in tokens(word.text, name) if token.operator is None])
+                found.append(
+                    [Word(token.start, word.line) for token in tokens(word.text, name) if token.operator is None]
+                )
             except CkptcheckError:
                 continue
     return found
@@ -179,7 +198,9 @@ def _dotted(words: list[Word], files: Files, path: Path) -> Document:
         if before == "@":
             file = files.beside(word.text, path.parent)
             if file is None:
-                document.notes.append(f"{clipped(word.text)}, a configuration that {files.name(path)}:{word.line} names, is not there to be read")
+                document.notes.append(
+                    f"{clipped(word.text)}, a configuration that {files.name(path)}:{word.line} names, is not there to be read"
+                )
                 continue
             part = files.document(file, files.name(file))
             for key, leaf in part.leaves.items():

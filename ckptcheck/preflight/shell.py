@@ -133,7 +133,9 @@ class _Reader:
             self.export(name, words)
 
     def export(self, name: str, words: list[Word]) -> None:
-        self.script.exports[name] = replace(words[0], text=" ".join(word.text for word in words)) if words else Word("", 0)
+        self.script.exports[name] = (
+            replace(words[0], text=" ".join(word.text for word in words)) if words else Word("", 0)
+        )
 
     def joined(self, token: Token) -> Word:
         """Expand without splitting, as in an assignment."""
@@ -180,7 +182,9 @@ class _Reader:
         if words is not None and not (given == ":-" and not any(word.text or word.reason for word in words)):
             return (words if many else words[:1]) or ([] if many else [Word("", line)])
         if given:
-            inner = [word for token in tokens(default, self.name) if token.operator is None for word in self.expand(token)]
+            inner = [
+                word for token in tokens(default, self.name) if token.operator is None for word in self.expand(token)
+            ]
             reason = next((word.reason for word in inner if word.reason), "")
             return [Word(" ".join(word.text for word in inner), line, reason)]
         return [Word("", line, f"{unknown} is not set in it")]

@@ -27,7 +27,9 @@ def read(text: str, name: str) -> Document:
         place = f"{name}:{line[1]}" if line else name
         raise CkptcheckError(f"{place} is not TOML: {clipped(AT.sub('', str(error)).strip())}") from error
     except (RecursionError, ValueError) as error:  # ValueError: an int of more than 4,300 digits
-        raise CkptcheckError(f"{name} is nested too deeply, or holds a number too long, to be a configuration") from error
+        raise CkptcheckError(
+            f"{name} is nested too deeply, or holds a number too long, to be a configuration"
+        ) from error
     found = Document()
     _flatten(value, "", _lines(text), found, name)
     return found

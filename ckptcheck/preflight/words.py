@@ -63,7 +63,7 @@ class _Lexer:
                 end = self.token()
                 heredocs.append(end.start if end is not None else "")
                 continue
-            if token.operator and token.operator[0] in "<>&" and token.operator not in ("&&", "&") or (
+            if (token.operator and token.operator[0] in "<>&" and token.operator not in ("&&", "&")) or (
                 token.operator and token.operator[0].isdigit()
             ):
                 self.token()  # what it redirects to

@@ -24,7 +24,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB001", "raw-logprobs", severity="error", on="job", when=lambda job: bool(job.flag("algorithm.uses_rollout_logprobs") or job.flag("rollout.logprobs")))
+@rule(
+    "JOB001",
+    "raw-logprobs",
+    severity="error",
+    on="job",
+    when=lambda job: bool(job.flag("algorithm.uses_rollout_logprobs") or job.flag("rollout.logprobs")),
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("engine.logprobs", "rollout.temperature", "rollout.top_p", "rollout.top_k")
     if job.text("engine.logprobs") != "raw":
@@ -37,9 +43,15 @@ def check(job: Job) -> Iterator[Problem]:
     bent = [name for name, bending in bends.items() if bending]
     if bent:
         what = ", ".join(f"{name} {job.said(f'rollout.{name}')}" for name in bent)
-        use = "the loss uses them" if job.flag("algorithm.uses_rollout_logprobs") else "they are compared with the trainer's"
+        use = (
+            "the loss uses them"
+            if job.flag("algorithm.uses_rollout_logprobs")
+            else "they are compared with the trainer's"
+        )
         yield job.problem(
             f"the engine returns raw logprobs ({job['engine.logprobs'].place}), from before {what}, and {use}",
             at="engine.logprobs" if job["engine.logprobs"].leaf else f"rollout.{bent[0]}",
-            hint="set logprobs_mode to processed_logprobs" if job.engine == "vllm" else "take SGLANG_RETURN_ORIGINAL_LOGPROB out",
+            hint="set logprobs_mode to processed_logprobs"
+            if job.engine == "vllm"
+            else "take SGLANG_RETURN_ORIGINAL_LOGPROB out",
         )

@@ -23,7 +23,13 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB002", "temperature-mismatch", severity="error", on="job", when=lambda job: job["rollout.temperature"].status != "unknown")
+@rule(
+    "JOB002",
+    "temperature-mismatch",
+    severity="error",
+    on="job",
+    when=lambda job: job["rollout.temperature"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.temperature", "rollout.temperature")
     trainer, rollout = job.number("trainer.temperature"), job.number("rollout.temperature")

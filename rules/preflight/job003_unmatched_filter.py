@@ -23,7 +23,13 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB003", "unmatched-filter", severity="warning", on="job", when=lambda job: job["rollout.top_p"].status != "unknown" or job["rollout.top_k"].status != "unknown")
+@rule(
+    "JOB003",
+    "unmatched-filter",
+    severity="warning",
+    on="job",
+    when=lambda job: job["rollout.top_p"].status != "unknown" or job["rollout.top_k"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("rollout.top_p", "rollout.top_k")
     top_p, top_k = job.number("rollout.top_p"), job.number("rollout.top_k")

@@ -26,7 +26,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB004", "stale-prefix-cache", severity="warning", on="job", when=lambda job: job["update.clears_cache"].status != "unknown")
+@rule(
+    "JOB004",
+    "stale-prefix-cache",
+    severity="warning",
+    on="job",
+    when=lambda job: job["update.clears_cache"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("update.clears_cache", "engine.prefix_caching")
     if job.flag("update.clears_cache") is False and job.flag("engine.prefix_caching"):

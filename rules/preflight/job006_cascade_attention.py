@@ -23,7 +23,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB006", "cascade-attention", severity="warning", on="job", when=lambda job: job.engine == "vllm" and job["engine.cascade_attention"].known)
+@rule(
+    "JOB006",
+    "cascade-attention",
+    severity="warning",
+    on="job",
+    when=lambda job: job.engine == "vllm" and job["engine.cascade_attention"].known,
+)
 def check(job: Job) -> Iterator[Problem]:
     setting = job["engine.cascade_attention"]
     if setting.value is True and (setting.status == "set" or job.engine_version):

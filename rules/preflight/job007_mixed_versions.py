@@ -34,7 +34,11 @@ def check(job: Job) -> Iterator[Problem]:
         bound = f"and nothing bounds how old a rollout may be ({job['algorithm.unbounded_lag'].place})"
     else:
         lag = job.number("algorithm.lag")
-        bound = f"and rollouts may be {lag:g} version{'' if lag == 1 else 's'} old" if lag is not None else "and the lag is not known"
+        bound = (
+            f"and rollouts may be {lag:g} version{'' if lag == 1 else 's'} old"
+            if lag is not None
+            else "and the lag is not known"
+        )
     yield job.problem(
         f"weights change while requests run{paused}, {bound}",
         at="algorithm.unbounded_lag" if job.flag("algorithm.unbounded_lag") else "update.in_flight",

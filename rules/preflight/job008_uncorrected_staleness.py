@@ -25,14 +25,22 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB008", "uncorrected-staleness", severity="warning", on="job", when=lambda job: job["algorithm.correction"].status != "unknown" and job["algorithm.lag"].status != "unknown")
+@rule(
+    "JOB008",
+    "uncorrected-staleness",
+    severity="warning",
+    on="job",
+    when=lambda job: job["algorithm.correction"].status != "unknown" and job["algorithm.lag"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("algorithm.lag", "algorithm.correction", "algorithm.uses_rollout_logprobs")
     stale = bool(job.number("algorithm.lag")) or job.flag("algorithm.unbounded_lag")
     if stale and job.text("algorithm.correction") == "none" and not job.flag("algorithm.uses_rollout_logprobs"):
         lag = job.number("algorithm.lag")
         place = job["algorithm.lag"].place
-        how = f"up to {lag:g} version{'' if lag == 1 else 's'} older than the weights ({place})" if lag else "of any age"
+        how = (
+            f"up to {lag:g} version{'' if lag == 1 else 's'} older than the weights ({place})" if lag else "of any age"
+        )
         yield job.problem(
             f"rollouts are {how}, and no importance correction is on ({job['algorithm.correction'].place})",
             at="algorithm.correction" if job["algorithm.correction"].leaf else "algorithm.lag",

@@ -24,7 +24,13 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB009", "one-sided-fp32-head", severity="warning", on="job", when=lambda job: job.flag("trainer.fp32_head") is not None or job["engine.fp32_head"].status == "set")
+@rule(
+    "JOB009",
+    "one-sided-fp32-head",
+    severity="warning",
+    on="job",
+    when=lambda job: job.flag("trainer.fp32_head") is not None or job["engine.fp32_head"].status == "set",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.fp32_head", "engine.fp32_head")
     trainer, engine = job.flag("trainer.fp32_head"), job.flag("engine.fp32_head")

@@ -23,7 +23,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB010", "dtype-mismatch", severity="warning", on="job", when=lambda job: job["trainer.dtype"].status != "unknown" and job["engine.dtype"].status != "unknown")
+@rule(
+    "JOB010",
+    "dtype-mismatch",
+    severity="warning",
+    on="job",
+    when=lambda job: job["trainer.dtype"].status != "unknown" and job["engine.dtype"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.dtype", "engine.dtype")
     trainer, engine = job.text("trainer.dtype"), job.text("engine.dtype")

@@ -24,7 +24,13 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB012", "attention-under-cp", severity="warning", on="job", when=lambda job: job.text("trainer.backend") == "megatron")
+@rule(
+    "JOB012",
+    "attention-under-cp",
+    severity="warning",
+    on="job",
+    when=lambda job: job.text("trainer.backend") == "megatron",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.cp", "trainer.attention_backend")
     cp = job.number("trainer.cp") or 1
@@ -34,10 +40,10 @@ def check(job: Job) -> Iterator[Problem]:
     if backend is None:
         raise Skip("context parallelism is on, and which attention Megatron takes is not in the configuration")
     if backend != "flash":
-        te = f" {job.te_version}" if job.te_version else ""
+        told = f" ({job.te_version} is told)" if job.te_version else ""
         yield job.problem(
-            f"context parallelism is {cp:g}, and the attention backend is {job.said('trainer.attention_backend')}: in some versions of"
-            f" Transformer Engine{f' ({te.strip()} is told)' if te else ''} it is not stable then, and log_probs differ from ref_log_probs",
+            f"context parallelism is {cp:g}, and the attention backend is {job.said('trainer.attention_backend')}: in some"
+            f" versions of Transformer Engine{told} it is not stable then, and log_probs differ from ref_log_probs",
             at="trainer.attention_backend" if job["trainer.attention_backend"].leaf else "trainer.cp",
             hint="set --attention-backend flash",
         )

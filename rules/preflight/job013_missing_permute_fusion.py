@@ -23,7 +23,13 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB013", "missing-permute-fusion", severity="warning", on="job", when=lambda job: job.text("trainer.backend") == "megatron")
+@rule(
+    "JOB013",
+    "missing-permute-fusion",
+    severity="warning",
+    on="job",
+    when=lambda job: job.text("trainer.backend") == "megatron",
+)
 def check(job: Job) -> Iterator[Problem]:
     if job.moe is None:
         raise Skip("whether the model has experts is neither in the configuration nor in a checkpoint that is here")

@@ -25,7 +25,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB014", "context-too-short", severity="error", on="job", when=lambda job: job["engine.max_model_len"].status != "unknown")
+@rule(
+    "JOB014",
+    "context-too-short",
+    severity="error",
+    on="job",
+    when=lambda job: job["engine.max_model_len"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("engine.max_model_len", "rollout.prompt_length", "rollout.response_length")
     length = job.number("engine.max_model_len")

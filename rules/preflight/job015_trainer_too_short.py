@@ -24,7 +24,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB015", "trainer-too-short", severity="warning", on="job", when=lambda job: job["trainer.max_length"].status != "unknown")
+@rule(
+    "JOB015",
+    "trainer-too-short",
+    severity="warning",
+    on="job",
+    when=lambda job: job["trainer.max_length"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.max_length", "rollout.prompt_length", "rollout.response_length", "engine.max_model_len")
     most = job.number("trainer.max_length")

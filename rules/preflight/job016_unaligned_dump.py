@@ -30,12 +30,14 @@ def check(job: Job) -> Iterator[Problem]:
     train, mini, micro = job.number("batch.train"), job.number("batch.mini"), job.number("batch.micro")
     if not job.flag("dump.prompts_only"):
         yield job.problem(
-            "a dump is asked for, and PROMPTS_ONLY is not exported: the training input holds the responses too", at="dump.on",
+            "a dump is asked for, and PROMPTS_ONLY is not exported: the training input holds the responses too",
+            at="dump.on",
             hint="export PROMPTS_ONLY=1",
         )
     if train and mini and train != mini:
         yield job.problem(
-            f"mini_batch_num is {train / mini:g}: train_batch_size {job.said('batch.train')} / ppo_mini_batch_size {job.said('batch.mini')}",
+            f"mini_batch_num is {train / mini:g}: train_batch_size {job.said('batch.train')} / ppo_mini_batch_size"
+            f" {job.said('batch.mini')}",
             at="batch.mini",
             hint=f"set ppo_mini_batch_size to {train:g}",
         )
@@ -46,20 +48,26 @@ def check(job: Job) -> Iterator[Problem]:
         steps = mini * n / micro / replicas
         if steps != 1:
             yield job.problem(
-                f"gradient accumulation is {steps:g}: ppo_mini_batch_size {mini:g} × n {n:g} / ppo_micro_batch_size_per_gpu {micro:g} /"
-                f" DP {replicas:g}",
+                f"gradient accumulation is {steps:g}: ppo_mini_batch_size {mini:g} × n {n:g} / ppo_micro_batch_size_per_gpu"
+                f" {micro:g} / DP {replicas:g}",
                 at="batch.micro",
-                hint=f"set ppo_micro_batch_size_per_gpu to {mini * n / replicas:g}" if (mini * n) % replicas == 0 else None,
+                hint=f"set ppo_micro_batch_size_per_gpu to {whole:g}"
+                if (whole := mini * n / replicas).is_integer()
+                else None,
             )
     elif micro is None:
-        yield job.problem("ppo_micro_batch_size_per_gpu is not set, so gradient accumulation is not known to be 1", at="batch.mini")
+        yield job.problem(
+            "ppo_micro_batch_size_per_gpu is not set, so gradient accumulation is not known to be 1", at="batch.mini"
+        )
     if job.flag("trainer.remove_padding") is False:
         yield job.problem(
-            f"use_remove_padding is {job.said('trainer.remove_padding')}: the training input is padded", at="trainer.remove_padding",
+            f"use_remove_padding is {job.said('trainer.remove_padding')}: the training input is padded",
+            at="trainer.remove_padding",
             hint="set actor_rollout_ref.model.use_remove_padding to True",
         )
     if job.flag("batch.balance"):
         yield job.problem(
-            f"balance_batch is {job.said('batch.balance')}: ranks of the two sides hold other sequences", at="batch.balance",
+            f"balance_batch is {job.said('batch.balance')}: ranks of the two sides hold other sequences",
+            at="batch.balance",
             hint="set trainer.balance_batch to False",
         )

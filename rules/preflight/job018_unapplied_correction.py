@@ -28,7 +28,11 @@ def check(job: Job) -> Iterator[Problem]:
     job.need("algorithm.correction", "rollout.logprobs")
     wanted = job.text("algorithm.correction") not in ("none", None)
     if (wanted or job.flag("algorithm.bypass")) and job.flag("rollout.logprobs") is False:
-        what = f"the correction {job.said('algorithm.correction')}" if wanted else f"bypass_mode ({job['algorithm.bypass'].place})"
+        what = (
+            f"the correction {job.said('algorithm.correction')}"
+            if wanted
+            else f"bypass_mode ({job['algorithm.bypass'].place})"
+        )
         yield job.problem(
             f"{what} needs the engine's logprobs, and calculate_log_probs is {job.said('rollout.logprobs')}: nothing is corrected",
             at="rollout.logprobs" if job["rollout.logprobs"].leaf else "algorithm.correction",

@@ -23,7 +23,15 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB019", "trainer-dropout", severity="error", on="job", when=lambda job: job["trainer.attention_dropout"].status != "unknown" or job["trainer.hidden_dropout"].status != "unknown")
+@rule(
+    "JOB019",
+    "trainer-dropout",
+    severity="error",
+    on="job",
+    when=lambda job: (
+        job["trainer.attention_dropout"].status != "unknown" or job["trainer.hidden_dropout"].status != "unknown"
+    ),
+)
 def check(job: Job) -> Iterator[Problem]:
     for name in ("attention_dropout", "hidden_dropout"):
         job.need(f"trainer.{name}")

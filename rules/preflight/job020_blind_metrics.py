@@ -23,18 +23,25 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB020", "blind-metrics", severity="warning", on="job", when=lambda job: job["algorithm.forced_ratio"].known or job["algorithm.bypass"].known)
+@rule(
+    "JOB020",
+    "blind-metrics",
+    severity="warning",
+    on="job",
+    when=lambda job: job["algorithm.forced_ratio"].known or job["algorithm.bypass"].known,
+)
 def check(job: Job) -> Iterator[Problem]:
     if job.flag("algorithm.forced_ratio"):
         yield job.problem(
-            f"force_on_policy_ratio is {job.said('algorithm.forced_ratio')}: the trainer computes no logprobs of its own, and the logprob"
-            " errors that are reported are placeholders",
+            f"force_on_policy_ratio is {job.said('algorithm.forced_ratio')}: the trainer computes no logprobs of its own, and"
+            " the logprob errors that are reported are placeholders",
             at="algorithm.forced_ratio",
             hint="turn it off for the first steps",
         )
     if job.flag("algorithm.bypass"):
         yield job.problem(
-            f"bypass_mode is {job.said('algorithm.bypass')}: the engine's logprobs stand in for the trainer's, and their gap is not measured",
+            f"bypass_mode is {job.said('algorithm.bypass')}: the engine's logprobs stand in for the trainer's, and their gap is"
+            " not measured",
             at="algorithm.bypass",
             hint="turn it off for the first steps",
         )

@@ -23,15 +23,21 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB021", "moving-router", severity="warning", on="job", when=lambda job: job["trainer.router_bias_update_rate"].status != "unknown")
+@rule(
+    "JOB021",
+    "moving-router",
+    severity="warning",
+    on="job",
+    when=lambda job: job["trainer.router_bias_update_rate"].status != "unknown",
+)
 def check(job: Job) -> Iterator[Problem]:
     job.need("trainer.router_bias_update_rate")
     if job.moe is None:
         raise Skip("whether the model has experts is neither in the configuration nor in a checkpoint that is here")
     if job.moe and job.number("trainer.router_bias_update_rate"):
         yield job.problem(
-            f"the router's expert bias moves by {job.said('trainer.router_bias_update_rate')} in every forward pass of the trainer, and"
-            " not in the engine",
+            f"the router's expert bias moves by {job.said('trainer.router_bias_update_rate')} in every forward pass of the"
+            " trainer, and not in the engine",
             at="trainer.router_bias_update_rate",
             hint="set it to 0",
         )

@@ -42,6 +42,8 @@ def check(job: Job) -> Iterator[Problem]:
     more = f", and {rest} more" if rest else ""
     first = job.not_understood[0].leaf
     yield Problem(
-        f"not understood, and not guessed: {'; '.join(parts)}{more}", file=first.file, line=first.line if first.file else None,
+        f"not understood, and not guessed: {'; '.join(parts)}{more}",
+        file=first.file,
+        line=first.line if first.file else None,
         hint="correct the spelling where it is one",
     )

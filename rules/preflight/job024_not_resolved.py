@@ -29,7 +29,11 @@ MOST = 6
 
 @rule("JOB024", "not-resolved", severity="info", on="job")
 def check(job: Job) -> Iterator[Problem]:
-    unresolved = {setting.leaf.key: (setting, setting.leaf) for setting in job.settings.values() if setting.status == "unresolved" and setting.leaf}
+    unresolved = {
+        setting.leaf.key: (setting, setting.leaf)
+        for setting in job.settings.values()
+        if setting.status == "unresolved" and setting.leaf
+    }
     parts = [f"{clipped(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
     if parts:
         first = next((leaf for _, leaf in unresolved.values()), None)

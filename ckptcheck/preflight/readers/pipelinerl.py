@@ -61,7 +61,9 @@ def _finish(job: Job, document: Document) -> None:
         job.settings.setdefault("engine.fp32_head", Setting(both.value, "set", "", both.leaf))
     if job["algorithm.lag"].status == "unknown":
         leaf = next((document.leaves[key] for key in ("finetune.max_lag", "max_lag") if key in document.leaves), None)
-        job.settings["algorithm.unbounded_lag"] = Setting(True, "set" if leaf else "default", f"default of {PIPELINE}", leaf)
+        job.settings["algorithm.unbounded_lag"] = Setting(
+            True, "set" if leaf else "default", f"default of {PIPELINE}", leaf
+        )
 
 
 def _version_of_engine(job: Job, document: Document) -> None:
@@ -70,11 +72,17 @@ def _version_of_engine(job: Job, document: Document) -> None:
     if found is None:
         if job["engine.logprobs"].status == "unknown":
             leaf = next(iter(document.leaves.values()))
-            job.settings["engine.logprobs"] = Setting(None, "unresolved", "vllm_config.use_v1 is not written in it", leaf)
+            job.settings["engine.logprobs"] = Setting(
+                None, "unresolved", "vllm_config.use_v1 is not written in it", leaf
+            )
         return
     if found.value is False:
         like = Setting(None, "set", "", found.leaf)
-        for name, value in (("engine.prefix_caching", False), ("engine.async_scheduling", False), ("engine.cascade_attention", False)):
+        for name, value in (
+            ("engine.prefix_caching", False),
+            ("engine.async_scheduling", False),
+            ("engine.cascade_attention", False),
+        ):
             default(job, name, value, V0)
         if job["engine.logprobs"].status == "unknown":
             set_to(job, "engine.logprobs", "processed", like)

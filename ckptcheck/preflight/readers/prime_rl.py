@@ -43,12 +43,16 @@ SOURCES = {
     "rollout.top_p": Source((*_sampled("top_p"), *_sampled("extra_body.top_p")), 1.0, PRIME),
     "rollout.top_k": Source((*_sampled("top_k"), *_sampled("extra_body.top_k")), -1, PRIME),
     "rollout.response_length": Source((*_sampled("max_completion_tokens"), *_sampled("max_tokens"))),
-    "rollout.n": Source(("orchestrator.group_size", "orchestrator.train.group_size", "orchestrator.rollouts_per_example")),
+    "rollout.n": Source(
+        ("orchestrator.group_size", "orchestrator.train.group_size", "orchestrator.rollouts_per_example")
+    ),
     "rollout.logprobs": Source((), True, PRIME),
     "update.in_flight": Source((), True, PRIME),
     "algorithm.uses_rollout_logprobs": Source((), True, PRIME),
     "algorithm.correction": Source((), "policy ratio", PRIME),
-    "algorithm.lag": Source(("orchestrator.max_off_policy_steps", "orchestrator.max_async_level", "max_async_level"), 1, PRIME),
+    "algorithm.lag": Source(
+        ("orchestrator.max_off_policy_steps", "orchestrator.max_async_level", "max_async_level"), 1, PRIME
+    ),
     "batch.train": Source(("orchestrator.batch_size",)),
     "checkpoint.model": Source(("inference.model.name", "model.name")),
     "checkpoint.trainer": Source(("trainer.model.name",)),

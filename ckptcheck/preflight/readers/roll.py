@@ -60,18 +60,30 @@ DEVICES = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
 
 def _finish(job: Job, document: Document) -> None:
     if job.engine in ("vllm", "sglang"):
-        take(job, job.engine, arguments_below(document.leaves, lambda path: look(document, path), ENGINE), beside=OWN_ARGUMENTS)
+        take(
+            job,
+            job.engine,
+            arguments_below(document.leaves, lambda path: look(document, path), ENGINE),
+            beside=OWN_ARGUMENTS,
+        )
         if job.engine == "vllm":
             default(job, "engine.prefix_caching", True, ROLL)
     if (job.number("trainer.ep") or 1) > 1:
         set_to(job, "trainer.moe", True, job["trainer.ep"])
     prompt, response = job.number("rollout.prompt_length"), look(document, "response_length")
-    if job["trainer.max_length"].status == "unknown" and prompt and response is not None and isinstance(response.value, int):
+    if (
+        job["trainer.max_length"].status == "unknown"
+        and prompt
+        and response is not None
+        and isinstance(response.value, int)
+    ):
         job.settings["trainer.max_length"] = Setting(prompt + response.value, "set", "", response.leaf)
     devices = look(document, f"{TRAIN}.device_mapping")
     if devices is not None and (found := DEVICES.fullmatch(str(devices.value))):
         job.settings["trainer.world"] = Setting(max(0, int(found[2][:9]) - int(found[1][:9])), "set", "", devices.leaf)
-    corrected = next((path for path in document.leaves if path.startswith(("train_infer_correction.", "infer_correction"))), None)
+    corrected = next(
+        (path for path in document.leaves if path.startswith(("train_infer_correction.", "infer_correction"))), None
+    )
     if corrected is None:
         default(job, "algorithm.correction", "none", ROLL)
         default(job, "algorithm.uses_rollout_logprobs", False, ROLL)

@@ -11,7 +11,7 @@ import re
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import take
-from ckptcheck.preflight.framework import Framework, Source, environment_flag, nearest, set_to
+from ckptcheck.preflight.framework import Framework, Source, count_gpus, environment_flag, names, nearest, set_to
 from ckptcheck.preflight.interpolation import Found, look
 from ckptcheck.preflight.job import Job, Setting, Unread
 
@@ -60,9 +60,9 @@ SOURCES = {
     "checkpoint.model": Source(("hf_checkpoint",)),
     "checkpoint.trainer": Source(("load", "ref_load")),
 }
-OWN = frozenset(path for source in SOURCES.values() for path in source.paths) | frozenset(
-    "use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node update_weights_interval max_weight_staleness fully_async".split()
-)
+OWN = frozenset(path for source in SOURCES.values() for path in source.paths) | names("""
+    use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node update_weights_interval max_weight_staleness fully_async
+""")
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
 """What slime's scripts/models/*.sh set: unknown where such a file is sourced and not there to be read."""
 
@@ -75,7 +75,7 @@ def _finish(job: Job, document: Document) -> None:
     }
     take(job, "sglang", engine, beside=frozenset(("router_ip", "router_port", "server_concurrency", "router_policy")))
     for name, leaf in document.leaves.items():
-        if not name.startswith("sglang_") and name not in OWN and (near := nearest(name, set(OWN))) and _typo(name, near):
+        if not name.startswith("sglang_") and name not in OWN and (near := nearest(name, OWN, 0.93)):
             job.not_understood.append(Unread(leaf, near=f"--{near.replace('_', '-')}"))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.known and raw.value is True:
@@ -84,19 +84,24 @@ def _finish(job: Job, document: Document) -> None:
         for name in [name for name, setting in job.settings.items() if setting.source == f"default of {MEGATRON}"]:
             del job.settings[name]
     if document.notes:
-        for name in [*IN_MODEL_SCRIPT, "trainer.attention_backend", "trainer.attention_dropout", "trainer.hidden_dropout"]:
+        for name in [
+            *IN_MODEL_SCRIPT,
+            "trainer.attention_backend",
+            "trainer.attention_dropout",
+            "trainer.hidden_dropout",
+        ]:
             if job[name].status == "default":
                 del job.settings[name]
     _update(job, document)
-    _world(job, document)
+    count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
     old = look(document, "use_rollout_logprobs")
     uses = job.text("algorithm.correction") == "tis" or bool(old and old.value is True)
-    set_to(job, "algorithm.uses_rollout_logprobs", uses, Setting(uses, "set", "", old.leaf) if old else job["algorithm.correction"])
-
-
-def _typo(name: str, near: str) -> bool:
-    """A letter or two apart: Megatron has flags that are merely alike (num_experts, num_layers)."""
-    return abs(len(name) - len(near)) <= 1 and sum(one != other for one, other in zip(sorted(name), sorted(near), strict=False)) <= 3 and name[:3] == near[:3]
+    set_to(
+        job,
+        "algorithm.uses_rollout_logprobs",
+        uses,
+        Setting(uses, "set", "", old.leaf) if old else job["algorithm.correction"],
+    )
 
 
 def _update(job: Job, document: Document) -> None:
@@ -111,15 +116,9 @@ def _update(job: Job, document: Document) -> None:
     if bound is not None and isinstance(bound.value, int):
         job.settings["algorithm.lag"] = Setting(bound.value, "set", "", bound.leaf)
     else:
-        job.settings["algorithm.lag"] = Setting(int(asynchronous), "default", f"default of {'train_async.py' if asynchronous else SLIME}")
-
-
-def _world(job: Job, document: Document) -> None:
-    sizes = [look(document, name) for name in ("actor_num_nodes", "actor_num_gpus_per_node")]
-    numbers = [found.value if found else standard for found, standard in zip(sizes, (1, 8), strict=True)]
-    leaf = next((found.leaf for found in sizes if found), None)
-    if all(isinstance(number, int) for number in numbers):
-        job.settings["trainer.world"] = Setting(numbers[0] * numbers[1], "set" if leaf else "default", f"default of {SLIME}", leaf)  # type: ignore[operator]
+        job.settings["algorithm.lag"] = Setting(
+            int(asynchronous), "default", f"default of {'train_async.py' if asynchronous else SLIME}"
+        )
 
 
 FRAMEWORK = Framework(
@@ -128,6 +127,8 @@ FRAMEWORK = Framework(
     style="flags",
     sources=SOURCES,
     signs=(("hf_checkpoint", "rollout_batch_size"), ("hf_checkpoint", "rollout_num_gpus_per_engine")),
-    launches=re.compile(r"\btrain(_async)?\.py\b.*--(hf-checkpoint|rollout-|sglang-|actor-num|advantage-estimator)", re.DOTALL),
+    launches=re.compile(
+        r"\btrain(_async)?\.py\b.*--(hf-checkpoint|rollout-|sglang-|actor-num|advantage-estimator)", re.DOTALL
+    ),
     finish=_finish,
 )

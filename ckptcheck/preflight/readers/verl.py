@@ -11,7 +11,7 @@ import re
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import arguments_below, take
-from ckptcheck.preflight.framework import Framework, Source, default, dtype, set_to
+from ckptcheck.preflight.framework import Framework, Source, count_gpus, default, dtype, names, set_to
 from ckptcheck.preflight.interpolation import look
 from ckptcheck.preflight.job import Job, Setting
 
@@ -59,7 +59,12 @@ SOURCES = {
     "update.clears_cache": _verl(True),
     "update.in_flight": _verl(False, "async_training.partial_rollout"),
     "algorithm.correction": _verl(
-        "none", f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_rs", "algorithm.rollout_is", f"{ACTOR}.tis_imp_ratio_cap", read=_applied
+        "none",
+        f"{CORRECTION}.rollout_is",
+        f"{CORRECTION}.rollout_rs",
+        "algorithm.rollout_is",
+        f"{ACTOR}.tis_imp_ratio_cap",
+        read=_applied,
     ),
     "algorithm.bypass": _verl(False, f"{CORRECTION}.bypass_mode"),
     "algorithm.lag": _verl(0, "async_training.staleness_threshold"),
@@ -87,21 +92,23 @@ FSDP = {
     "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=dtype),
     "trainer.remove_padding": _verl(True, "actor_rollout_ref.model.use_remove_padding"),
 }
-ROLLOUT_KEYS = frozenset(
-    "_target_ name mode temperature top_k top_p do_sample n prompt_length response_length dtype gpu_memory_utilization ignore_eos"
-    " enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size expert_parallel_size"
-    " pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill enable_prefix_caching"
-    " logprobs_mode scheduling_policy load_format layered_summon layer_name_map log_prob_micro_batch_size"
-    " log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu disable_log_stats over_sample_rate"
-    " multi_stage_wake_up engine_kwargs val_kwargs multi_turn calculate_log_probs agent checkpoint_engine trace skip_rollout"
-    " skip_dump_dir skip_tokenizer_init enable_rollout_routing_replay profiler prometheus quantization quantization_config_file mtp"
-    " seed enable_sleep_mode limit_images repetition_penalty update_weights_bucket_megabytes sglang_engine_mode server use_fire_sampling"
-    " nnodes n_gpus_per_node qat custom raw_response".split()
-)  # fmt: skip
-CORRECTION_KEYS = frozenset(
-    "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower rollout_token_veto_threshold bypass_mode"
-    " loss_type rollout_is_batch_normalize use_policy_gradient bypass_old_logprob_for_rollout".split()
-)  # fmt: skip
+ROLLOUT_KEYS = names("""
+    _target_ name mode temperature top_k top_p do_sample n prompt_length response_length dtype gpu_memory_utilization
+    ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size
+    expert_parallel_size pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs
+    enable_chunked_prefill enable_prefix_caching logprobs_mode scheduling_policy load_format layered_summon layer_name_map
+    log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
+    disable_log_stats over_sample_rate multi_stage_wake_up engine_kwargs val_kwargs multi_turn calculate_log_probs agent
+    checkpoint_engine trace skip_rollout skip_dump_dir skip_tokenizer_init enable_rollout_routing_replay profiler
+    prometheus quantization quantization_config_file mtp seed enable_sleep_mode limit_images repetition_penalty
+    update_weights_bucket_megabytes sglang_engine_mode server use_fire_sampling nnodes n_gpus_per_node qat custom
+    raw_response
+""")
+CORRECTION_KEYS = names("""
+    rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower
+    rollout_token_veto_threshold bypass_mode loss_type rollout_is_batch_normalize use_policy_gradient
+    bypass_old_logprob_for_rollout
+""")
 
 
 def _finish(job: Job, document: Document) -> None:
@@ -115,10 +122,14 @@ def _finish(job: Job, document: Document) -> None:
         section = f"{ROLLOUT}.engine_kwargs.{engine}"
         take(job, engine, arguments_below(document.leaves, lambda path: look(document, path), section))
     _moe(job)
-    _world(job, document)
+    count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
     _asynchronous(job, document)
     used = look(document, f"{ACTOR}.use_rollout_log_probs") or look(document, "async_training.use_rollout_log_probs")
-    uses = job.text("algorithm.correction") not in ("none", None) or job.flag("algorithm.bypass") or bool(used and used.value is True)
+    uses = (
+        job.text("algorithm.correction") not in ("none", None)
+        or job.flag("algorithm.bypass")
+        or bool(used and used.value is True)
+    )
     set_to(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
     length = look(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
     if job.flag("batch.dynamic") and length is not None and isinstance(length.value, int):
@@ -129,7 +140,9 @@ def _finish(job: Job, document: Document) -> None:
 
 def _is_megatron(job: Job, document: Document) -> bool:
     if job["trainer.backend"].status == "default" and "megatron" in document.script:
-        set_to(job, "trainer.backend", "megatron", job["trainer.backend"], "the configuration that the launch line names")
+        set_to(
+            job, "trainer.backend", "megatron", job["trainer.backend"], "the configuration that the launch line names"
+        )
     return job.text("trainer.backend") == "megatron"
 
 
@@ -138,16 +151,8 @@ def _moe(job: Job) -> None:
         set_to(job, "trainer.moe", True, job["trainer.ep"])
 
 
-def _world(job: Job, document: Document) -> None:
-    sizes = [look(document, "trainer.nnodes"), look(document, "trainer.n_gpus_per_node")]
-    numbers = [found.value if found else standard for found, standard in zip(sizes, (1, 8), strict=True)]
-    leaf = next((found.leaf for found in sizes if found), None)
-    if all(isinstance(number, int) for number in numbers):
-        job.settings["trainer.world"] = Setting(numbers[0] * numbers[1], "set" if leaf else "default", f"default of {VERL}", leaf)  # type: ignore[operator]
-
-
 def _asynchronous(job: Job, document: Document) -> None:
-    """verl's recipes one_step_off_policy and fully_async_policy train on rollouts of older weights."""
+    """Verl's recipes one_step_off_policy and fully_async_policy train on rollouts of older weights."""
     if "one_step_off" in document.script and not job.number("algorithm.lag"):
         default_lag = Setting(1, "default", "default of one_step_off_policy")
         job.settings["algorithm.lag"] = default_lag
@@ -160,7 +165,9 @@ FRAMEWORK = Framework(
     style="hydra",
     sources=SOURCES,
     signs=(("actor_rollout_ref",),),
-    launches=re.compile(r"\bverl\.\S*main_\w+|\bmain_ppo\b|\bmain_dapo\b|one_step_off\w*\.main|fully_async\w*\.\w*main|(^|\s)[+]{0,2}actor_rollout_ref\."),
+    launches=re.compile(
+        r"\bverl\.\S*main_\w+|\bmain_ppo\b|\bmain_dapo\b|one_step_off\w*\.main|fully_async\w*\.\w*main|(^|\s)[+]{0,2}actor_rollout_ref\."
+    ),
     standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
     modelled={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
     finish=_finish,
