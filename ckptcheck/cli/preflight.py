@@ -38,7 +38,7 @@ def preflight(
     ] = True,
     show_settings: Annotated[
         bool,
-        typer.Option("--settings", help="Print what was understood, with the place of each value, and nothing else."),
+        typer.Option("--settings", help="Also list what was understood, each value with its place."),
     ] = False,
     select: Annotated[list[str], typer.Option(help="Run only these rules: codes or beginnings of codes.")] = [],  # noqa: B006
     ignore: Annotated[list[str], typer.Option(help="Leave these rules out; they are reported as skipped.")] = [],  # noqa: B006
@@ -55,7 +55,7 @@ def preflight(
     """
     from ckptcheck import pack
     from ckptcheck.cli import output as out
-    from ckptcheck.preflight.commands import commands
+    from ckptcheck.preflight.job import settings_section
     from ckptcheck.preflight.open import open_job
     from ckptcheck.run import run
     from ckptcheck.select import matching, selected
@@ -69,37 +69,12 @@ def preflight(
         job, framework=framework, engine_version=engine_version, te_version=te_version, scan=scan_checkpoints
     )
     if show_settings:
-        sys.stdout.write(_settings(found))
-        return
+        found.sections = (settings_section(found), *found.sections)
     report = run(found, chosen, ignored=ignored)
     out.deliver([report], rules, format.value, output, verbose=verbose)
-    lines = commands(found)
-    if lines and format is Format.text:
-        sys.stdout.write("\nThen, on the real engine and trainer:\n" + "".join(f"  {line}\n" for line in lines))
-    elif lines:
-        out.talk("\n".join(["Then, on the real engine and trainer:", *(f"  {line}" for line in lines)]))
     sys.stdout.flush()
     raise typer.Exit(report.exit_code(fail_on.value))
 
 
 def _codes(values: list[str]) -> list[str]:
     return [code.strip() for value in values for code in value.split(",") if code.strip()]
-
-
-def _settings(found: object) -> str:
-    """A line for every field: name, value, place."""
-    from ckptcheck.preflight.fields import FIELDS
-    from ckptcheck.preflight.job import Job, shown
-    from ckptcheck.reporters.printable import printable
-
-    assert isinstance(found, Job)
-    rows = []
-    for name in FIELDS:
-        setting = found[name]
-        if setting.status == "unknown":
-            continue
-        value = "not resolved" if setting.status == "unresolved" else shown(setting.value)
-        why = f": {setting.source}" if setting.status == "unresolved" else ""
-        rows.append((name, printable(value), printable(f"{setting.place}{why}")))
-    wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    return "".join(f"{name:<{wide[0]}}  {value:<{wide[1]}}  {place}".rstrip() + "\n" for name, value, place in rows)

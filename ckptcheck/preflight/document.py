@@ -32,7 +32,8 @@ class Leaf:
 class Document:
     """leaves: dotted path → leaf; a later one replaces an earlier one. environment: what a script exports.
 
-    notes: what could not be followed, a sentence each. versions: package → version, where a file pins one.
+    notes: what could not be followed, a sentence each; incomplete: a configuration was among it. versions: package →
+    version, where a file pins one.
     script: the Python module or program that a launch line starts.
     """
 
@@ -41,6 +42,7 @@ class Document:
     notes: list[str] = field(default_factory=list)
     versions: dict[str, Leaf] = field(default_factory=dict)
     script: str = ""
+    incomplete: bool = False
     _sections: set[str] = field(default_factory=set, repr=False)
 
     def put(self, path: str, leaf: Leaf) -> None:
@@ -68,6 +70,7 @@ class Document:
         self.notes += other.notes
         self.versions |= other.versions
         self.script = other.script or self.script
+        self.incomplete |= other.incomplete
 
     def below(self, path: str) -> Iterator[tuple[str, Leaf]]:
         """Yield (rest of the path, leaf) for all leaves of a section."""

@@ -74,6 +74,7 @@ class Files:
             for file, package in candidates(entry, path.parent):
                 included = self.included(file, listed, path, above)
                 whole.notes += included.notes
+                whole.incomplete |= included.incomplete
                 for key, leaf in included.leaves.items():
                     whole.put(f"{package}.{key}" if package else key, leaf)
         if not laid:
@@ -84,7 +85,7 @@ class Files:
         """Read a file that ``defaults:`` names; a note where it is not there."""
         if not file.is_file():
             note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, is not there to be read"
-            return Document(notes=[note])
+            return Document(notes=[note], incomplete=True)
         text = self.text(file, self.name(file))
         return self.with_defaults(yaml_file.read(text, self.name(file)), file, (*above, path))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ckptcheck.checkpoint.document import clipped
 from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
+from ckptcheck.report import Section
 from ckptcheck.rule import Problem, Skip
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class Job:
     settings: name in `FIELDS` → setting. not_understood: keys in the parts that are modelled which no reader knows.
     notes: files that were named and could not be followed; incomplete: what they may set is then not known, and a
     framework's default is no answer. engine_version, te_version: as told, "" where not.
-    checkpoints: what the named checkpoints are found to be, filled by `preflight.named_checkpoints`.
+    checkpoints: what the named checkpoints are found to be, filled by `preflight.named_checkpoints`. sections: what is told
+    beside the findings: the commands that check the rest, and what was understood where that is asked for.
     """
 
     target: str
@@ -75,6 +77,7 @@ class Job:
     files: tuple[str, ...] = ()
     incomplete: bool = False
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
     kind: str = "job"
 
     def __getitem__(self, name: str) -> Setting:
@@ -158,6 +161,20 @@ class Job:
     def counts(self) -> Mapping[str, int]:
         """Files read; a configuration has no tensors."""
         return {"files": len(self.files), "tensors": 0, "bytes": 0}
+
+
+def settings_section(job: Job) -> Section:
+    """A table of what was understood: name, value, place."""
+    rows = []
+    for name in FIELDS:
+        setting = job[name]
+        if setting.status == "unresolved":
+            rows.append(
+                (name, "not resolved", f"{setting.place}: {setting.source}" if setting.leaf else setting.source)
+            )
+        elif setting.known:
+            rows.append((name, shown(setting.value), setting.place))
+    return Section("What the job says", ("setting", "value", "from"), tuple(rows))
 
 
 def shown(value: object) -> str:

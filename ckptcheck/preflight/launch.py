@@ -24,7 +24,7 @@ def overrides(words: Sequence[Word], into: Document, file: str | None) -> list[W
         if removed or (found and found[1] == "~"):
             into.remove((removed or found)[1 if removed else 2])  # type: ignore[index]
         elif found:
-            into.put(found[2], Leaf(unquoted(found[3]), found[2], file, line, word.reason))
+            into.put(found[2], Leaf(unquoted(found[3]), found[2], word.file or file, line, word.reason))
         else:
             rest.append(word)
     return rest
@@ -46,16 +46,16 @@ def flags(
     """
     first: list[Word] = []
     name: str | None = None
-    written, line, reason = "", 0, ""
+    written, place = "", Word("", 0)
     values: list[Word] = []
 
     def close() -> None:
         if name is None:
             return
-        why = reason or next((word.reason for word in values if word.reason), "")
+        why = place.reason or next((word.reason for word in values if word.reason), "")
         texts: list[object] = [scalar(word.text) for word in values]
         value: object = True if not texts else texts[0] if len(texts) == 1 else texts
-        into.put(prefix + name, Leaf(value, written, file, line or None, why))
+        into.put(prefix + name, Leaf(value, written, place.file or file, place.line or None, why))
 
     for word in words:
         alias = (short or {}).get(word.text)
@@ -66,7 +66,7 @@ def flags(
         values = []
         written, equals, value = word.text.partition("=")
         name = alias or written.lstrip("-").replace("-", "_")
-        line, reason = word.line, word.reason
+        place = word
         if equals:
             values.append(Word(value, word.line))
     close()

@@ -10,6 +10,7 @@ from ckptcheck.checkpoint.document import clipped
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import few
 from ckptcheck.preflight import launch
+from ckptcheck.preflight.commands import commands
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT, fill_defaults
 from ckptcheck.preflight.files import SHELL, TOML, YAML, Files
@@ -19,6 +20,7 @@ from ckptcheck.preflight.named_checkpoints import look_at
 from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, slime, verl
 from ckptcheck.preflight.shell import Script, Word
 from ckptcheck.preflight.words import tokens
+from ckptcheck.report import Section
 
 FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
@@ -58,7 +60,7 @@ def open_job(
         found = _owner(document, names[0])
     _lay_over(document, given, found)
     job = Job(target=names[0], framework=found.title, notes=document.notes, files=tuple(files.read))
-    job.incomplete = bool(document.notes) and found.style != "flags"
+    job.incomplete = document.incomplete
     fill(job, document, found)
     _versions(job, document, engine_version, te_version)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
@@ -67,6 +69,8 @@ def open_job(
     fill_defaults(job)
     if scan:
         look_at(job, paths[0].parent)
+    if lines := commands(job):
+        job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
     return job
 
 
@@ -99,6 +103,7 @@ def _document(
             whole.environment |= part.environment
             whole.versions |= part.versions
             whole.notes += part.notes
+            whole.incomplete |= part.incomplete
         elif path.suffix in SHELL:
             script, notes, versions = files.script(path, name)
             part, chosen = _launched(script, files, path, name, chosen)
@@ -183,6 +188,7 @@ def _settings(words: list[Word], framework: Framework, files: Files, path: Path)
             document.update(files.document(file, files.name(file)))
         elif framework.standard is None or not framework.standard.fullmatch(wanted):
             document.notes.append(f"{clipped(wanted)}, the configuration that {shown} names, is not there to be read")
+            document.incomplete = True
     rest = launch.overrides(words, document, shown)
     document.script = " ".join(word.text for word in rest)
     return document
@@ -206,6 +212,7 @@ def _dotted(words: list[Word], files: Files, path: Path) -> Document:
             for key, leaf in part.leaves.items():
                 document.put(f"{section}.{key}" if section else key, leaf)
             document.notes += part.notes
+            document.incomplete |= part.incomplete
         elif word.text == "@":
             section = before.removeprefix("--") if before.startswith("--") else ""
             if section and rest:

@@ -1,6 +1,6 @@
 """Reads a launch script without running it: simple assignments, arrays, exports, and the commands with their words.
 
-What a shell would have to compute (``$(…)``, ``${X%%y}``, arithmetic) and what is set under a condition is not known; a
+What a shell would have to compute (``$(…)``, ``${X%%y}``) and what is set under a condition is not known; a
 word that holds some of it says so. The folder of the script itself, which every script computes alike from BASH_SOURCE
 or $0, is known.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clipped
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.arithmetic import compute
 from ckptcheck.preflight.words import Chunk, Token, tokens
 
 NAME = re.compile(r"[A-Za-z_]\w*")
@@ -25,16 +26,22 @@ PARAMETER = re.compile(r"([A-Za-z_]\w*)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
 OWN_FOLDER = re.compile(r"dirname\b.*(BASH_SOURCE|\$0)", re.DOTALL)
 MOST = 200_000
 """Characters that expansion may make of one script, and words of it: variables can double themselves."""
+DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+ASKS_FOR_FILE = re.compile(r"(\[|\[\[|test) -[fer]")
 UNDER_CONDITION = "set under a condition"
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command as the shell would see it. reason: why a part of it is not known, "" where all is."""
+    """A word of a command as the shell would see it. reason: why a part of it is not known, "" where all is.
+
+    file, line: where it was written, which for a word of an array is where the array is.
+    """
 
     text: str
     line: int
     reason: str = ""
+    file: str = ""
 
 
 @dataclass
@@ -62,6 +69,7 @@ class _Reader:
     def __init__(self, name: str, folder: Path, script: Script, follow: Follow) -> None:
         self.name, self.folder, self.script, self.follow = name, folder, script, follow
         self.left = MOST
+        self.guarded = False
 
     def run(self, text: str) -> Script:
         depth, brackets = 0, 0
@@ -71,6 +79,8 @@ class _Reader:
                 command.append(token)
                 continue
             depth = max(0, depth + self.finish(command, depth + brackets))
+            asked = " ".join(word.bare for word in command[:2])
+            self.guarded = token.operator == "&&" and ASKS_FOR_FILE.fullmatch(asked) is not None
             command = []
             if token.operator in ("(", ")"):  # not only of subshells: a case has ) alone
                 brackets = max(0, brackets + (1 if token.operator == "(" else -1))
@@ -103,7 +113,8 @@ class _Reader:
         words = [word for token in command for word in self.expand(token)]
         if words and words[0].text in ("source", "."):
             for word in words[1:2]:
-                self.follow(word, self.script)
+                if not (self.guarded and not word.reason and not Path(word.text).is_file()):  # [ -f X ] && source X
+                    self.follow(word, self.script)
         elif words:
             self.script.commands.append(words)
         return change
@@ -134,34 +145,34 @@ class _Reader:
 
     def export(self, name: str, words: list[Word]) -> None:
         self.script.exports[name] = (
-            replace(words[0], text=" ".join(word.text for word in words)) if words else Word("", 0)
+            replace(words[0], text=" ".join(word.text for word in words)) if words else self.word("", 0)
         )
 
     def joined(self, token: Token) -> Word:
         """Expand without splitting, as in an assignment."""
         words = self.expand(replace(token, chunks=tuple(replace(chunk, quoted=True) for chunk in token.chunks)))
         reason = next((word.reason for word in words if word.reason), "")
-        return Word(" ".join(word.text for word in words), token.line, reason)
+        return self.word(" ".join(word.text for word in words), token.line, reason)
 
     def expand(self, token: Token) -> list[Word]:
         """The words that a token becomes: an array gives several, an unquoted variable is split at spaces."""
         words: list[Word] = []
-        text, reason, line, started = "", "", token.line, False
+        text, reason, place, started = "", "", self.word("", token.line), False
         for chunk in token.chunks:
-            pieces = [Word(chunk.text, token.line)] if chunk.kind == "text" else self.value(chunk, token.line)
+            pieces = [self.word(chunk.text, token.line)] if chunk.kind == "text" else self.value(chunk, token.line)
             if chunk.kind != "text" and not chunk.quoted:
                 pieces = [replace(word, text=part) for word in pieces for part in (word.text.split() or [""])]
             for number, piece in enumerate(pieces):
                 if number:
-                    words.append(Word(text, line, reason))
+                    words.append(replace(place, text=text, reason=reason))
                     text, reason = "", ""
-                if not text and len(pieces) > 1:  # of an array: each word has a line of its own
-                    line = piece.line
+                if not text and len(pieces) > 1:  # of an array: each word has a place of its own
+                    place = piece
                 text += piece.text
                 reason = reason or piece.reason
                 started = started or bool(piece.text) or chunk.quoted or bool(piece.reason)
         if started:
-            words.append(Word(text, line, reason))
+            words.append(replace(place, text=text, reason=reason))
         self.spend(sum(len(word.text) + 1 for word in words), token.line)
         return words
 
@@ -170,24 +181,43 @@ class _Reader:
         unknown = clipped(f"${{{chunk.text}}}" if chunk.kind == "parameter" else f"$({chunk.text})", 60)
         if chunk.kind == "command":
             if OWN_FOLDER.search(chunk.text):
-                return [Word(str(self.folder / "..") if "/.." in chunk.text else str(self.folder), line)]
-            return [Word("", line, f"{unknown} would have to be run")]
+                return [self.word(str(self.folder / "..") if "/.." in chunk.text else str(self.folder), line)]
+            if chunk.text.startswith("(") and chunk.text.endswith(")"):
+                return [self.arithmetic(chunk.text[1:-1], line)]
+            return [self.word("", line, f"{unknown} would have to be run")]
         found = PARAMETER.fullmatch(chunk.text)
         if found is None:
             if chunk.text.startswith("BASH_SOURCE"):
-                return [Word(str(self.folder / Path(self.name).name), line)]
-            return [Word("", line, f"{unknown} would have to be run")]
+                return [self.word(str(self.folder / Path(self.name).name), line)]
+            return [self.word("", line, f"{unknown} would have to be run")]
         name, many, given, default = found.groups()
         words = self.script.variables.get(name)
         if words is not None and not (given == ":-" and not any(word.text or word.reason for word in words)):
-            return (words if many else words[:1]) or ([] if many else [Word("", line)])
+            return (words if many else words[:1]) or ([] if many else [self.word("", line)])
+        if name == "HOME" and not given:
+            return [self.word(str(Path.home()), line)]
         if given:
             inner = [
                 word for token in tokens(default, self.name) if token.operator is None for word in self.expand(token)
             ]
             reason = next((word.reason for word in inner if word.reason), "")
-            return [Word(" ".join(word.text for word in inner), line, reason)]
-        return [Word("", line, f"{unknown} is not set in it")]
+            return [self.word(" ".join(word.text for word in inner), line, reason)]
+        return [self.word("", line, f"{unknown} is not set in it")]
+
+    def arithmetic(self, text: str, line: int) -> Word:
+        """What ``$((A * 1024))`` comes to, where all of it is known."""
+
+        def known(name: str) -> str | None:
+            words = self.script.variables.get(name, [])
+            return words[0].text if len(words) == 1 and not words[0].reason else None
+
+        value = compute(DOLLAR.sub(r"\1\2", text), known)
+        if value is None:
+            return self.word("", line, f"$(({clipped(text, 60)})) would have to be run")
+        return self.word(str(value), line)
+
+    def word(self, text: str, line: int, reason: str = "") -> Word:
+        return Word(text, line, reason, self.name)
 
     def spend(self, characters: int, line: int) -> None:
         self.left -= characters

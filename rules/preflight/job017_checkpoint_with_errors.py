@@ -41,4 +41,4 @@ def check(job: Job) -> Iterator[Problem]:
                 hint=f"ckptcheck scan {shlex.quote(named.path)} --headers-only{asked}",
             )
     if unseen:
-        raise Skip("; ".join(unseen))
+        raise Skip("; ".join(dict.fromkeys(unseen)))

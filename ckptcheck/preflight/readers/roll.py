@@ -30,6 +30,10 @@ def _lag(value: object) -> object:
     return value if isinstance(value, (int, float)) else None
 
 
+def _correction(value: object) -> object:
+    return "is_weight" if value is True else "none"
+
+
 SOURCES = {
     "trainer.backend": Source((f"{TRAIN}.strategy_args.strategy_name",), read=_backend),
     "trainer.dtype": Source((f"{TRAIN}.model_args.dtype",), read=dtype),
@@ -50,6 +54,7 @@ SOURCES = {
     "rollout.prompt_length": Source(("prompt_length",), 1024, ROLL),
     "rollout.response_length": Source((f"{GENERATING}.max_new_tokens", "response_length")),
     "rollout.n": Source(("num_return_sequences_in_group", f"{GENERATING}.num_return_sequences")),
+    "algorithm.correction": Source(("train_infer_correction.is_weight.enabled",), "none", ROLL, _correction),
     "algorithm.lag": Source(("async_generation_ratio",), 0, ROLL, _lag),
     "batch.train": Source(("rollout_batch_size",)),
     "checkpoint.model": Source((f"{INFER}.model_args.model_name_or_path", "pretrain")),
@@ -81,16 +86,8 @@ def _finish(job: Job, document: Document) -> None:
     devices = look(document, f"{TRAIN}.device_mapping")
     if devices is not None and (found := DEVICES.fullmatch(str(devices.value))):
         job.settings["trainer.world"] = Setting(max(0, int(found[2][:9]) - int(found[1][:9])), "set", "", devices.leaf)
-    corrected = next(
-        (path for path in document.leaves if path.startswith(("train_infer_correction.", "infer_correction"))), None
-    )
-    if corrected is None:
-        default(job, "algorithm.correction", "none", ROLL)
-        default(job, "algorithm.uses_rollout_logprobs", False, ROLL)
-    else:
-        like = Setting(True, "set", "", document.leaves[corrected])
-        set_to(job, "algorithm.correction", corrected.partition(".")[0], like)
-        set_to(job, "algorithm.uses_rollout_logprobs", True, like)
+    uses = job.text("algorithm.correction") != "none"
+    set_to(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
 
 
 FRAMEWORK = Framework(

@@ -92,6 +92,17 @@ def _finish(job: Job, document: Document) -> None:
         ]:
             if job[name].status == "default":
                 del job.settings[name]
+    if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
+        set_to(job, "trainer.moe", True, job["trainer.ep"])
+    loss, alone = look(document, "loss_type"), look(document, "debug_train_only")
+    if (loss is not None and loss.value == "sft_loss") or (
+        alone is not None and alone.value is True
+    ):  # nothing rolls out
+        for name in [
+            name for name in job.settings if name.startswith(("engine.", "rollout.", "algorithm.", "update."))
+        ]:
+            del job.settings[name]
+        return
     _update(job, document)
     count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
     old = look(document, "use_rollout_logprobs")
