@@ -9,6 +9,13 @@ from ckptcheck.preflight.job import Job
 ENGINES = ("vllm", "sglang")
 TRAINERS = {"megatron": "megatron"}
 """Backend → the trainer that stands for it; any other is transformers."""
+SWITCHES = {
+    "prefix_cache": "engine.prefix_caching",
+    "async_scheduling": "engine.async_scheduling",
+    "chunked_prefill": "engine.chunked_prefill",
+    "head_fp32": "engine.fp32_head",
+}
+"""Switch of ``parity record`` → field."""
 DTYPES = ("float32", "bfloat16")
 
 
@@ -31,11 +38,12 @@ def commands(job: Job) -> list[str]:
         lines.append(_line("refit", source, "--trainer", trainer, *layout, *engine, *precision))
     if job.number("trainer.cp") and (job.number("trainer.cp") or 1) > 1 and trainer == "megatron":
         lines.append("# context parallelism is left out: it moves no weights")
-    temperature = _options(job, {"--temperature": "rollout.temperature"}, usual=None)
-    lines.append(_line("parity", "record", source, *engine, *precision, *temperature, "-o", "rollouts.safetensors"))
+    asked = (*_sampling(job), *_switches(job), "-o", "rollouts.safetensors")
+    lines.append(_line("parity", "record", source, *engine, *precision, *asked))
     if job.text("trainer.backend") is not None:
-        scored = ("--trainer", trainer, source, *layout, *precision, "-o", "scored.safetensors")
-        lines.append(_line("parity", "score", "rollouts.safetensors", *scored))
+        head = ["--trainer-head-fp32"] if job.flag("trainer.fp32_head") else []
+        scored = ("--trainer", trainer, *layout, *precision, *head, "-o", "scored.safetensors")
+        lines.append(_line("parity", "score", "rollouts.safetensors", source, *scored))
         lines.append(_line("parity", "judge", "scored.safetensors"))
     return lines
 
@@ -51,13 +59,29 @@ def _source(job: Job, model: str) -> tuple[str, list[str]]:
     return model, [f"# {' '.join(named.reason.split())}"]
 
 
-def _options(job: Job, names: dict[str, str], usual: float | None = 1) -> list[str]:
+def _options(job: Job, names: dict[str, str]) -> list[str]:
     options = []
     for option, name in names.items():
         number = job.number(name)
-        if number is not None and number != usual:
+        if number is not None and number != 1:
             options += [option, f"{number:g}"]
     return options
+
+
+def _sampling(job: Job) -> list[str]:
+    top_k = job.number("rollout.top_k") or 0
+    return _options(job, {"--temperature": "rollout.temperature", "--top-p": "rollout.top_p"}) + (
+        ["--top-k", f"{top_k:g}"] if top_k > 0 else []
+    )
+
+
+def _switches(job: Job) -> list[str]:
+    """The engine as the job sets it up, not as a check would."""
+    given = [("logprobs", job.text("engine.logprobs"))]
+    for name, field in SWITCHES.items():
+        setting = job.flag(field)
+        given.append((name, None if setting is None else "on" if setting else "off"))
+    return [word for name, value in given if value is not None for word in ("--switch", f"{name}={value}")]
 
 
 def _line(*words: str) -> str:

@@ -14,7 +14,7 @@ from ckptcheck.preflight.document import Document, Leaf
 PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 HEADER = re.compile(rf"\s*\[\[?\s*({PART}(?:\s*\.\s*{PART})*)\s*\]\]?\s*(?:#.*)?$")
 ASSIGNMENT = re.compile(rf"\s*({PART}(?:\s*\.\s*{PART})*)\s*=")
-AT = re.compile(r"\(at line (\d+), column \d+\)")
+AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 DEEPEST = 60
 
 
@@ -23,8 +23,9 @@ def read(text: str, name: str) -> Document:
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line = AT.search(str(error))
-        place = f"{name}:{line[1]}" if line else name
+        found_at = AT.search(str(error))
+        line = found_at[1] if found_at and found_at[1] else text.count("\n") + (not text.endswith("\n"))
+        place = f"{name}:{line}"
         raise CkptcheckError(f"{place} is not TOML: {clipped(AT.sub('', str(error)).strip())}") from error
     except (RecursionError, ValueError) as error:  # ValueError: an int of more than 4,300 digits
         raise CkptcheckError(

@@ -89,10 +89,7 @@ class _Lexer:
                 if self.text[self.at] == "(" and chunks and ARRAY.fullmatch(chunks[-1].text) and not chunks[-1].quoted:
                     return Token(line, tuple(chunks), array=self.array(line))
                 break
-            before = self.at
             self.part(chunks)
-            if self.at == before:
-                break
         return Token(line, tuple(chunks))
 
     def array(self, line: int) -> tuple[Token, ...]:
@@ -199,7 +196,7 @@ class _Lexer:
         """Skip blanks, continued lines and comments."""
         while self.at < len(self.text):
             sign = self.text[self.at]
-            if sign in " \t\r":
+            if sign != "\n" and sign.isspace():
                 self.at += 1
             elif self.text.startswith(("\\\n", "\\\r\n"), self.at):
                 self.forward(self.text.index("\n", self.at) + 1)

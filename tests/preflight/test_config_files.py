@@ -33,7 +33,10 @@ def test_yaml_merges_and_aliases() -> None:
     [
         ("a: 1\nb: [1\n", "job.yaml:3 is not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\na: 2\n", "job.yaml:2 says a a second time, which OmegaConf refuses"),
-        ("a: !!python/object/apply:os.system ['x']\n", "job.yaml:1 has the tag !!python/object/apply:os.system, and tags are not obeyed"),
+        (
+            "a: !!python/object/apply:os.system ['x']\n",
+            "job.yaml:1 has the tag !!python/object/apply:os.system, and tags are not obeyed",
+        ),
         ("a:\n  b: !env X\n", "job.yaml:2 has the tag !env, and tags are not obeyed"),
         ("- 1\n", "job.yaml holds no mapping of keys to values, so it is no job's configuration"),
         ("", "job.yaml holds no mapping of keys to values, so it is no job's configuration"),
