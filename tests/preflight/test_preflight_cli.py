@@ -54,8 +54,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_report_that_a_person_reads(folder: Path) -> None:
     found = call("job.yaml", "--select", "JOB002,JOB017", folder=folder)
     assert (found.returncode, found.stderr) == (1, "")
-    head, _, commands = found.stdout.partition("
-  # org")
+    head, _, commands = found.stdout.partition("\n  # org")
     assert (
         head
         == """job.yaml
@@ -176,3 +175,11 @@ def test_the_commands_are_ones_that_ckptcheck_has(folder: Path) -> None:
         assert {word for word in rest if word.startswith("-")} <= known
         seen.add(words[1])
     assert "refit" in seen
+
+
+def test_the_report_of_the_page_is_a_real_one(tmp_path: Path) -> None:
+    page = (ROOT / "ckptcheck/preflight/README.md").read_text(encoding="utf-8")
+    text = page.split("```yaml\n")[1].split("```")[0]
+    command, _, report = page.split("```console\n")[2].split("```")[0].partition("\n")
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    assert call(*shlex.split(command)[3:], folder=tmp_path).stdout == report
