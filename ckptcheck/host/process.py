@@ -66,7 +66,7 @@ class Process:
                     pass_fds=(control.fileno(), lifeline.fileno()),
                     start_new_session=True,
                     cwd=cwd or work,
-                    env=_environment(env),
+                    env=_environment({**_temporary(work), **env}),
                 )
         except OSError as error:
             self._forget()
@@ -142,6 +142,14 @@ class Process:
         self.control.close()
         self._lifeline.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _temporary(work: Path) -> dict[str, str]:
+    """Have its temporary files go with it: engines that are killed leave sockets and caches behind.
+
+    Only where the name leaves room for that of a socket, 104 bytes on some systems.
+    """
+    return {"TMPDIR": str(work)} if len(os.fsencode(work)) <= 60 else {}
 
 
 def _environment(added: Mapping[str, str | None]) -> dict[str, str]:
