@@ -120,4 +120,4 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
     trainer = FakeTrainer(folder, **table.get("trainer", {}))
     settings = Settings(**{"bucket_bytes": 1000, "other_bytes": 300, "decode": 4, **table.get("settings", {})})
     block = 4 if table.get("cache") else 0
-    return Trial("trial", trainer, start, settings, vocabulary=VOCABULARY, block=block, folder=folder).run()
+    return Trial("trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, folder=folder).run()

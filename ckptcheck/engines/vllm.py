@@ -13,6 +13,7 @@ from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parce
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
+from ckptcheck.host.patience import otherwise
 
 MODULE = "ckptcheck_far.vllm_engine"
 LOAD = 900.0
@@ -61,7 +62,7 @@ class VllmEngine:
         options: VllmOptions | None = None,
         *,
         python: Path | None = None,
-        timeout: float = LOAD,
+        timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
@@ -83,12 +84,15 @@ class VllmEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float = LOAD) -> None:
-        """Load another checkpoint, or the same anew, in the same process: a cold load without the import."""
+    def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float | None = None) -> None:
+        """Load another checkpoint, or the same anew, in the same process: a cold load without the import.
+
+        timeout: seconds, None for `LOAD` or what a block around it leaves (host/patience.py).
+        """
         self.options = options = options or self.options
         said = self._host.call(
             "start",
-            timeout=timeout,
+            timeout=otherwise(LOAD) if timeout is None else timeout,
             model=str(checkpoint.resolve()),
             dtype=options.dtype,
             ranks=options.ranks,

@@ -32,6 +32,11 @@ def deadline(seconds: float | None = None) -> float | None:
     return min(ends, default=None)
 
 
+def otherwise(seconds: float) -> float | None:
+    """Return so many seconds where no block is around, which then decides alone."""
+    return seconds if _end.get() is None else None
+
+
 def left(most: float) -> float:
     """Return the seconds that are left, at most so many; at least a thousandth, for what takes no zero."""
     end = deadline(most)

@@ -130,13 +130,18 @@ class Process:
             with contextlib.suppress(OSError):
                 self._lifeline.send(b"e")  # we are there and remove the folders; silence would mean that we are not
             self._lifeline.close()
-            if not self.wait(BURIAL):  # the guardian was stopped, or what it waits for is stuck in the kernel
-                self._process.kill()
-                self._process.wait()
-            if self.pid is not None and self._process.returncode < 0:  # the guardian itself was killed
-                with contextlib.suppress(OSError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            self._forget()
+            try:
+                self._bury()
+            finally:
+                self._forget()
+
+    def _bury(self) -> None:
+        if not self.wait(BURIAL):  # the guardian was stopped, or what it waits for is stuck in the kernel
+            self._process.kill()
+            self._process.wait()
+        if self.pid is not None and self._process.returncode < 0:  # the guardian itself was killed
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _forget(self) -> None:
         self.control.close()

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
+from ckptcheck.refit.cost import costs
+from ckptcheck.report import Section
 from ckptcheck.trainers.base import Step, TrainerInfo
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ class Sync:
 
     step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
-    there. check_seconds: the manifest after it, digests and all.
+    there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
+    digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
     """
 
     number: int
@@ -36,7 +39,9 @@ class Sync:
     manifest: Manifest
     reference: Manifest
     leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    seconds: float = 0.0
     check_seconds: float = 0.0
+    sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
 
     @cached_property
@@ -92,6 +97,7 @@ class RefitTrace:
     memory: tuple[int, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "refit"
+    failed_to: str = "finish"
 
     @property
     def subject(self) -> str:
@@ -109,6 +115,11 @@ class RefitTrace:
     def unread(self) -> Mapping[str, str]:
         """Phases that were not finished: nothing that was seen before can then pass."""
         return self.broken
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What each sync cost, beside what it cost to check it."""
+        return costs(self.syncs)
 
     @property
     def counts(self) -> Mapping[str, int]:
