@@ -154,7 +154,7 @@ def _temporary(work: Path) -> dict[str, str]:
 
     Only where the name leaves room for that of a socket, 104 bytes on some systems.
     """
-    return {"TMPDIR": str(work)} if len(os.fsencode(work)) <= 60 else {}
+    return {"TMPDIR": str(work)} if len(os.fsencode(work)) <= 66 else {}
 
 
 def _environment(added: Mapping[str, str | None]) -> dict[str, str]:

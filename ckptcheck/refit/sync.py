@@ -14,7 +14,7 @@ from ckptcheck.trainers.base import Trainer
 
 LONGEST = 3600.0
 """Seconds that a side waits for the other in a group, where nothing else limits it."""
-GRACE = 10.0
+GRACE = 5.0
 """Seconds in which a side notices by itself that the other has failed."""
 
 

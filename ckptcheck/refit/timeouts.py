@@ -39,12 +39,12 @@ def read(texts: Sequence[str]) -> Timeouts:
     kinds = [field.name for field in fields(Timeouts)]
     found = Timeouts()
     for text in texts:
-        name, _, number = text.rpartition("=")
+        name, given, number = text.rpartition("=")
         try:
             seconds = float(number)
         except ValueError:
             seconds = 0.0
-        if not 0 < seconds < float("inf") or (name and name not in kinds):
+        if not 0 < seconds < float("inf") or (given and name not in kinds):
             raise CkptcheckError(
                 f"--timeout {text} is neither SECONDS nor PHASE=SECONDS", f"the phases are {', '.join(kinds)}"
             )

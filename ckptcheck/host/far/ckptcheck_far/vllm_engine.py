@@ -26,6 +26,9 @@ def start(
     vllm_plain.settle()
     known = vllm_gloo.register()
     transfer = {"weight_transfer_config": {"backend": vllm_gloo.NAME}} if known and _on_cpu() else {}
+    forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
+    if options.get("speculative_config"):
+        forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
             "model": model,
@@ -42,8 +45,8 @@ def start(
             "generation_config": "vllm",
             "seed": 0,
             "worker_extension_cls": f"{PACKAGE}.vllm_worker.Extension",
-            "logits_processors": [f"{PACKAGE}.vllm_forced:Forced"],
             "disable_log_stats": True,
+            **forced,
             **transfer,
             **options,
         }
@@ -173,6 +176,9 @@ def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
 def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     """Return the logprobs of the tokens after the first `prompt` ones, each computed by a step of decoding."""
     from vllm import SamplingParams
+
+    if _llm().llm_engine.vllm_config.speculative_config is not None:
+        raise RuntimeError("vLLM cannot be made to follow tokens while a draft model proposes them")
 
     settings = [
         SamplingParams(
