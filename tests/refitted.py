@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,20 @@ def weights() -> dict[str, np.ndarray]:
 
 
 class FakeTrainer:
-    """Holds weights as the fake engine computes with them. unsteady: its second forward pass differs."""
+    """Holds weights as the fake engine computes with them. unsteady: its second forward pass differs.
+
+    unlike: it has two ranks, whose copies of a norm differ from that step on.
+    """
 
     info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
 
-    def __init__(self, folder: Path, *, unsteady: bool = False, apart: bool = False) -> None:
+    def __init__(self, folder: Path, *, unsteady: bool = False, apart: bool = False, unlike: int | None = None) -> None:
         self._held, self._folder = weights(), folder
         self._number, self._passes = 0, 0
         self._unsteady, self._apart = unsteady, apart
+        self._steps, self._unlike = 0, unlike
+        if unlike is not None:
+            self.info = replace(self.info, layout="TP2")
 
     def weights(self) -> list[Weight]:
         return [Weight(name, values.shape, "F32") for name, values in self._held.items()]
@@ -63,6 +70,7 @@ class FakeTrainer:
         return Step(1.0, 1.0)
 
     def perturb(self, scale: float, *, seed: int = 0) -> None:
+        self._steps += 1
         draw = np.random.default_rng(seed)
         self._held = {
             name: (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
@@ -93,6 +101,9 @@ class FakeTrainer:
 
     def digests(self) -> dict[str, str]:
         return {name: digest(values) for name, values in self._held.items()}
+
+    def replicas(self) -> tuple[str, ...]:
+        return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
 
     def save(self, folder: Path) -> None:
         save_file(self._held, folder / "model.safetensors")

@@ -81,7 +81,8 @@ class Scoring:
 class RefitTrace:
     """A trial from the cold load to the last sync.
 
-    cold: manifest after the cold load. marked: after scrambling. broken: phase → why it could not be finished; the rules
+    cold: manifest after the cold load. marked: after scrambling. unlike: step → weights of which the trainer's ranks hold different
+    copies, () for none; empty where it has one rank. broken: phase → why it could not be finished; the rules
     then judge what was seen until there.
     """
 
@@ -95,6 +96,7 @@ class RefitTrace:
     scorings: tuple[Scoring, ...] = ()
     steps: tuple[Step, ...] = ()
     memory: tuple[int, ...] = ()
+    unlike: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "refit"
     failed_to: str = "finish"

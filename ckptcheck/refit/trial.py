@@ -77,6 +77,7 @@ class Trial:
             with self._within("start", "start of the trainer"):
                 self._trainer = self._start_trainer()
                 self._trace = replace(self._trace, trainer=self._trainer.info)
+                self._compare_ranks(0)
             with self._within("start", "cold load"):
                 engine = self._start(self._saved(0))
                 cold = engine.manifest()
@@ -146,6 +147,11 @@ class Trial:
         else:
             taken = self._trainer.step(self._sequences, seed=step)
             self._trace = replace(self._trace, steps=(*self._trace.steps, taken))
+        self._compare_ranks(step)
+
+    def _compare_ranks(self, step: int) -> None:
+        if self._trainer.info.layout:
+            self._trace = replace(self._trace, unlike={**self._trace.unlike, step: self._trainer.replicas()})
 
     def _reference(self, step: int) -> tuple[Manifest, tuple[Scores, ...]]:
         """Start the engine cold from the stepped weights, and end it again."""

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from .change import DECAY, EPSILON, noise, shaken, token_weights
-from .digest import digest
+from .digest import digests as digest_all
 from .gloo import broadcast, joined
 from .plane import put
 from .sequences import checked
@@ -122,7 +122,8 @@ def send(group: dict[str, Any]) -> None:
 
 def digests() -> dict[str, str]:
     """Return the digest of every exported weight."""
-    return {name: digest(weight) for name, weight in _stream()}
+    stream = dict(_stream())
+    return dict(zip(stream, digest_all(list(stream.values()))))
 
 
 def replicas() -> list[str]:

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import marks, plane, tensors, vllm_gloo, vllm_plain
-from .digest import digest
+from .digest import digests
 
 vllm_plain.settle()
 vllm_gloo.register()
 
 REBUILT = ("W_UK", "W_UK_T", "W_UV", "W_K", "W_V")
 """Derived tensors that vLLM makes anew after every update: the absorbed projections of multi-head latent attention."""
+
+DIGEST = 5
+"""Where the digest stands in an entry of the manifest."""
 
 
 class Extension:
@@ -29,20 +32,26 @@ class Extension:
 
     def ckptcheck_manifest(self, seen: bool = True) -> dict[str, Any]:
         """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
-        entries = []
-        known: dict[Any, str] = {}  # the digests of what aliases share
+        entries: list[list[Any]] = []
+        owners: dict[Any, int] = {}  # aliases share the digest of the first
+        digested: list[Any] = []
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
+            where = tensors.place(tensor)
             if not hasattr(tensor, "shape"):
-                entries.append([name, kind, "", [], 0, "", tensors.place(tensor), opaque])
+                entries.append([name, kind, "", [], 0, "", where, opaque])
                 continue
             opaque = "it is on the meta device: it holds no numbers" if tensor.device.type == "meta" else opaque
-            nbytes = tensor.numel() * tensor.element_size()
-            shape, where = list(tensor.shape), tensors.place(tensor)
-            value, same = "", (where, tuple(shape), tensor.stride(), tensor.dtype)
+            nbytes, shape = tensor.numel() * tensor.element_size(), list(tensor.shape)
+            entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, "", where, opaque])
             if seen and not opaque:
-                value = known[same] if where and same in known else digest(tensor)
-                known[same] = value
-            entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, value, where, opaque])
+                same = (where or len(entries), tuple(shape), tensor.stride(), tensor.dtype)
+                entries[-1][DIGEST] = owners.setdefault(same, len(digested))
+                if owners[same] == len(digested):
+                    digested.append(tensor)
+        values = digests(digested)
+        for entry in entries:
+            if entry[DIGEST] != "":
+                entry[DIGEST] = values[entry[DIGEST]]
         return {"rank": self.rank, "entries": entries}
 
     def ckptcheck_scramble(self) -> dict[str, Any]:
