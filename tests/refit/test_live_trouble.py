@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,13 @@ import pytest
 from conftest import needs_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A temporary folder with a name so short that engines can make sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
 
 
 class Command:
@@ -77,10 +86,10 @@ class Command:
         return str(report.get("error") or report["crashed"][0]["error"])
 
 
-def test_a_rank_of_the_trainer_is_killed(tmp_path: Path) -> None:
+def test_a_rank_of_the_trainer_is_killed(place: Path) -> None:
     needs_engine("vllm")
     needs_engine("megatron")
-    command = Command(tmp_path, "--pp", "2", "--no-check-logprobs")
+    command = Command(place, "--pp", "2", "--no-check-logprobs")
     command.until("step 1")
     os.kill(command.of("megatron_trainer")[-1], signal.SIGKILL)
     report = command.report()
@@ -91,10 +100,10 @@ def test_a_rank_of_the_trainer_is_killed(tmp_path: Path) -> None:
     assert report["counts"]["tensors"] > 20  # the first sync had been compared
 
 
-def test_the_engine_is_killed_while_it_loads(tmp_path: Path) -> None:
+def test_the_engine_is_killed_while_it_loads(place: Path) -> None:
     needs_engine("vllm")
     needs_engine("megatron")
-    command = Command(tmp_path, "--trainer", "transformers")
+    command = Command(place, "--trainer", "transformers")
     command.until("cold load")
     while len(found := command.of("vllm_engine")) < 2:
         assert command.process.poll() is None
@@ -102,12 +111,12 @@ def test_the_engine_is_killed_while_it_loads(tmp_path: Path) -> None:
     assert command.why().startswith("could not finish cold load: vllm died (SIGKILL: out of memory, or killed by somebody)")
 
 
-def test_an_engine_without_memory(tmp_path: Path) -> None:
+def test_an_engine_without_memory(place: Path) -> None:
     python = needs_engine("vllm").python
     needs_engine("megatron")
-    starved = tmp_path / "python"
+    starved = place / "python"
     starved.write_text(f'#!/bin/sh\nulimit -v 2500000\nexec {python} "$@"\n')
     starved.chmod(0o755)
-    command = Command(tmp_path, "--trainer", "transformers", "--engine-python", str(starved))
+    command = Command(place, "--trainer", "transformers", "--engine-python", str(starved))
     why = command.why()
     assert why.startswith("could not finish cold load: vllm ")

@@ -20,6 +20,8 @@ vllm_gloo.register()
 REBUILT = ("W_UK", "W_UK_T", "W_UV", "W_K", "W_V")
 """Derived tensors that vLLM makes anew after every update: the absorbed projections of multi-head latent attention."""
 
+DRAFT = "draft:"
+"""Before the names of a draft model's tensors."""
 DIGEST = 5
 """Where the digest stands in an entry of the manifest."""
 
@@ -29,6 +31,7 @@ class Extension:
 
     rank: int
     model_runner: Any
+    vllm_config: Any
 
     def ckptcheck_manifest(self, seen: bool = True) -> dict[str, Any]:
         """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
@@ -61,6 +64,9 @@ class Extension:
         owners: dict[Any, str] = {}
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
             if kind == "buffer":
+                continue
+            if name.startswith(DRAFT) and self._ckptcheck_foreign_draft():
+                left[name] = "its draft model has a checkpoint of its own, so no sync is meant to write it"
                 continue
             if kind == "derived" and name.rpartition(".")[2] not in REBUILT:
                 left[name] = opaque or "nothing says that an update rebuilds it"
@@ -138,7 +144,13 @@ class Extension:
         for attribute in ("drafter", "speculator"):  # a draft model is a model that has to be updated too
             draft = getattr(getattr(self.model_runner, attribute, None), "model", None)
             if draft is not None:
-                yield from tensors.walk(draft, "draft:")
+                yield from tensors.walk(draft, DRAFT)
+
+    def _ckptcheck_foreign_draft(self) -> bool:
+        """Whether the draft model was not loaded from the model's own checkpoint, as MTP layers are."""
+        config = self.vllm_config
+        draft = getattr(config.speculative_config, "draft_model_config", None)
+        return draft is not None and draft.model != config.model_config.model
 
 
 def _opened(parcel: dict[str, Any]) -> Iterator[tuple[str, Any]]:
