@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from dataclasses import dataclass
 
-from ckptcheck.refit.trace import Key, RefitTrace, Sync
-
-
-def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the largest difference of two runs of logprobs; infinite where they differ in length or one is not finite."""
-    if len(one) != len(other):
-        return inf
-    return max(
-        (abs(a - b) if isfinite(a) and isfinite(b) else inf for a, b in zip(one, other, strict=True)), default=0.0
-    )
+from ckptcheck.engines.base import Scores
+from ckptcheck.refit.apart import apart
+from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 
 
 def changed(sync: Sync) -> set[Key]:
@@ -34,3 +27,38 @@ def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
         for key in changed(sync)
         if key in before.manifest and before.manifest[key].digest == sync.manifest[key].digest
     }
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Largest differences of a scoring, in nats. prefill, decode: from a cold load; decode up to where the tokens part, and there.
+
+    trainer: from the trainer; cold: of the cold load from the trainer.
+    """
+
+    prefill: float
+    decode: float
+    trainer: float
+    cold: float
+
+
+def gaps(scoring: Scoring) -> Gaps:
+    """Measure a scoring."""
+    pairs = list(zip(scoring.engine, scoring.cold, strict=True))
+    return Gaps(
+        max((apart(here.prompt, there.prompt) for here, there in pairs), default=0.0),
+        max((apart(*_until_parting(here, there)) for here, there in pairs), default=0.0),
+        _most(scoring.engine, scoring.trainer),
+        _most(scoring.cold, scoring.trainer),
+    )
+
+
+def _most(engine: Sequence[Scores], trainer: Sequence[Sequence[float]]) -> float:
+    return max((apart(here.prompt, there) for here, there in zip(engine, trainer, strict=True)), default=0.0)
+
+
+def _until_parting(here: Scores, there: Scores) -> tuple[Sequence[float], Sequence[float]]:
+    """Cut what was decoded after the first token that differs: what follows another token is no longer the same question."""
+    pairs = enumerate(zip(here.decoded, there.decoded, strict=False), 1)
+    end = next((place for place, (one, other) in pairs if one != other), None)
+    return here.decode[:end], there.decode[:end]

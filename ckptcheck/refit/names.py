@@ -55,7 +55,7 @@ def origin(trace: RefitTrace, names: Sequence[str], hit: Iterable[tuple[int, int
     if hit and len(parts) > 1:
         parts, which = _lying(parts, hit, total, trace.engine.ranks if trace.engine else 1), "that"
     said = [weight.name for weight in parts]
-    made = "" if said == [names[0]] else f"{'is' if which == 'that' or len(said) == 1 else 'is made of'} {braced(said)}"
+    made = "" if said == [names[0].removeprefix(DRAFT)] else f"{'is' if which == 'that' else 'is made of'} {braced(said)}"
     own = sorted({each for weight in parts for each in weight.own} - set(said))
     if not own or trace.trainer is None:
         return f"; {which} {made}" if made else ""
@@ -105,9 +105,7 @@ def _number(name: str, prefix: str) -> str:
     return number if number.isdecimal() else ""
 
 
-def _lying(
-    parts: Sequence[Weight], hit: Iterable[tuple[int, int]], total: int, ranks: int
-) -> tuple[Weight, ...]:
+def _lying(parts: Sequence[Weight], hit: Iterable[tuple[int, int]], total: int, ranks: int) -> tuple[Weight, ...]:
     """Return the parts that lie in some of the runs; all where a rank does not hold an even share of each."""
     if sum(prod(weight.shape) for weight in parts) != total * ranks:
         return tuple(parts)

@@ -18,14 +18,19 @@ from ckptcheck.engines.base import Engine, Manifest, Scores
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.refit import sequences
+from ckptcheck.refit import floor, sequences
+from ckptcheck.refit.nap import Nap, sleeper
 from ckptcheck.refit.reasons import reasons
 from ckptcheck.refit.settings import Settings
+from ckptcheck.refit.speech import Speech, speech
 from ckptcheck.refit.sync import send
+from ckptcheck.refit.text import Text
 from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
 from ckptcheck.trainers.base import Trainer
 
 Say = Callable[[str], None]
+LEAD = 16
+"""Tokens that are gone on from where there is no tokenizer to say a prompt in."""
 LINES = 12
 """Of what a process said last."""
 
@@ -43,7 +48,8 @@ class Trial:
     time in a process of its own.
 
     vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0 where it has none.
-    nbytes: of the weights. folder: for checkpoints that are written on the way. say: told what is being done.
+    nbytes: of the weights. text: the tokenizer, for a prompt that means something. folder: for checkpoints that are written on the
+    way. say: told what is being done.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Trial:
         vocabulary: int,
         block: int = 0,
         nbytes: int = 0,
+        text: Text | None = None,
         folder: Path,
         say: Say = lambda _: None,
     ) -> None:
@@ -63,7 +70,9 @@ class Trial:
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._trainer: Trainer
         self._phase = ""
+        self._text = text or Text()
         self._sequences = sequences.sequences(vocabulary)
+        self._prompt = self._text.prompt(vocabulary) or self._sequences[0][:LEAD]
         self._probe = sequences.probe(vocabulary, block) if block else ()
         self._trace = RefitTrace(target)
 
@@ -76,7 +85,7 @@ class Trial:
         try:
             with self._within("start", "start of the trainer"):
                 self._trainer = self._start_trainer()
-                self._trace = replace(self._trace, trainer=self._trainer.info)
+                self._trace = replace(self._trace, trainer=self._trainer.info, weights=tuple(self._trainer.weights()))
                 self._compare_ranks(0)
             with self._within("start", "cold load"):
                 engine = self._start(self._saved(0))
@@ -95,6 +104,8 @@ class Trial:
         if self._settings.logprobs:
             with self._within("score", "score the cold load"):
                 self._scored(engine, 0, self._scores(engine))
+            with self._within("score", "measure the noise of both sides"):
+                self._trace = replace(self._trace, floor=floor.measured(engine, self._trainer, self._sequences))
         with self._within("sync", "scramble"):
             scrambled = engine.scramble()
             self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
@@ -102,17 +113,35 @@ class Trial:
         with self._within("score", "score after the first sync"):
             self._scored(engine, 1, self._trace.scorings[0].engine if self._trace.scorings else ())
         for step in range(1, self._settings.steps + 1):
-            with self._within("step", f"step {step}"):
-                self._step(step)
-            with self._within("start", f"reference for step {step}"):
-                reference, scores = self._reference(step)
+            with self._asleep(engine):
+                with self._within("step", f"step {step}"):
+                    self._step(step)
+                with self._within("start", f"reference for step {step}"):
+                    reference, scores = self._reference(step)
             with self._within("score", f"fill the cache before the sync after step {step}"):
                 self._warm(engine)
             self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
             with self._within("score", f"score after step {step}"):
                 self._scored(engine, len(self._trace.syncs), scores)
             self._sync(engine, step, self._settings.bucket_bytes, reference, "the same sync with other buckets")
-        self._trace = replace(self._trace, memory=(*self._trace.memory, engine.memory()))
+
+    @contextmanager
+    def _asleep(self, engine: Engine) -> Iterator[None]:
+        """Let the engine sleep while others need the device, where it can; what it holds afterwards is compared once."""
+        able = sleeper(engine)
+        if isinstance(able, str):
+            self._trace = replace(self._trace, awake=able)
+            yield
+            return
+        with self._within("sync", "sleep"):
+            before, held = engine.manifest() if self._trace.nap is None else {}, engine.memory()
+            able.sleep()
+            freed = held - engine.memory()
+        yield
+        with self._within("sync", "wake"):
+            able.wake()
+            if before:
+                self._trace = replace(self._trace, nap=Nap(before, engine.manifest(), freed))
 
     @contextmanager
     def _within(self, kind: str, phase: str) -> Iterator[None]:
@@ -186,17 +215,24 @@ class Trial:
                 seconds=synced - digested,
                 sent_seconds=digested - began,
             )
+            memory = (*self._trace.memory, engine.memory())
             different = bool(sync.differing)
             sync = replace(sync, check_seconds=time.monotonic() - synced)
             if step == 0 and weights:
                 sync = replace(sync, leftovers=engine.leftovers())
-        before = self._trace
+        before = replace(self._trace, memory=memory)
         self._trace = replace(before, syncs=(*before.syncs, sync))
         if different:
             with self._within("start", f"look for causes after sync {sync.number}"):
                 again = partial(self._start, self._folder / f"step{step}")
                 sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
             self._trace = replace(before, syncs=(*before.syncs, sync))
+
+    def _speech(self, engine: Engine) -> Speech:
+        engine.reset_prefix_cache()
+        said = speech(engine, self._trainer, self._prompt, self._settings.decode)
+        words = self._text.words([said.engine, said.trainer])
+        return replace(said, engine_text=words[0], trainer_text=words[1])
 
     def _warm(self, engine: Engine) -> None:
         """Fill the prefix cache with the old weights' keys and values."""
@@ -223,6 +259,6 @@ class Trial:
             trainer=trainer,
             again=again,
             warm=warm,
-            greedy=tuple(self._trainer.greedy(tokens, self._settings.decode) for tokens in self._sequences),
+            speech=self._speech(engine),
         )
         self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))

@@ -22,7 +22,7 @@ NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.judging import apart
+from ckptcheck.refit.apart import apart
 from ckptcheck.refit.trace import RefitTrace
 
 
