@@ -52,7 +52,9 @@ class Dtype(enum.StrEnum):
 
 
 def refit(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint or a Megatron run on this disk.")
+    ],
     engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
     trainer: Annotated[TrainerName, typer.Option(help="What holds the weights.")] = TrainerName.megatron,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")] = 1,
@@ -78,6 +80,12 @@ def refit(
     check_logprobs: Annotated[
         bool, typer.Option("--check-logprobs/--no-check-logprobs", help="Compare logprobs on both sides.")
     ] = True,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Has the config.json of a Megatron run's model, and its tokenizer if you like."
+        ),
+    ] = None,
     engine_python: Annotated[
         Path | None,
         typer.Option(help="A Python of yours that has the engine.", show_default="the one installed by ckptcheck"),
@@ -104,7 +112,6 @@ def refit(
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck import pack
-    from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.cli import output as out
     from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
@@ -112,23 +119,17 @@ def refit(
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.settings import Settings
+    from ckptcheck.refit.source import opened
+    from ckptcheck.refit.text import Text
     from ckptcheck.refit.trial import Trial
     from ckptcheck.run import run
     from ckptcheck.trainers.layout import Layout
-    from ckptcheck.trainers.megatron_settings import refuse_critic
 
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
     if engine not in registry.ENGINES:
         raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
     rules = pack.load()
-    ckpt = open_checkpoint(source)
-    refuse_critic(ckpt.config, source)
-    _sound(ckpt, source)
-    embedding = ckpt.anatomy.embedding
-    if embedding is None:
-        raise CkptcheckError(f"{source} has no token embedding that could be found")
-    size = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype is Dtype.float32 else 1)
     settings = Settings(
         steps=steps,
         bucket_bytes=round(bucket_mb * 1e6),
@@ -142,6 +143,11 @@ def refit(
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         left.callback(_put_away, folder, keep)
+        ckpt = opened(source, folder / "source", hf_config)
+        embedding = ckpt.anatomy.embedding
+        if embedding is None:
+            raise CkptcheckError(f"{source} has no token embedding that could be found")
+        size = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype is Dtype.float32 else 1)
         exchange = left.enter_context(Exchange(need=size))
         scratch = (exchange.folder, *(() if keep else (folder,)))
 
@@ -162,7 +168,8 @@ def refit(
 
         rows = ckpt.tensors[embedding].shape[0]
         trial = Trial(
-            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, folder=folder, say=out.talk
+            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
+            folder=folder, say=out.talk,
         )  # fmt: skip
         report = run(trial.run(), rules)
         interruption.overhear()
@@ -199,17 +206,3 @@ def _put_away(folder: Path, keep: bool) -> None:
         talk(f"kept {folder}")
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sound(ckpt: Checkpoint, source: str) -> None:
-    """Scan the headers. Raises CkptcheckError for a source that has errors: a trial with it would show those."""
-    from ckptcheck import pack
-    from ckptcheck.run import run
-
-    ckpt.no_values = "only headers are read before a trial"
-    report = run(ckpt, pack.load())
-    if number := report.number("error"):
-        raise CkptcheckError(
-            f"{source} has {number} error{'s' if number > 1 else ''} of its own, the first: {report.findings[0].message}",
-            hint=f"ckptcheck scan {source}",
-        )

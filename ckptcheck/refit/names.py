@@ -55,7 +55,9 @@ def origin(trace: RefitTrace, names: Sequence[str], hit: Iterable[tuple[int, int
     if hit and len(parts) > 1:
         parts, which = _lying(parts, hit, total, trace.engine.ranks if trace.engine else 1), "that"
     said = [weight.name for weight in parts]
-    made = "" if said == [names[0].removeprefix(DRAFT)] else f"{'is' if which == 'that' else 'is made of'} {braced(said)}"
+    made = (
+        "" if said == [names[0].removeprefix(DRAFT)] else f"{'is' if which == 'that' else 'is made of'} {braced(said)}"
+    )
     own = sorted({each for weight in parts for each in weight.own} - set(said))
     if not own or trace.trainer is None:
         return f"; {which} {made}" if made else ""
