@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from ckptcheck.engines.base import Answer, Engine, Parcel
 from ckptcheck.engines.group import addressed, rendezvous
@@ -26,7 +27,12 @@ def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, ke
     """
     if transport != "gloo" or engine.info.name == "fake":
         parcels = trainer.export(bucket_bytes)
-        return parcels, engine.refit(parcels, transport)
+        try:
+            return parcels, engine.refit(parcels, transport)
+        finally:  # many syncs would fill the plane
+            for parcel in parcels:
+                if "path" in parcel.address:
+                    Path(parcel.address["path"]).unlink(missing_ok=True)
     group = rendezvous(engine.info.ranks, key, timeout=left(LONGEST))
     parcels = addressed(trainer.plan(bucket_bytes), group)
     over, ended = threading.Event(), threading.Event()
