@@ -227,8 +227,8 @@ HEAD = ("cell", "tensors", "differ", "cold", "trainer", "floor", "grad", "s", "v
 def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[str, ...]:
     """Sum a cell up: tensors compared and different, largest gaps in nats from the cold load and from the trainer, floor."""
     seen = [gaps(scoring) for scoring in trace.scorings]
-    cold = max((max(each.prefill, each.decode) for each in seen), default=float("nan"))
-    trainer = max((each.trainer for each in seen), default=float("nan"))
+    cold = max((max(each.prefill.most, each.decode.most) for each in seen), default=float("nan"))
+    trainer = max((each.trainer.most for each in seen), default=float("nan"))
     said = "pass" if report.verdict == "clean" else ", ".join(sorted({finding.code for finding in report.findings}))
     return (
         str(cell),
@@ -236,7 +236,7 @@ def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[
         str(sum(len(sync.differing) for sync in trace.syncs)),
         f"{cold:.2g}",
         f"{trainer:.2g}",
-        f"{trace.floor.sides:.2g}",
+        f"{trace.floor.sides.most:.2g}",
         f"{trace.steps[0].grad_norm:.4g}" if trace.steps else "–",
         f"{seconds:.0f}",
         said or f"incomplete: {'; '.join(trace.broken.values())}"[:120],

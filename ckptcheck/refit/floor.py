@@ -10,30 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptcheck.engines.base import Engine
-from ckptcheck.refit.apart import apart
+from ckptcheck.refit.apart import Gap, apart
 from ckptcheck.trainers.base import Trainer
 
-EXACT = 1e-5
-"""Nats by which two implementations in float32 may differ at least: 30 layers of SmolLM2-135M came to 6e-6 on CPUs."""
+EXACT = Gap(1e-5, 2e-6)
+"""Nats within which two implementations in float32 need never be nearer to each other."""
 SIDES = 3
 """Two implementations differ from each other by more than each from itself: their sums are in another order everywhere."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The largest difference of one side's logprobs from its own, in nats, over the same weights and tokens.
+    """How far the logprobs of one side are from its own, over the same weights and tokens.
 
     repeat: asked again. batch: every sequence alone, and all together. decode: by decoding, and by prefill (an engine).
     """
 
-    repeat: float = 0.0
-    batch: float = 0.0
-    decode: float = 0.0
-
-    @property
-    def most(self) -> float:
-        """Return the largest."""
-        return max(self.repeat, self.batch, self.decode)
+    repeat: Gap = field(default_factory=Gap)
+    batch: Gap = field(default_factory=Gap)
+    decode: Gap = field(default_factory=Gap)
 
 
 @dataclass(frozen=True)
@@ -44,14 +39,17 @@ class Floor:
     trainer: Noise = field(default_factory=Noise)
 
     @property
-    def sides(self) -> float:
-        """Nats by which trainer and engine may be apart over the same weights."""
-        return max(EXACT, SIDES * max(self.engine.most, self.trainer.most))
+    def sides(self) -> Gap:
+        """How far trainer and engine may be apart over the same weights."""
+        found = Gap()
+        for side in (self.engine, self.trainer):
+            found |= side.repeat | side.batch | side.decode
+        return EXACT | found.times(SIDES)
 
     @property
     def loads(self) -> float:
         """Nats by which an engine and the same engine started anew may be apart, asked the same in the same way."""
-        return max(1e-6, self.engine.repeat)
+        return max(1e-6, self.engine.repeat.most)
 
 
 def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:
@@ -68,10 +66,6 @@ def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]
     own, repeated = trainer.score(sequences), trainer.score(sequences)
     single = [trainer.score([tokens])[0] for tokens in sequences]
     return Floor(
-        Noise(_most(together, again), _most(together, alone), _most(together, decoded)),
-        Noise(_most(own, repeated), _most(own, single)),
+        Noise(apart(together, again), apart(together, alone), apart(together, decoded)),
+        Noise(apart(own, repeated), apart(own, single)),
     )
-
-
-def _most(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    return max((apart(a, b) for a, b in zip(one, other, strict=True)), default=0.0)

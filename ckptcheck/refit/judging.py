@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptcheck.engines.base import Scores
-from ckptcheck.refit.apart import apart
+from ckptcheck.refit.apart import Gap, apart
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 
 
@@ -31,30 +31,27 @@ def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Largest differences of a scoring, in nats. prefill, decode: from a cold load; decode up to where the tokens part, and there.
+    """How far the engine is from a cold load by prefill, and by decoding up to where the tokens part, and there.
 
-    trainer: from the trainer; cold: of the cold load from the trainer.
+    trainer: from the trainer; cold: the cold load from the trainer, both by prefill.
     """
 
-    prefill: float
-    decode: float
-    trainer: float
-    cold: float
+    prefill: Gap
+    decode: Gap
+    trainer: Gap
+    cold: Gap
 
 
 def gaps(scoring: Scoring) -> Gaps:
     """Measure a scoring."""
-    pairs = list(zip(scoring.engine, scoring.cold, strict=True))
+    here, there = [each.prompt for each in scoring.engine], [each.prompt for each in scoring.cold]
+    decoded = [_until_parting(*pair) for pair in zip(scoring.engine, scoring.cold, strict=True)]
     return Gaps(
-        max((apart(here.prompt, there.prompt) for here, there in pairs), default=0.0),
-        max((apart(*_until_parting(here, there)) for here, there in pairs), default=0.0),
-        _most(scoring.engine, scoring.trainer),
-        _most(scoring.cold, scoring.trainer),
+        apart(here, there),
+        apart([one for one, _ in decoded], [other for _, other in decoded]),
+        apart(here, scoring.trainer),
+        apart(there, scoring.trainer),
     )
-
-
-def _most(engine: Sequence[Scores], trainer: Sequence[Sequence[float]]) -> float:
-    return max((apart(here.prompt, there) for here, there in zip(engine, trainer, strict=True)), default=0.0)
 
 
 def _until_parting(here: Scores, there: Scores) -> tuple[Sequence[float], Sequence[float]]:

@@ -12,24 +12,30 @@ from ckptcheck.report import Section
 def measured(trace: RefitTrace) -> Iterator[Section]:
     """Yield the tables: logprobs and their floor, steps, greedy text. Those of which nothing was seen are left out."""
     if trace.scorings and trace.engine and trace.trainer:
-        engine, trainer = trace.floor.engine, trace.floor.trainer
+        sides = ((trace.engine.name, trace.floor.engine), (trace.trainer.name, trace.floor.trainer))
+        floor = [
+            (name, what, gap.most, gap.mean)
+            for name, noise in sides
+            for what, gap in (("again", noise.repeat), ("alone", noise.batch), ("by decoding", noise.decode))
+            if what != "by decoding" or name == trace.engine.name
+        ]
         yield Section(
-            "how far each side is from itself over the same weights (nats): the floor of every comparison",
-            ("side", "again", "alone, not together", "decoding, not prefill"),
-            (
-                (trace.engine.name, engine.repeat, engine.batch, engine.decode),
-                (trace.trainer.name, trainer.repeat, trainer.batch, None),
-            ),
+            "the floor: how far each side is from itself over the same weights (nats)",
+            ("side", "asked", "most", "mean"),
+            tuple(floor),
         )
         rows = []
         for scoring in trace.scorings:
             seen = gaps(scoring)
             step = trace.syncs[scoring.after - 1].step if scoring.after else 0
+            cold = (seen.prefill.most, seen.decode.most) if scoring.after else (None, None)
             when = f"sync {scoring.after}" if scoring.after else "cold load"
-            rows.append((when, step, *((seen.prefill, seen.decode) if scoring.after else (None, None)), seen.trainer))
+            rows.append((when, step, *cold, seen.trainer.most, seen.trainer.mean))
+        allowed = trace.floor.sides
+        rows.append(("allowed", None, trace.floor.loads, trace.floor.loads, allowed.most, allowed.mean))
         yield Section(
-            f"logprobs: largest difference (nats); trainer and engine may be {trace.floor.sides:.2g} apart",
-            ("after", "step", "from a cold load: prefill", "decoding", "from the trainer"),
+            "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
+            ("after", "step", "cold: prefill", "decoding", "trainer: most", "mean"),
             tuple(rows),
         )
     if trace.steps:

@@ -36,7 +36,7 @@ from ckptcheck.refit.trace import RefitTrace
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for scoring in trace.scorings:
         seen = gaps(scoring)
-        if not scoring.after or max(seen.prefill, seen.decode) <= trace.floor.loads:
+        if not scoring.after or max(seen.prefill.most, seen.decode.most) <= trace.floor.loads:
             continue
         sync = trace.syncs[scoring.after - 1]
         equal = bool(sync.manifest) and not any(entry.kind == "parameter" for entry, _ in sync.differing.values())
@@ -46,8 +46,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             else "as are weights"
         )
         yield Problem(
-            f"after sync {scoring.after} logprobs are off from a cold load of the same weights by up to {seen.prefill:.3g} nats in"
-            f" prefill and {seen.decode:.3g} in decoding, {why}",
+            f"after sync {scoring.after} logprobs are off from a cold load of the same weights by up to"
+            f" {seen.prefill.most:.3g} nats in prefill and {seen.decode.most:.3g} in decoding, {why}",
             hint="see REF006 and REF007; restart the engine to be sure" if equal else "see the findings about weights",
         )
         return

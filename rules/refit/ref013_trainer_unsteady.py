@@ -28,14 +28,7 @@ from ckptcheck.refit.trace import RefitTrace
 
 @rule("REF013", "trainer-unsteady", severity="error", on="refit", when=lambda trace: bool(trace.scorings))
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    gap = max(
-        (
-            apart(one, other)
-            for scoring in trace.scorings
-            for one, other in zip(scoring.trainer, scoring.again, strict=True)
-        ),
-        default=0.0,
-    )
+    gap = max((apart(scoring.trainer, scoring.again).most for scoring in trace.scorings), default=0.0)
     if gap:
         yield Problem(f"two forward passes of the trainer over the same tokens are up to {gap:.3g} nats apart")
         return
@@ -43,9 +36,12 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         scoring for scoring in trace.scorings if scoring.after
     ]  # the k-th step follows the k-th scoring after a sync
     for number, (step, scoring) in enumerate(zip(trace.steps, before, strict=False), 1):
-        pairs = list(zip(step.scores, scoring.trainer, strict=False))
-        if gap := max((apart(one, other) for one, other in pairs), default=0.0):
-            ratios = [b - a for one, other in pairs for a, b in zip(one, other, strict=False)]
+        if step.scores and (gap := apart(step.scores, scoring.trainer).most):
+            ratios = [
+                b - a
+                for one, other in zip(step.scores, scoring.trainer, strict=True)
+                for a, b in zip(one, other, strict=False)
+            ]
             divergence = sum(exp(min(ratio, 80.0)) - 1 - ratio for ratio in ratios) / max(1, len(ratios))
             yield Problem(
                 f"the forward pass of step {number} is up to {gap:.3g} nats from one without training over the same weights and"
