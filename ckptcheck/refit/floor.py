@@ -1,7 +1,8 @@
 """How far each side is from itself: what differs by less says nothing.
 
 Rounding depends on the order of sums, and that on how many tokens are computed together and by which kernel. So the same
-weights give logprobs that differ, by 1e-6 nats in float32 and by hundredths in bfloat16; how much is measured, not assumed.
+weights give logprobs that differ, by 1e-6 nats in float32 and by hundredths in bfloat16; how much is measured for each model, not
+assumed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class Noise:
     """How far the logprobs of one side are from its own, over the same weights and tokens.
 
     repeat: asked again. batch: every sequence alone, and all together. decode: by decoding, and by prefill (an engine).
+    rounding: with every weight moved by about one unit in its last place (a trainer), None where the trial did not come so far.
     """
 
     repeat: Gap = field(default_factory=Gap)
     batch: Gap = field(default_factory=Gap)
     decode: Gap = field(default_factory=Gap)
+    rounding: Gap | None = None
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,28 @@ class Floor:
         """How far trainer and engine may be apart over the same weights."""
         found = Gap()
         for side in (self.engine, self.trainer):
-            found |= side.repeat | side.batch | side.decode
+            found |= side.repeat | side.batch | side.decode | (side.rounding or Gap())
         return EXACT | found.times(SIDES)
 
     @property
     def loads(self) -> float:
         """Nats by which an engine and the same engine started anew may be apart, asked the same in the same way."""
         return max(1e-6, self.engine.repeat.most)
+
+
+UNITS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The last place of a dtype, relative to the number."""
+
+
+def rounded(trainer: Trainer, dtypes: Sequence[str], sequences: Sequence[Sequence[int]]) -> Gap:
+    """Move every weight by noise of one unit in the last place of the coarsest dtype, and see how far logprobs move.
+
+    Two implementations round differently after every operation, and where one of them always sums alike this is the only way to
+    see what that comes to for this model. The trainer's weights are others afterwards.
+    """
+    before = trainer.score(sequences)
+    trainer.perturb(max(UNITS.get(dtype, 2.0**-8) for dtype in dtypes))
+    return apart(before, trainer.score(sequences))
 
 
 def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:

@@ -16,12 +16,17 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
         floor = [
             (name, what, gap.most, gap.mean)
             for name, noise in sides
-            for what, gap in (("again", noise.repeat), ("alone", noise.batch), ("by decoding", noise.decode))
-            if what != "by decoding" or name == trace.engine.name
+            for what, gap in (
+                ("asked again", noise.repeat),
+                ("each sequence alone", noise.batch),
+                ("by decoding", noise.decode if noise is trace.floor.engine else None),
+                ("weights moved by their last place", noise.rounding),
+            )
+            if gap is not None
         ]
         yield Section(
             "the floor: how far each side is from itself over the same weights (nats)",
-            ("side", "asked", "most", "mean"),
+            ("side", "", "most", "mean"),
             tuple(floor),
         )
         rows = []

@@ -92,6 +92,7 @@ class Trial:
                 cold = engine.manifest()
                 self._trace = replace(self._trace, engine=engine.info, cold=cold, memory=(engine.memory(),))
             self._rounds(engine)
+            self._last()
         except (HostDied, HostHung, VerbError, OSError, KeyboardInterrupt) as error:
             self._trace = replace(self._trace, broken={self._phase: self._told(error)})
         finally:
@@ -124,6 +125,17 @@ class Trial:
             with self._within("score", f"score after step {step}"):
                 self._scored(engine, len(self._trace.syncs), scores)
             self._sync(engine, step, self._settings.bucket_bytes, reference, "the same sync with other buckets")
+
+    def _last(self) -> None:
+        """Spoil the trainer's weights to see what rounding does to logprobs: when nothing else is asked of them any more."""
+        assert self._trace.engine is not None
+        if not self._settings.logprobs:
+            return
+        with self._within("score", "measure what rounding comes to"):
+            dtypes = [self._trainer.info.dtype, self._trace.engine.dtype]
+            moved = floor.rounded(self._trainer, dtypes, self._sequences)
+            known = self._trace.floor
+            self._trace = replace(self._trace, floor=replace(known, trainer=replace(known.trainer, rounding=moved)))
 
     @contextmanager
     def _asleep(self, engine: Engine) -> Iterator[None]:
