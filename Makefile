@@ -1,4 +1,4 @@
-# make demo    build a real model's checkpoint, damage copies of it, scan them all
+# make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
