@@ -16,8 +16,9 @@ from ckptcheck.trainers.base import Trainer
 
 EXACT = Gap(1e-5, 2e-6)
 """Nats within which two implementations in float32 need never be nearer to each other."""
-SIDES = 3
-"""Two implementations differ from each other by more than each from itself: their sums are in another order everywhere."""
+SIDES = 2
+"""Each of two implementations rounds by itself. Eager and fused attention of transformers, and Megatron and vLLM, were on average
+0.3 to 1.2 times as far apart as `rounding`, in float32 and bfloat16, for llama, qwen3, qwen3-moe and SmolLM2-135M."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,16 @@ class Floor:
 
     @property
     def sides(self) -> Gap:
-        """How far trainer and engine may be apart over the same weights."""
-        found = Gap()
+        """How far trainer and engine may be apart over the same weights, by prefill."""
+        found = self.trainer.rounding or Gap()
         for side in (self.engine, self.trainer):
-            found |= side.repeat | side.batch | side.decode | (side.rounding or Gap())
+            found |= side.repeat | side.batch
         return EXACT | found.times(SIDES)
+
+    @property
+    def tie(self) -> float:
+        """Nats by which the trainer may prefer its own greedy token over the engine's: two logprobs, one of them decoded."""
+        return 2 * max(self.sides.most, self.engine.decode.most)
 
     @property
     def loads(self) -> float:

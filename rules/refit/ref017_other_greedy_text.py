@@ -32,7 +32,7 @@ from ckptcheck.refit.trace import RefitTrace
     when=lambda trace: any(scoring.speech for scoring in trace.scorings),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    allowed = 2 * trace.floor.sides.most  # two logprobs, each as far off as the sides may be
+    allowed = trace.floor.tie
     for scoring in trace.scorings:
         said = scoring.speech
         if said is None or (place := said.parted) is None or said.gap <= allowed:
