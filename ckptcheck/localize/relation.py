@@ -109,4 +109,6 @@ def _offset(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> str | None:
     """The same row added to every token: a bias missing, or one too many."""
     if len(a) < 4:
         return None
-    return "the same row is added to every token, as a bias is" if _left(a, b, a + (b - a).mean(0)) < EXPLAINED else None
+    return (
+        "the same row is added to every token, as a bias is" if _left(a, b, a + (b - a).mean(0)) < EXPLAINED else None
+    )

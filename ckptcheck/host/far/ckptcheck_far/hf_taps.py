@@ -29,9 +29,8 @@ def taps(model: Any) -> Iterator[Tap]:
             yield from _in_layer(f"model.layers.{found['layer']}", found["part"], module)
         elif name.removeprefix("model.") in OUTSIDE:
             yield Tap(module, (OUTSIDE[name.removeprefix("model.")],))
-        elif name in ("lm_head", "logits_processor"):
-            if name == "logits_processor" or not hasattr(model, "logits_processor"):
-                yield Tap(module, ("lm_head",), cut=_logits, last=True)
+        elif name == ("logits_processor" if hasattr(model, "logits_processor") else "lm_head"):
+            yield Tap(module, ("lm_head",), cut=_logits, last=True)
 
 
 def _in_layer(at: str, part: str, module: Any) -> Iterator[Tap]:

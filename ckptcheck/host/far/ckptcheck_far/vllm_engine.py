@@ -241,7 +241,5 @@ def _llm() -> Any:
 
 VERBS = {
     function.__name__: function
-    for function in (
-        start, stop, ask, fetch, load, transfer, score, follow, capture, reset_prefix_cache, version, sleep, wake,
-    )  # fmt: skip
-}
+    for function in (start, stop, ask, fetch, load, transfer, score, follow, capture, reset_prefix_cache)
+} | {"version": version, "sleep": sleep, "wake": wake}

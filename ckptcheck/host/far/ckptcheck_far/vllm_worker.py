@@ -109,7 +109,9 @@ class Extension:
         """Keep what the modules give out in the next forward, of a prompt."""
         self._ckptcheck_listening = contextlib.ExitStack()
         model = self.model_runner.get_model()
-        self._ckptcheck_captured = self._ckptcheck_listening.enter_context(capture.listening([*hf_taps.taps(model)], tokens))
+        self._ckptcheck_captured = self._ckptcheck_listening.enter_context(
+            capture.listening([*hf_taps.taps(model)], tokens)
+        )
 
     def ckptcheck_heard(self, path: str) -> dict[str, Any]:
         """Stop listening and put what was kept on the plane of files."""
