@@ -14,6 +14,7 @@ from typing import Any
 from ckptcheck.checkpoint.torch_file import read_torch
 
 PREFIX = "non_intrusive__"
+NUMBERS = ("step", "rank", "dump_index")
 RANK = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
 
 
@@ -41,12 +42,9 @@ def _passes(folder: Path) -> list[dict[str, Any]]:
 def _tensors(folder: Path) -> list[dict[str, Any]]:
     ranks: dict[int, dict[str, Any]] = {}
     steps: dict[int, int] = {}
-    for path in sorted(folder.rglob("*.pt"), key=lambda path: int(_tags(path).get("dump_index", "0"))):
-        tags = _tags(path)
-        name = tags.get("name", "").removeprefix(PREFIX)
-        if not {"step", "rank", "name"} <= tags.keys() or not tags["step"].isdigit() or not tags["rank"].isdigit():
-            continue
-        rank, step = int(tags["rank"]), int(tags["step"])
+    told = [(path, tags) for path in folder.rglob("*.pt") if (tags := _tags(path)).get("name") and _numbered(tags)]
+    for path, tags in sorted(told, key=lambda each: [int(each[1][number]) for number in NUMBERS]):
+        name, rank, step = tags["name"].removeprefix(PREFIX), int(tags["rank"]), int(tags["step"])
         if steps.setdefault(rank, step) != step:
             continue
         held = read_torch(path)
@@ -54,6 +52,10 @@ def _tensors(folder: Path) -> list[dict[str, Any]]:
         key = name.removesuffix(".output") if name.endswith(".output") else re.sub(r"\.inputs\.[^.]+$", ":in", name)
         ranks.setdefault(rank, {}).setdefault(key, _first(value))
     return [ranks[rank] for rank in sorted(ranks)]
+
+
+def _numbered(tags: dict[str, str]) -> bool:
+    return all(tags.get(number, "").isdecimal() for number in NUMBERS)
 
 
 def _tags(path: Path) -> dict[str, str]:
