@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from localized import localization
 from refitted import played
 
 from ckptcheck import manifest, pack
@@ -38,6 +39,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "localization":
+        _holds(case, run(localization(case.table), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if "options" in case.table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptcheck.engines import reading
+from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
@@ -144,6 +145,11 @@ class VllmEngine:
         """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
         found = self._host.call("follow", sequences=_lists(sequences), prompt=prompt)
         return [tuple(each) for each in found]
+
+    def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return what every module gives out while a prompt is prefilled, over all ranks."""
+        path = folder.resolve() / "engine"
+        return assembled(self._host.call("capture", tokens=list(map(int, tokens)), path=str(path)), len(tokens))
 
     def reset_prefix_cache(self) -> None:
         """Forget cached keys and values."""

@@ -108,7 +108,9 @@ def test_the_engine_is_killed_while_it_loads(place: Path) -> None:
     while len(found := command.of("vllm_engine")) < 2:
         assert command.process.poll() is None
     os.kill(found[1], signal.SIGKILL)
-    assert command.why().startswith("could not finish cold load: vllm died (SIGKILL: out of memory, or killed by somebody)")
+    assert command.why().startswith(
+        "could not finish cold load: vllm died (SIGKILL: out of memory, or killed by somebody)"
+    )
 
 
 def test_an_engine_without_memory(place: Path) -> None:

@@ -204,6 +204,19 @@ def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
     return list(_llm().generate(prompts, settings, use_tqdm=False))
 
 
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out while a prompt is prefilled, in a file for each rank."""
+    from vllm import SamplingParams
+
+    reset_prefix_cache()
+    ask("listen", [len(tokens)])
+    try:
+        _generate([tokens], [SamplingParams(max_tokens=1, temperature=0, detokenize=False)])
+    finally:
+        heard = ask("heard", [path])
+    return heard
+
+
 def reset_prefix_cache() -> bool:
     """Forget cached keys and values; return whether it could."""
     return bool(_llm().reset_prefix_cache())
@@ -234,5 +247,5 @@ def _llm() -> Any:
 
 VERBS = {
     function.__name__: function
-    for function in (start, stop, ask, fetch, load, transfer, score, follow, reset_prefix_cache, version, sleep, wake)
-}
+    for function in (start, stop, ask, fetch, load, transfer, score, follow, capture, reset_prefix_cache)
+} | {"version": version, "sleep": sleep, "wake": wake}

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from . import marks, plane, tensors, vllm_gloo, vllm_plain
+from . import capture, hf_taps, marks, plane, tensors, vllm_gloo, vllm_plain
 from .digest import digests
 
 vllm_plain.settle()
@@ -119,6 +119,19 @@ class Extension:
         }
         here = {name: tensor.detach().cpu() for name, tensor in found.items()}
         return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
+
+    def ckptcheck_listen(self, tokens: int) -> None:
+        """Keep what the modules give out in the next forward, of a prompt."""
+        self._ckptcheck_listening = contextlib.ExitStack()
+        model = self.model_runner.get_model()
+        self._ckptcheck_captured = self._ckptcheck_listening.enter_context(
+            capture.listening([*hf_taps.taps(model)], tokens)
+        )
+
+    def ckptcheck_heard(self, path: str) -> dict[str, Any]:
+        """Stop listening and put what was kept on the plane of files."""
+        self._ckptcheck_listening.close()
+        return capture.put(self._ckptcheck_captured, f"{path}.{self.rank}")
 
     def ckptcheck_poke(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a flat element: a fault, to see that it is found."""
