@@ -334,7 +334,12 @@ HARMFUL = {
     "a huge memo": b"\x80\x02" + long_put(0xFFFFFFFF) + b".",
     "a memo beyond the file": b"\x80\x02" + long_put(1 << 20) + b".",
     "a text memo": b"\x80\x02Np999999999999\n.",
-    "a memo of millions": b"\x80\x04}X" + struct.pack("<I", 1 << 25) + bytes(1 << 25) + b"r" + struct.pack("<I", 1 << 25) + b"Ns.",
+    "a memo of millions": b"\x80\x04}X"
+    + struct.pack("<I", 1 << 25)
+    + bytes(1 << 25)
+    + b"r"
+    + struct.pack("<I", 1 << 25)
+    + b"Ns.",
     "a memo without end": b"\x80\x04}" + b"\x94" * ((1 << 24) + 1) + b".",
     "a call of a text": b"\x80\x04\x8c\x01x)R.",
     "an object of a text": b"\x80\x04\x8c\x01x)\x81.",
