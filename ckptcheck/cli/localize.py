@@ -53,7 +53,7 @@ def localize(
     ] = None,
     engine_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the engine.")] = None,
     trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for any one call.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each side.")] = 900.0,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
@@ -130,7 +130,7 @@ def _live(
 
         def reference() -> tuple[str, Side]:
             out.talk(f"starting {trainer.value}")
-            held = _trainer(ckpt, exchange, trainer, Layout(*layout), dtype, trainer_python, timeout)
+            held = _trainer(ckpt, exchange, trainer, Layout(*layout), dtype, trainer_python, (exchange.folder, folder))
             assert isinstance(held, Side)
             return f"{held.info.name} {held.info.layout}".strip(), held
 
@@ -146,8 +146,9 @@ def _live(
             return started.info.name, started
 
         return localize(
-            str(source), reference, other, prompt, folder, dtype=dtype, chosen=chosen, limit=limit, say=out.talk
-        )
+            str(source), reference, other, prompt, folder,
+            dtype=dtype, chosen=chosen, limit=limit, timeout=timeout, say=out.talk,
+        )  # fmt: skip
 
 
 def _ids(text: str, rows: int) -> tuple[int, ...]:

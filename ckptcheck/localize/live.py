@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ckptcheck.engines.activations import Activations
+from ckptcheck.host.patience import within
 from ckptcheck.localize.localization import Localization
 
 
@@ -37,19 +38,22 @@ def localize(
     dtype: str,
     chosen: int = 0,
     limit: float | None = None,
+    timeout: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Localization:
     """Start one side after the other, so that they need not fit into memory together, and compare.
 
-    tokens: the prompt, and only the prompt: an engine's prefill has no more. Raises what the sides raise.
+    tokens: the prompt, and only the prompt: an engine's prefill has no more. timeout: seconds for each side, its start
+    and end included. Raises what the sides raise.
     """
     seen: list[tuple[str, Activations]] = []
     for start in (reference, other):
-        name, side = start()
-        try:
-            say(f"{name}: a forward of {len(tokens)} tokens")
-            seen.append((name, side.activations(tokens, folder)))
-        finally:
-            side.close()
+        with within(timeout):
+            name, side = start()
+            try:
+                say(f"{name}: a forward of {len(tokens)} tokens")
+                seen.append((name, side.activations(tokens, folder)))
+            finally:
+                side.close()
     (here, first), (there, second) = seen
     return Localization(target, (here, there), first, second, dtype, chosen, limit)
