@@ -47,7 +47,7 @@ def start_transformers(
     if python is None and host is None:
         found = interpreter("megatron")
         python, variables = found.python, {**found.variables, **variables}
-    request = {"folder": str(folder), "dtype": dtype}
+    request = {"folder": str(folder.resolve()), "dtype": dtype}  # its process has a folder of its own
     host, told = loaded(
         host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout, scratch=scratch
     )
