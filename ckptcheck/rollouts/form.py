@@ -69,12 +69,8 @@ def _prompts(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
     if (bad := ((prompts < 0) | (prompts > lengths)).nonzero()[0]).size:
         first = bad[0]
         text = f"the prompt of sequence {first} has {prompts[first]:,} of its {count(int(lengths[first]), 'token')}"
-        yield Defect(
-            "bounds",
-            text
-            + (f", and {bad.size - 1:,} more {'is' if bad.size == 2 else 'are'} as impossible" if bad.size > 1 else ""),
-            "prompt_lengths",
-        )
+        such = f", the first of {bad.size:,} such prompts" if bad.size > 1 else ""
+        yield Defect("bounds", text + such, "prompt_lengths")
 
 
 def _spans(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[Defect]:

@@ -105,11 +105,11 @@ def test_blocks_are_whole_sequences() -> None:
         assert sum(int(block.mask.sum()) for block in blocks) == sum(3 + n for n in range(9))
 
 
-MORE = "and 1 more is as impossible"
+PROMPT = "the prompt of sequence 1 has 99 of its 7 tokens, the first of 2 such prompts"
 CHANGES = [
     ({"starts": np.array([0, 6, 5, 21])}, "starts", "sequence 1 ends before it begins"),
     ({"starts": np.array([0, 6, 13, 22])}, "starts", "sequences reach from 0 to 22, and there are 21 tokens"),
-    ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", f"the prompt of sequence 1 has 99 of its 7 tokens, {MORE}"),
+    ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", PROMPT),
     ({"engine_logprobs": np.zeros(20, "<f4")}, "engine_logprobs", "it has 20 rows for 21 tokens"),
     ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is due"),
     ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension are due"),
