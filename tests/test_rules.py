@@ -10,6 +10,7 @@ import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
 from refitted import played
+from rolled import judged, series
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -35,6 +36,10 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "refit":
         _holds(case, run(played(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on in ("rollouts", "rollout-series"):
+        make = judged if case.rule.on == "rollouts" else series
+        _holds(case, run(make(case.table), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

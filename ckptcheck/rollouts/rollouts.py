@@ -97,8 +97,7 @@ class Block:
         """int64 [sequences]: tokens of each."""
         import numpy as np
 
-        lengths: NDArray[np.int64] = np.diff(self.rollouts.starts[self.first : self.last + 1])
-        return lengths
+        return np.asarray(np.diff(self.rollouts.starts[self.first : self.last + 1]))
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
