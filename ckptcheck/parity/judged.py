@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from ckptcheck.metrics.gap import Gap, gap
 from ckptcheck.metrics.routing import disagreement
 from ckptcheck.metrics.shift import shifts
 from ckptcheck.parity.gates import Gates
+from ckptcheck.parity.sections import sections
 from ckptcheck.phrase import count
+from ckptcheck.report import Section
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.rule import Skip
 
@@ -30,7 +32,7 @@ class Judged:
     rollouts: Rollouts
     gates: Gates = field(default_factory=Gates)
     floor: Floor | None = None
-    decode: Mapping[int, str] | None = None
+    decode: Callable[[int], str] | None = None
     kind: str = "rollouts"
 
     @property
@@ -96,6 +98,12 @@ class Judged:
                 f"|Δ| mean {found.abs_mean:.3g}, max {found.abs_max:.3g}",
             ]
         return " · ".join(part for part in parts if part)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The gap in tables; () where there is none."""
+        found = self.measured
+        return () if found is None else tuple(sections(found, self.gates, self.floor, self.decode))
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from ckptcheck.parity.gates import Gates
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import number_of
 from ckptcheck.phrase import count
+from ckptcheck.report import Section
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,24 @@ class Series:
         if (both := self.both_directions) is not None:
             parts.append(f"over both directions {both[2]:.5g}")
         return " · ".join(parts)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The gap of every file."""
+        rows = tuple(
+            (
+                member.target,
+                member.step,
+                member.gap.tokens,
+                member.gap.mult_prob_error,
+                member.gap.k3,
+                member.gap.abs_mean,
+            )
+            for member in self.members
+            if member.gap is not None
+        )
+        columns = ("file", "step", "tokens", "mult_prob_error", "k3", "mean |Δ|")
+        return (Section("over the files", columns, rows),) if rows else ()
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -105,7 +105,7 @@ class Block:
         import numpy as np
 
         begins = np.repeat(self.rollouts.starts[self.first : self.last] - self.where.start, self.lengths)
-        return np.arange(self.where.stop - self.where.start) - begins
+        return np.asarray(np.arange(self.where.stop - self.where.start) - begins)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:

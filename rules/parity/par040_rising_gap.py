@@ -25,16 +25,13 @@ from itertools import combinations
 from ckptcheck import Problem, rule
 from ckptcheck.parity.series import Series
 from ckptcheck.phrase import count
-from ckptcheck.rule import Skip
 
 LEAST = 5
 
 
-@rule("PAR040", "rising-gap", severity="warning", on="rollout-series")
+@rule("PAR040", "rising-gap", severity="warning", on="rollout-series", when=lambda series: len(series.gaps) >= LEAST)
 def check(series: Series) -> Iterator[Problem]:
     values = [number.mult_prob_error - 1 for number in series.gaps]
-    if len(values) < LEAST:
-        raise Skip(f"it takes {LEAST} files that could be compared, and there are {len(values)}")
     third = len(values) // 3
     before, after = sum(values[:third]) / third, sum(values[-third:]) / third
     rising = sum(b > a for a, b in combinations(values, 2)) / (len(values) * (len(values) - 1) / 2)
