@@ -7,16 +7,26 @@ import os
 import time
 from typing import Any
 
-from . import plane, vllm_plain
+from . import plane, vllm_generate, vllm_plain, vllm_switches
 
 PACKAGE = __name__.rpartition(".")[0]
 _running: dict[str, Any] = {}
 
 
 def start(
-    model: str, dtype: str, ranks: int, plain: bool, length: int, cache_bytes: int, options: dict[str, Any]
+    model: str,
+    dtype: str,
+    ranks: int,
+    plain: bool,
+    length: int,
+    cache_bytes: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM()."""
+    """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM().
+
+    switches: see vllm_switches.py.
+    """
     stop()
     os.environ[vllm_plain.VARIABLE] = "1" if plain else "0"
     from vllm import LLM
@@ -45,6 +55,7 @@ def start(
             "logits_processors": [f"{PACKAGE}.vllm_forced:Forced"],
             "disable_log_stats": True,
             **transfer,
+            **vllm_switches.options(switches),
             **options,
         }
     )
@@ -79,6 +90,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "ranks": config.parallel_config.world_size,
         "architecture": (model.architectures or [""])[0],
         "facts": facts,
+        "switches": vllm_switches.resolved(config),
     }
 
 
@@ -188,6 +200,51 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
 
 
+def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
+    """Return a response for each prompt."""
+    return vllm_generate.generate(_llm(), prompts, samplings, salt)
+
+
+def forced(prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+    """Decode these tokens after the prompt until the engine itself would stop."""
+    return vllm_generate.forced(_llm(), prompt, tokens)
+
+
+def full(sequences: list[list[int]], path: str) -> None:
+    """Write the logprobs of the whole vocabulary."""
+    vllm_generate.full(_llm(), sequences, path)
+
+
+def read(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
+    """Return the tokens of a text and of a conversation."""
+    return vllm_generate.read(_llm(), text, messages)
+
+
+def inflight(
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    parcels: list[dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights while requests are running."""
+    return vllm_generate.inflight(
+        _llm(), prompts, samplings, pause, clear_cache, after, lambda: load(parcels, raw=False), version
+    )
+
+
+def routes(tokens: list[int]) -> list[list[list[int]]]:
+    """Return the experts that each token of a sequence went to: layers, tokens, choices. [] where nothing can tell."""
+    ask("watch", [True])
+    try:
+        score([tokens], 0)
+    finally:
+        seen = ask("watch", [False])[0]
+    return [[row for piece in layer for row in piece] for layer in seen]
+
+
 def _logprobs(request: Any) -> list[float]:
     output = request.outputs[0]
     return [each[token].logprob for token, each in zip(output.token_ids, output.logprobs)]
@@ -228,5 +285,8 @@ def _llm() -> Any:
 
 VERBS = {
     function.__name__: function
-    for function in (start, stop, ask, fetch, load, transfer, score, follow, reset_prefix_cache, version, sleep, wake)
+    for function in (
+        *(start, stop, ask, fetch, load, transfer, score, follow, generate, forced, full, read, inflight, routes),
+        *(reset_prefix_cache, version, sleep, wake),
+    )
 }
