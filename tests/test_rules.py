@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from probed import probed
 from refitted import played
 from rolled import judged, series
 
@@ -40,6 +41,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if case.rule.on in ("rollouts", "rollout-series"):
         make = judged if case.rule.on == "rollouts" else series
         _holds(case, run(make(case.table), [case.rule]))
+        return
+    if case.rule.on == "probe":
+        _holds(case, run(probed(case.table, tmp_path), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Sampling
-from ckptcheck.parity.gap import Gap, gap
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.metrics.floor import Floor, write
+from ckptcheck.metrics.gap import Gap
+from ckptcheck.parity.gap import metrics
 from ckptcheck.report import Section
 from ckptcheck.trainers.base import Trainer
 
@@ -37,11 +39,17 @@ class Noise:
     def section(self) -> Section:
         """Return the table."""
         rows = tuple(
-            (TITLES[name], each.tokens, each.mult_prob_error, each.mean, each.largest, each.k3)
+            (TITLES[name], each.tokens, each.mult_prob_error, each.abs_mean, each.abs_max, each.k3)
             for name, each in self.gaps.items()
         )
         columns = ("same weights", "tokens", "mult_prob_error", "mean |Δ|", "largest |Δ|", "k3")
         return Section("The floor of this model", columns, rows)
+
+    def write(self, path: Path, **about: str) -> None:
+        """Write a floor file: the largest of every metric. Raises CkptcheckError where nothing was measured."""
+        if not self.gaps:
+            raise CkptcheckError("no floor could be measured: logprobs are not finite, or there are none")
+        write(Floor.of({TITLES[name]: each for name, each in self.gaps.items()}, **about), path)
 
 
 def calibrate(
@@ -58,7 +66,7 @@ def calibrate(
 
     The engine decodes the very same tokens again (forced), so that no difference comes from another choice.
     """
-    gaps: dict[str, Gap] = {}
+    found: dict[str, Gap | None] = {}
     sequences, starts = _sampled(engine, trainer, prompts, response, seed, say)
     decoded: list[tuple[float, ...]] = []
     if engine is not None:
@@ -70,9 +78,9 @@ def calibrate(
         for begin in range(0, len(pairs), batch):
             decoded += _together(engine, pairs[begin : begin + batch])
         prefill = [score.prompt[start - 1 :] for score, start in zip(engine.score(sequences), starts, strict=True)]
-        gaps["engine-repeat"] = gap(alone, again)
-        gaps["engine-batch"] = gap(alone, decoded)
-        gaps["engine-decode"] = gap(alone, prefill)
+        found["engine-repeat"] = metrics(alone, again)
+        found["engine-batch"] = metrics(alone, decoded)
+        found["engine-decode"] = metrics(alone, prefill)
         decoded = alone
     if trainer is not None:
         say("the trainer against itself")
@@ -81,11 +89,13 @@ def calibrate(
         longest = max(map(len, sequences))
         padded = [(*tokens, *tokens)[:longest] for tokens in sequences[:1]]  # the others are padded to it
         together = trainer.score([*sequences, *padded])[: len(sequences)]
-        gaps["trainer-repeat"] = gap(single, twice)
-        gaps["trainer-batch"] = gap(single, [each[start - 1 :] for each, start in zip(together, starts, strict=True)])
+        found["trainer-repeat"] = metrics(single, twice)
+        found["trainer-batch"] = metrics(
+            single, [each[start - 1 :] for each, start in zip(together, starts, strict=True)]
+        )
         if decoded:
-            gaps["trainer-engine"] = gap(single, decoded)
-    return Noise(gaps)
+            found["trainer-engine"] = metrics(decoded, single)
+    return Noise({name: each for name, each in found.items() if each is not None})
 
 
 def _sampled(
@@ -119,17 +129,3 @@ def _together(engine: Engine, group: Sequence[tuple[Tokens, int]]) -> list[tuple
     first = min(start for _, start in group)
     found = engine.follow([tokens for tokens, _ in group], first)
     return [values[start - first :] for values, (_, start) in zip(found, group, strict=True)]
-
-
-def floor_document(noise: Noise, **about: str) -> dict[str, Any]:
-    """Return what a floor file says."""
-    return {**about, "noise": {name: each.as_dict() for name, each in noise.gaps.items()}}
-
-
-def write(noise: Noise, path: Path, **about: str) -> None:
-    """Write a floor file, whole or not at all."""
-    import json
-
-    from ckptcheck.writing import replace_file
-
-    replace_file(path, (json.dumps(floor_document(noise, **about), indent=2) + "\n").encode())

@@ -1,62 +1,55 @@
-"""How far two runs of logprobs of the same tokens are apart."""
+"""How far two runs of logprobs of the same tokens are apart: a few of the numbers of ckptcheck.metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.rollouts import Rollout, gathered
+
+if TYPE_CHECKING:
+    from ckptcheck.metrics.gap import Gap as Metrics
 
 Runs = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """tokens: compared. mult_prob_error: mean exp|Δ|, 1 is perfect. mean, largest: of |Δ|, nats. bias: mean Δ, one − other.
+    """See ckptcheck.metrics.gap.Gap. mean, largest: of |Δ|, in nats. k3: of KL(one ‖ other). worst: mean exp|Δ| of one sequence.
 
-    k3: mean exp(r) − 1 − r with r = other − one, an estimate of KL(one‖other) where tokens were drawn from one. worst: the
-    largest mean exp|Δ| of one sequence. Infinite where a logprob is not finite or the runs differ in length.
+    All are infinite where there was nothing to compare, or a logprob is not finite.
     """
 
     tokens: int
     mult_prob_error: float
     mean: float
     largest: float
-    bias: float
     k3: float
     worst: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def gap(one: Runs, other: Runs) -> Gap:
-    """Compare sequence by sequence. Nothing compared is infinitely far apart: it never passes."""
-    import numpy as np
-
-    each = [_difference(a, b) for a, b in zip(one, other, strict=True)]
-    if any(difference is None for difference in each) or not any(len(d) for d in each if d is not None):
-        return Gap(0, inf, inf, inf, inf, inf, inf)
-    differences = [difference for difference in each if difference is not None and len(difference)]
-    whole = np.concatenate(differences)
-    apart = np.abs(whole)
-    with np.errstate(over="ignore"):
-        k3 = float(np.mean(np.expm1(-whole) + whole))
-        worst = max(float(np.exp(np.abs(difference)).mean()) for difference in differences)
-        mult = float(np.exp(apart).mean())
-    return Gap(len(whole), mult, float(apart.mean()), float(apart.max()), float(whole.mean()), k3, worst)
+    """Compare sequence by sequence; tokens were drawn from `one`. What cannot be compared is infinitely far apart."""
+    found = metrics(one, other)
+    if found is None:
+        return Gap(0, inf, inf, inf, inf, inf)
+    worst = max(float(each) for each in found.sequence_error if isfinite(each))
+    return Gap(found.tokens, found.mult_prob_error, found.abs_mean, found.abs_max, found.k3, worst)
 
 
-def _difference(one: Sequence[float], other: Sequence[float]) -> Any:
-    import numpy as np
+def metrics(one: Runs, other: Runs) -> Metrics | None:
+    """Return all metrics; None for runs of different lengths, for nothing at all, and where a logprob is not finite."""
+    from ckptcheck.metrics.gap import gap as measured
 
-    a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+    pairs = list(zip(one, other, strict=True))
+    if any(len(a) != len(b) for a, b in pairs):
         return None
-    return a - b
-
-
-def joined(found: Iterable[Runs]) -> list[Sequence[float]]:
-    """Put several groups of sequences one after the other."""
-    return [each for group in found for each in group]
+    rows = [Rollout((0,) * (len(a) + 1), 1, engine=a, trainer=b) for a, b in pairs if len(a)]
+    found = measured(gathered(rows, double=True)) if rows else None
+    return found if found is not None and not found.broken else None

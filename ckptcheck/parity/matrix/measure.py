@@ -54,7 +54,8 @@ class Measurement:
             self._drawn = {key: self._draw(cell)}  # no cell asks for one that is longer ago
         sequences, starts, decoded = self._drawn[key]
         scored = self._trainers[cell.trainer].score(sequences)
-        return gap([values[start - 1 :] for values, start in zip(scored, starts, strict=True)], decoded)
+        own = [values[start - 1 :] for values, start in zip(scored, starts, strict=True)]
+        return gap(decoded, own) if cell.direction == "engine" else gap(own, decoded)
 
     def _draw(self, cell: Cell) -> Drawn:
         engine, plan = self._engines[cell.engine], self._plan

@@ -14,9 +14,6 @@ from ckptcheck.rule import Skip
 from ckptcheck.trainers.base import Trainer, TrainerInfo
 
 Tokens = tuple[int, ...]
-TIGHT, LOOSE = 1e-3, 1.05
-"""NeMo-RL's limits: nats for two set-ups of one engine in equal arithmetic (its diagnostics 4), and the mean of exp|Δ| for
-equal precision (its diagnostics 2 and its guide for new models)."""
 
 
 @dataclass(frozen=True)

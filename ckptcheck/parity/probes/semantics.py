@@ -99,40 +99,13 @@ def _taken(
     """Return the logprobs of tokens. whole: raw logprobs [tokens, vocabulary] of each sequence."""
     import numpy as np
 
+    from ckptcheck.metrics.processed import processed
+
     found = []
     for table, chosen in zip(whole, tokens, strict=True):
         scaled = processed(np.asarray(table, np.float64), heat, top_p, top_k)
         found.append(scaled[np.arange(len(chosen)), list(chosen)].tolist())
     return found
-
-
-def processed(table: NDArray[Any], heat: float, top_p: float, top_k: int) -> NDArray[Any]:
-    """Return logprobs divided by a temperature, cut to the top k and then to the top p, and summing to 1 again.
-
-    The order is vLLM's and SGLang's: temperature, top-k, top-p, where the token that passes p is kept.
-    """
-    import numpy as np
-
-    scaled = _normal(table / heat)
-    if top_k > 0:
-        least = np.sort(scaled, axis=-1)[:, -top_k][:, None]
-        scaled = _normal(np.where(scaled >= least, scaled, -np.inf))
-    if top_p < 1:
-        order = np.argsort(-scaled, axis=-1)
-        ordered = np.exp(np.take_along_axis(scaled, order, -1))
-        kept = np.cumsum(ordered, -1) - ordered < top_p
-        mask = np.zeros_like(kept)
-        np.put_along_axis(mask, order, kept, -1)
-        scaled = _normal(np.where(mask, scaled, -np.inf))
-    return scaled
-
-
-def _normal(table: NDArray[Any]) -> NDArray[Any]:
-    import numpy as np
-
-    most = table.max(axis=-1, keepdims=True)
-    result: NDArray[Any] = table - most - np.log(np.exp(table - most).sum(axis=-1, keepdims=True))
-    return result
 
 
 def solve(
