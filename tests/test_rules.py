@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from gridded import measured
 from probed import probed
 from refitted import played
 from rolled import judged, series
@@ -41,6 +42,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if case.rule.on in ("rollouts", "rollout-series"):
         make = judged if case.rule.on == "rollouts" else series
         _holds(case, run(make(case.table), [case.rule]))
+        return
+    if case.rule.on == "matrix":
+        _holds(case, run(measured(case.table), [case.rule]))
         return
     if case.rule.on == "probe":
         _holds(case, run(probed(case.table, tmp_path), [case.rule]))

@@ -1,4 +1,5 @@
-"""``ckptcheck parity``: the gap between an engine's logprobs and a trainer's. This file has what needs neither of the two."""
+"""``ckptcheck parity``: the gap between an engine's logprobs and a trainer's. This file has what needs neither;
+parity_live.py, parity_matrix.py and parity_probe.py have what runs them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptcheck.cli import parity_live, parity_matrix, parity_probe
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -22,6 +24,14 @@ parity = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for command in (
+    parity_live.record,
+    parity_live.score,
+    parity_live.calibrate,
+    parity_matrix.matrix,
+    parity_probe.probe,
+):
+    parity.command()(command)
 
 
 @parity.command()

@@ -32,10 +32,10 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     seen = trace.of("semantics", SemanticsSeen)
     gap = seen.gaps[seen.meaning]
-    if gap.mult_prob_error <= LOOSE or min(seen.shifts, key=lambda shift: seen.shifts[shift]) != 0:
+    if gap.mult_prob_error <= LOOSE or seen.shift:
         return
     if seen.remains < gap.mean / 3:
-        told = f"temperature {seen.solved:.3g} closes the gap to {seen.remains:.2g} nats; asked for was {seen.sampling.temperature:g}"
+        told = f"temperature {seen.solved:.3g} closes it to {seen.remains:.2g} nats; asked for was {seen.sampling.temperature:g}"
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
     else:
         told = f"no temperature closes the gap; the best, {seen.solved:.3g}, leaves {seen.remains:.3g} nats a token"

@@ -25,8 +25,7 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 @rule("PRB006", "shifted-logprobs", severity="error", on="probe", when=asked("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     seen = trace.of("semantics", SemanticsSeen)
-    best = min(seen.shifts, key=lambda shift: seen.shifts[shift])
-    if best and seen.shifts[best] < seen.shifts[0] / 3:
+    if best := seen.shift:
         where = "before" if best < 0 else "after"
         yield Problem(
             f"the engine's logprob of a token is the trainer's of the token {where} it: |Δ| is"

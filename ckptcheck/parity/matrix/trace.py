@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf, isfinite
 from statistics import fmean, pstdev
 
 from ckptcheck.parity.gap import Gap
@@ -123,7 +124,7 @@ def _value(found: Mapping[Cell, Gap]) -> Value:
     return Value(
         directions,
         fmean(directions.values()),
-        pstdev(runs),
+        pstdev(runs) if all(map(isfinite, runs)) else inf,
         round(sum(gap.tokens for gap in found.values())),
         fmean(gap.mean for gap in found.values()),
         max(gap.mean for gap in found.values()),

@@ -43,6 +43,12 @@ class SemanticsSeen:
         return min(self.gaps, key=lambda name: (round(self.gaps[name].mean, 5), list(self.gaps).index(name)))
 
     @property
+    def shift(self) -> int:
+        """By how many tokens the two sides are shifted: 0 unless they meet much better elsewhere."""
+        best = min(self.shifts, key=lambda by: self.shifts[by])
+        return best if self.shifts[best] < self.shifts[0] / 3 else 0
+
+    @property
     def section(self) -> Section:
         """The table."""
         titles = {
