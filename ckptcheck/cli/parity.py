@@ -1,5 +1,6 @@
 """``ckptcheck parity``: the gap between an engine's logprobs and a trainer's. This file has what needs neither;
-parity_live.py, parity_matrix.py and parity_probe.py have what runs them."""
+parity_live.py, parity_matrix.py and parity_probe.py have what runs them.
+"""
 
 from __future__ import annotations
 

@@ -46,6 +46,9 @@ def probe(
     prompts: Prompts = None,
     length: Annotated[int, typer.Option(min=16, help="Tokens of a built-in prompt, at most.")] = 64,
     response: Annotated[int, typer.Option(min=4, help="Tokens of a response.")] = 32,
+    long: Annotated[
+        int, typer.Option(min=4, help="Tokens of the long response that is held against one prefill.")
+    ] = 64,
     room: Annotated[int, typer.Option(min=64, help="Tokens of the longest sequence.")] = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
@@ -106,7 +109,7 @@ def probe(
         bench = Bench(
             asking.usual(length, 4, prompts), asking.vocabulary, live.folder, start_trainer=beside,
             sampling=Sampling(temperature, top_p, top_k), setup=Setup(parsed(switch or [])), ends=asking.ends,
-            chat=asking.chat, length=room, response=response, dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
+            chat=asking.chat, length=room, response=response, long=long, dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
         )  # fmt: skip
         report = run(run_probes(source, bench, start, probes), rules)
     out.deliver([report], rules, format.value, output, verbose=verbose)

@@ -27,6 +27,7 @@ FAULTS = (
     "shifted",  # a token comes with the logprob of the one before it
     "weights",  # it computes with other weights than it was given
     "stale",  # an update does not reset the prefix cache
+    "cached",  # what comes from the prefix cache is a little off
     "uncached",  # it says that nothing came from the prefix cache, and nothing does
     "refuses",  # it takes no update
     "unversioned",  # it says nothing of versions
@@ -123,17 +124,17 @@ class FakeServing(FakeEngine):
         off = 0.1 * ("batch" in self._flaws and together > 1) + self._off(warm=warm)
         return tuple(value - off - 0.02 * place * ("drift" in self._flaws) for place, value in enumerate(values))
 
-    def _off(self, *, warm: bool = True) -> float:
+    def _off(self, *, warm: bool = False) -> float:
         """Return by how much the set-up or the hour moves all logprobs."""
         self._requests += 1
-        named = {f"{name}={value}" for name, value in self._set.items() if warm or name != "prefix_cache"}
+        named = {f"{name}={value}" for name, value in self._set.items()} | ({"cached"} if warm else set())
         wide = 0.004 * bool(self._set.get("head_fp32"))
         return wide + 0.02 * len(self._flaws & named) + 0.01 * self._requests * ("unsteady" in self._flaws)
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
         """Score by prefill."""
         return [
-            replace(one, prompt=tuple(value - self._off(warm=False) for value in one.prompt))
+            replace(one, prompt=tuple(value - self._off() for value in one.prompt))
             for one in super().score(sequences, decode=decode)
         ]
 

@@ -27,6 +27,7 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes 50 seconds
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # a trainer computes on the same cores: threads that wait sleep
 }
 
 Mode = Literal["plain", "stock"]

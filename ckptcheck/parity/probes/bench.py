@@ -59,8 +59,8 @@ class Bench:
 
     sampling: what the user's job samples with. setup: what the user's engine is started with. chat: a conversation's text,
     its tokens and its messages by the checkpoint's own template, None where it has none. folder: for what is written on
-    the way. length: tokens of the longest sequence. block: tokens that the prefix cache keeps together. response: of the usual
-    response. dtype, head_fp32: of the user's trainer. trainer_info: of the first one.
+    the way. length: tokens of the longest sequence. block: tokens that the prefix cache keeps together. response, long:
+    tokens of the usual and of the long response. dtype, head_fp32: of the user's trainer. trainer_info: of the first one.
     """
 
     prompts: Sequence[Tokens]
@@ -74,6 +74,7 @@ class Bench:
     length: int = 512
     block: int = 128
     response: int = 32
+    long: int = 64
     dtype: str = "float32"
     head_fp32: bool = False
     say: Callable[[str], None] = lambda _: None

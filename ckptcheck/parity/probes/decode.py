@@ -8,8 +8,6 @@ from ckptcheck.parity.gap import Gap, gap
 from ckptcheck.parity.probes.bench import Bench, Probe
 from ckptcheck.report import Section
 
-LONGEST = 256
-
 
 @dataclass(frozen=True)
 class DecodeSeen:
@@ -39,7 +37,7 @@ def probe(bench: Bench) -> Probe:
     """Decode far, then hand in what was decoded as prompts."""
     engine = yield bench.setup
     room = bench.length - max(map(len, bench.prompts))
-    made = bench.responses(engine, max(2, min(LONGEST, room)))
+    made = bench.responses(engine, max(2, min(bench.long, room)))
     sequences = bench.sequences(made)
     decoded = bench.followed(engine, sequences)
     again = bench.followed(engine, sequences)

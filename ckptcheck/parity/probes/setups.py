@@ -81,7 +81,7 @@ def prefix_cache(bench: Bench) -> Probe:
     from ckptcheck.engines.sampling import Sampling
 
     prompts = [tuple((tokens * (2 * bench.block))[: bench.block + 7]) for tokens in bench.prompts[:2]]
-    engine = yield _setup(bench, {"prefix_cache": True})
+    engine = yield bench.setup
     engine.reset_prefix_cache()
     asked = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
     engine.generate(prompts, asked)
@@ -91,7 +91,7 @@ def prefix_cache(bench: Bench) -> Probe:
     cold = [engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(prompts, sequences, strict=True)]
     between = gap([each.logprobs for each in warm], cold)
     return AlternativesSeen(
-        "prefix_cache=on",
+        "the engine as it comes",
         (Alternative("prefix_cache=off", between, between),),
         engine.info.dtype,
         sum(each.cached for each in warm),
@@ -112,5 +112,5 @@ EAGER = {"compilation": "eager"}
 graphs = partial(probe, base=EAGER, others=({"compilation": "graphs"},))
 inductor = partial(probe, base=EAGER, others=({"compilation": "inductor"},))
 casts = partial(probe, base=EAGER, others=({"compilation": "inductor", "precision_casts": True},))
-scheduling = partial(probe, base={"async_scheduling": False}, others=({"async_scheduling": True},))
+scheduling = partial(probe, base={"async_scheduling": True}, others=({"async_scheduling": False},))
 chunks = partial(probe, base={"chunked_prefill": False}, others=({"chunked_prefill": True, "chunk": 16},))
