@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -56,6 +57,9 @@ def matrix(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure the floor first, and say gaps as multiples of it.")
     ] = False,
+    floor: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A floor measured before, or rollouts with equal weights.")
+    ] = None,
     tp: Tp = 1,
     pp: Pp = 1,
     ep: Ep = 1,
@@ -85,6 +89,7 @@ def matrix(
     from ckptcheck import pack
     from ckptcheck.cli import output as out
     from ckptcheck.engines.registry import ENGINES
+    from ckptcheck.metrics import floor as floors
     from ckptcheck.parity.matrix import cells
     from ckptcheck.parity.prompts import Data
     from ckptcheck.run import run
@@ -111,6 +116,9 @@ def matrix(
     setting |= {"switches": sorted(switch or []), "mode": engine_mode}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
+    if floor is not None and not trace.floor:
+        least = floors.read(floor).metrics.get("mult_prob_error")
+        trace = replace(trace, floor=dict.fromkeys(trace.pairs, least) if least is not None else {})
         report = run(trace, rules)
     if markdown is not None:
         replace_file(markdown, trace.markdown().encode())

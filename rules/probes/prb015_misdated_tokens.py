@@ -37,7 +37,7 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
                 f"{each.way}: tokens from number {each.changed} on are of the new weights, and {said}",
                 hint="send the version with the update (finish_weight_update(weight_version=…)), and read it per token",
             )
-        elif each.told is not None and each.told != each.changed:
+        elif each.told is not None and not each.dated:
             since = f"number {each.changed} on" if each.changed is not None else "none of them"
             yield Problem(
                 f"{each.way}: the engine says that tokens from number {each.told} on are of the new weights, and it is {since}",

@@ -147,6 +147,8 @@ def test_the_temperature_that_closes_the_gap_is_found() -> None:
 
 def test_where_a_response_passes_to_the_new_weights() -> None:
     old, new = (-1.0, -2.0, -3.0), (-1.5, -2.5, -3.5)
-    assert split(old, old, new) is None
-    assert split((-1.0, -2.4, -3.4), old, new) == 1
-    assert split(new, old, new) == 0
+    assert split(old, old, new) == (3, None)
+    assert split((-1.0, -2.4, -3.4), old, new) == (1, 1)
+    assert split(new, old, new) == (0, 0)
+    near = (-1.5, -2.0, -3.5)  # the second token tells nothing
+    assert split((-1.0, -2.0, -3.5), old, near) == (1, 2)

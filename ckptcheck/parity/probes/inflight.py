@@ -12,6 +12,8 @@ from ckptcheck.parity.probes.bench import Bench, Probe
 from ckptcheck.report import Section
 
 TOKENS, AFTER = 16, 5
+UNLIKE = 1e-4
+"""Nats from which a logprob is not the same."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class Passage:
     """One response across an update. pause, clear: how it was paused, and whether caches were cleared.
 
     finish, tokens: of the response; wanted: tokens that were asked for. changed: the first token that the new weights
-    computed, by its logprob; None where none did. told: the first token that the engine itself says is of the new version;
-    versions: whether it says anything. off: mean |Δ| of the tokens after the update to the new weights with clean caches.
+    computed, by its logprob; None where none did; earliest: from where on it could be. told: the first token that the
+    engine itself says is of the new version; versions: whether it says anything. off: mean |Δ| of the tokens after the
+    update to the new weights with clean caches.
     """
 
     pause: str
@@ -29,10 +32,17 @@ class Passage:
     finish: str
     tokens: int
     wanted: int
+    earliest: int
     changed: int | None
     told: int | None
     versions: bool
     off: float | None
+
+    @property
+    def dated(self) -> bool:
+        """Whether the engine says it of a token from which on it can be so."""
+        latest = self.tokens if self.changed is None else self.changed
+        return self.told is not None and self.earliest <= self.told <= latest
 
     @property
     def way(self) -> str:
@@ -104,18 +114,23 @@ def _passage(
         engine.reset_prefix_cache()
         truths.append(engine.follow([sequence], len(prompt))[0] if made.tokens else ())
     before, after = truths
-    changed = split(made.logprobs, before, after)
+    earliest, changed = split(made.logprobs, before, after)
     off = gap([made.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
-    return Passage(pause, clear, ok, made.finish, len(made.tokens), TOKENS, changed, told, bool(made.versions), off)
+    return Passage(
+        pause, clear, ok, made.finish, len(made.tokens), TOKENS, earliest, changed, told, bool(made.versions), off
+    )
 
 
-def split(said: Sequence[float], before: Sequence[float], after: Sequence[float]) -> int | None:
-    """Return the first token that is not of the old weights; None where all are.
+def split(said: Sequence[float], before: Sequence[float], after: Sequence[float]) -> tuple[int, int | None]:
+    """Return the first token that is not of the old weights, None where all are; and from where on it could be.
 
-    Tokens up to it are the old weights' to the last bit or nearly; from there on old keys may still be mixed in, so nothing is
-    asked of them.
+    Tokens that both weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first
+    that tells. From it on old keys may still be mixed in, so nothing is asked of the later ones.
     """
+    earliest = 0
     for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):
-        if abs(value - old) > max(1e-4, 0.1 * abs(new - old)):
-            return place
-    return None
+        if abs(value - old) > max(UNLIKE, 0.1 * abs(new - old)):
+            return earliest, place
+        if abs(new - old) > 10 * UNLIKE:
+            earliest = place + 1
+    return earliest, None

@@ -87,8 +87,11 @@ def inflight(
             if pause == "abort":  # in one process nobody tells the output processor
                 engine.abort_request([name for name, request in seen.items() if not request.finished])
             core.resume_scheduler()
-    ordered = [seen[f"inflight-{version}-{number}"] for number in range(len(prompts))]
-    return {"answer": said, "generations": [_told(request) for request in ordered]}
+    made = [_told(seen[f"inflight-{version}-{number}"]) for number in range(len(prompts))]
+    for each in made:
+        if pause == "abort" and not each["finish"]:
+            each["finish"] = "abort"  # as a server says it
+    return {"answer": said, "generations": made}
 
 
 def _prompt(tokens: list[int], salt: str = "") -> dict[str, Any]:
