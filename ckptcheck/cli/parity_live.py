@@ -58,6 +58,7 @@ def record(
     top_k: TopK = 0,
     seed: Seed = 0,
     full: Annotated[int, typer.Option(min=0, help="Response tokens of which the whole vocabulary is kept.")] = 0,
+    routing: Annotated[bool, typer.Option("--routing", help="Also keep which experts tokens went to.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end tokens.")] = False,
     step: Annotated[int | None, typer.Option(min=0, help="Of the training run, to be written down.")] = None,
     dtype: EngineDtype = Dtype.float32,
@@ -74,6 +75,7 @@ def record(
     from ckptcheck.parity.ask import Asking
     from ckptcheck.parity.full import with_full
     from ckptcheck.parity.record import record as recorded
+    from ckptcheck.parity.routes import with_routes
     from ckptcheck.rollouts import Metadata, write
 
     switches = parsed(switch or [])
@@ -97,6 +99,10 @@ def record(
                 found = recorded(running, asked, sampling, about, batch=batch, advance=advance)
             if full:
                 found = with_full(found, "engine", running, live.folder, number=full)
+            if routing:
+                found = with_routes(found, "engine", running)
+                if "engine_routing" not in found:
+                    out.talk(f"{engine} does not tell which experts tokens go to")
         finally:
             running.close()
     write(found, output)

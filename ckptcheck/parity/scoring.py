@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.full import with_full
+from ckptcheck.parity.routes import with_routes
 from ckptcheck.rollouts import Metadata, Rollouts, Side
 from ckptcheck.trainers.base import Trainer
 
@@ -55,6 +56,8 @@ def score(
     side = Side(info.name, info.version, info.dtype, info.layout, temperature=heat, facts=dict(info.facts))
     metadata = msgspec.structs.replace(rollouts.metadata, trainer=side)
     scored = rollouts.with_columns(metadata, trainer_logprobs=found)
+    if "engine_routing" in rollouts:
+        scored = with_routes(scored, "trainer", trainer)
     return with_full(scored, "trainer", trainer, folder) if folder is not None else scored
 
 

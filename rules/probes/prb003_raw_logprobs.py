@@ -16,7 +16,7 @@ SGLANG_RETURN_ORIGINAL_LOGPROB is set), or have the trainer score at temperature
 A trainer that scores at temperature 1 wants raw logprobs. Ignore the rule there.
 
 ## Seen in
-vllm-project/vime#64; ServiceNow/PipelineRL's migration to vLLM V1; volcengine/verl#4162
+vime#64; ServiceNow/PipelineRL's migration to vLLM V1; volcengine/verl#4162
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ Narrow types on one side only, or a mixture of experts near ties, can be beyond 
 `ckptcheck parity calibrate`.
 
 ## Seen in
-NVIDIA-NeMo/RL#4015; vllm-project/vime#64; thinking a gap of kernels to be one of weights: verl-project/verl-omni#637
+NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights were equal and norms were not
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,8 @@ logprob[i] belongs to token i, and comes from the logits at i - 1. Look where la
 loss.
 
 ## Seen in
-modelscope/ms-swift#8196; ByteDance-Seed/VeOmni#917, where fourteen comparisons were made with labels shifted twice
+modelscope/ms-swift#8196, where logprobs were "shifted left by one"; ByteDance-Seed/VeOmni#917, whose harness
+shifted labels that were shifted already
 """
 
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ Send token ids to the engine. Else give it the same template (vLLM `--chat-templ
 template and added by the tokenizer as well.
 
 ## Seen in
-THUDM/slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token suggests another chat template
+slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token suggests another chat template
 """
 
 from collections.abc import Iterator

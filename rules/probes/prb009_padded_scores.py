@@ -12,7 +12,7 @@ Pad on the right for causal models, or give the attention mask and position ids 
 the sequence boundaries (cu_seqlens).
 
 ## Seen in
-verl's and NeMo-RL's own tests of packed and padded forwards; huggingface/transformers' warnings about left padding
+NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors than `batch_size=1`"
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ Turn it off (vLLM `--no-enable-prefix-caching`, SGLang `--disable-radix-cache`) 
 Recurrent layers can keep states of prefixes in a narrower type than they compute in.
 
 ## Seen in
-ServiceNow/PipelineRL's migration to vLLM V1 turned it off for parity; sgl-project/sglang#27140
+ServiceNow/PipelineRL's migration to vLLM V1 turned it off to have one degree of freedom less
 """
 
 from collections.abc import Iterator

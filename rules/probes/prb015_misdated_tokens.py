@@ -16,7 +16,7 @@ Send the version with the update, and read versions per token. Where they are wr
 Weights so close that a token's logprob does not move look old one token longer.
 
 ## Seen in
-rllm-org/rllm#622; vllm-project/vllm#54443; radixark/miles#2244
+rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443; radixark/miles#2244
 """
 
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ Give the engine the checkpoint's generation config, or name the tokens in `stop_
 disagree.
 
 ## Seen in
-Instruct models with a list of end tokens of which an engine took only the first; see rules TOK and CFG of the scan
+Instruct models with a list of end tokens of which an engine took only the first; TOK003 of the scan says where the files disagree
 """
 
 from collections.abc import Iterator

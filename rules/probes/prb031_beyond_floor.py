@@ -15,7 +15,7 @@ See what the cells that fail have in common, and probe that.
 Sampling reaches unlikelier tokens than greedy decoding, whose logprobs are less exact.
 
 ## Seen in
-novasky-ai/SkyRL#1862, where a floor of 0.0118 told a fault of 0.0279 from rounding
+NovaSky-AI/SkyRL#1862, where a floor of 0.0118 told a fault of 0.0279 from rounding
 """
 
 from collections.abc import Iterator

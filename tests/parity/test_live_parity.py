@@ -27,6 +27,7 @@ from ckptcheck.engines.sampling import Sampling
 from ckptcheck.engines.switches import Switches
 from ckptcheck.engines.vllm import VllmEngine
 from ckptcheck.host.exchange import Exchange
+from ckptcheck.metrics.routing import disagreement
 from ckptcheck.parity.ask import Asking
 from ckptcheck.parity.calibrate import calibrate
 from ckptcheck.parity.full import with_full
@@ -38,6 +39,7 @@ from ckptcheck.parity.probes.bench import Bench, Setup
 from ckptcheck.parity.probes.catalogue import PROBES, chosen
 from ckptcheck.parity.probes.runner import run_probes
 from ckptcheck.parity.record import record
+from ckptcheck.parity.routes import with_routes
 from ckptcheck.parity.scoring import score
 from ckptcheck.report import Report
 from ckptcheck.rollouts import Metadata, read, write
@@ -197,6 +199,16 @@ def test_rollouts_are_recorded_scored_and_judged_apart(shared: Shared, tmp_path:
     first, second = (subprocess.run(command, capture_output=True, cwd=tmp_path, check=False).stdout for _ in range(2))
     assert first == second
     assert b'"mult_prob_error"' in first
+
+
+def test_the_experts_of_a_recorded_token_are_those_of_the_trainer(shared: Shared, tmp_path: Path) -> None:
+    engine = shared.engine("qwen3-moe")
+    prompts = Asking(shared.checkpoint("qwen3-moe")).usual(10, 2)
+    rollouts = with_routes(record(engine, prompts, Sampling(1.0, max_tokens=5, seed=1), Metadata()), "engine", engine)
+    write(score(rollouts, shared.trainer("qwen3-moe")), tmp_path / "routed.safetensors")
+    found = disagreement(read(tmp_path / "routed.safetensors"))
+    assert found is not None
+    assert found[0].tolist() == [0, 0]
 
 
 def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path: Path) -> None:
