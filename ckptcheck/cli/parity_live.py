@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ckptcheck.cli.live_sides import Dtype, TrainerName, sides
 from ckptcheck.errors import CkptcheckError
+
+if TYPE_CHECKING:
+    from ckptcheck.engines.switches import Switches
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine.")]
@@ -87,7 +91,7 @@ def record(
         room = max(map(len, asked)) + response + 1
         out.talk(f"starting {engine}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=switches
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, batch)
         )
         try:
             for name, why in running.ignored.items():
@@ -192,7 +196,7 @@ def calibrate(
         room = max(map(len, asked)) + response + 1
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=switches
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, batch)
         )
         try:
             held = live.trainer(
@@ -206,6 +210,11 @@ def calibrate(
         finally:
             running.close()
     tables.write(Console(), noise.section())
+
+
+def _wide(switches: Switches, batch: int) -> Switches:
+    """Have an engine compute a whole batch at once."""
+    return replace(switches, sequences=max(8, batch)) if switches.sequences is None else switches
 
 
 def _named(info: object) -> str:

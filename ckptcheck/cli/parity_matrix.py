@@ -119,7 +119,7 @@ def matrix(
     if floor is not None and not trace.floor:
         least = floors.read(floor).metrics.get("mult_prob_error")
         trace = replace(trace, floor=dict.fromkeys(trace.pairs, least) if least is not None else {})
-        report = run(trace, rules)
+    report = run(trace, rules)
     if markdown is not None:
         replace_file(markdown, trace.markdown().encode())
     out.deliver([report], rules, format.value, output, verbose=verbose)
@@ -150,12 +150,15 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
     floor: dict[str, float] = {}
     more = []
     broken: dict[str, str] = {}
+    switches = parsed(cast(list[str], setting["switches"]))
+    if switches.sequences is None:  # else an engine computes a large batch in several small ones
+        switches = replace(switches, sequences=max(8, *plan.batches))
     with ExitStack() as stack:
         for name in dict.fromkeys(engine for _, engine in plan.pairs):
             out.talk(f"starting {name}")
             engines[name] = live.engine(
                 name, dtype=str(setting["dtype"]), ranks=cast(int, setting["engine_tp"]), mode=str(setting["mode"]),
-                length=max(plan.lengths) + 8, switches=parsed(cast(list[str], setting["switches"])),
+                length=max(plan.lengths) + 8, switches=switches,
             )  # fmt: skip
             stack.callback(engines[name].close)
             left |= {f"{name} {switch}": why for switch, why in engines[name].ignored.items()}
