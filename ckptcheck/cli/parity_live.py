@@ -196,7 +196,7 @@ def calibrate(
         room = max(map(len, asked)) + response + 1
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, batch)
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, 8)
         )
         try:
             held = live.trainer(
