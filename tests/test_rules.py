@@ -10,6 +10,7 @@ import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
 from gridded import measured
+from localized import localization
 from probed import probed
 from refitted import played
 from rolled import judged, series
@@ -51,6 +52,9 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "localization":
+        _holds(case, run(localization(case.table), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if "options" in case.table:

@@ -146,6 +146,13 @@ def full(sequences: list[list[int]], path: str) -> None:
         os.remove(f"{path}.{number}")
 
 
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out in a forward, in a file for each rank."""
+    checked([tokens], STATE.get("vocabulary", 0))
+    heard: list[dict[str, Any]] = _ranks().ask("capture", tokens=tokens, path=path)
+    return heard
+
+
 def greedy(tokens: list[int], number: int) -> list[int]:
     """Return the tokens that greedy decoding adds, each by a forward over all before it."""
     return sample([tokens], number, 0.0, 0)[0]
@@ -245,6 +252,7 @@ VERBS = {
     "full": full,
     "sample": sample,
     "routes": routes,
+    "capture": capture,
     "greedy": greedy,
     "step": step,
     "perturb": perturb,

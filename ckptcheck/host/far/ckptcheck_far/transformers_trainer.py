@@ -11,10 +11,13 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from .capture import listening
+from .capture import put as put_captured
 from .change import DECAY, EPSILON, noise, shaken, token_weights
-from .digest import digest
+from .digest import digests as digest_all
 from .drawing import chosen, widen
 from .gloo import broadcast, joined
+from .hf_taps import taps
 from .plane import put
 from .sequences import checked
 
@@ -81,6 +84,14 @@ def routes(sequence: list[int]) -> list[list[list[int]]]:
     with torch.no_grad():
         layers = STATE["model"](tokens, use_cache=False, output_router_logits=True).router_logits or ()
     return [logits.view(len(sequence), -1).topk(top, -1).indices.tolist() for logits in layers]
+
+
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out in a forward, in a file."""
+    checked([tokens], STATE["vocabulary"])
+    with torch.no_grad(), listening([*taps(STATE["model"])], len(tokens)) as captured:
+        _logits(tokens)
+    return [put_captured(captured, path)]
 
 
 def greedy(tokens: list[int], number: int) -> list[int]:
@@ -162,7 +173,8 @@ def send(group: dict[str, Any]) -> None:
 
 def digests() -> dict[str, str]:
     """Return the digest of every exported weight."""
-    return {name: digest(weight) for name, weight in _stream()}
+    stream = dict(_stream())
+    return dict(zip(stream, digest_all(list(stream.values()))))
 
 
 def replicas() -> list[str]:
@@ -231,6 +243,7 @@ VERBS = {
     "full": full,
     "sample": sample,
     "routes": routes,
+    "capture": capture,
     "greedy": greedy,
     "step": step,
     "perturb": perturb,

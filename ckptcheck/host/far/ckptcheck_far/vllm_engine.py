@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import plane, vllm_generate, vllm_plain, vllm_switches
@@ -36,6 +37,9 @@ def start(
     vllm_plain.settle()
     known = vllm_gloo.register()
     transfer = {"weight_transfer_config": {"backend": vllm_gloo.NAME}} if known and _on_cpu() else {}
+    forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
+    if options.get("speculative_config"):
+        forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
             "model": model,
@@ -52,8 +56,8 @@ def start(
             "generation_config": "vllm",
             "seed": 0,
             "worker_extension_cls": f"{PACKAGE}.vllm_worker.Extension",
-            "logits_processors": [f"{PACKAGE}.vllm_forced:Forced"],
             "disable_log_stats": True,
+            **forced,
             **transfer,
             **vllm_switches.options(switches),
             **options,
@@ -186,6 +190,9 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     """Return the logprobs of the tokens after the first `prompt` ones, each computed by a step of decoding."""
     from vllm import SamplingParams
 
+    if _llm().llm_engine.vllm_config.speculative_config is not None:
+        raise RuntimeError("vLLM cannot be made to follow tokens while a draft model proposes them")
+
     settings = [
         SamplingParams(
             max_tokens=len(tokens) - prompt,
@@ -198,26 +205,6 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
         for tokens in sequences
     ]
     return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
-
-
-def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
-    """Return a response for each prompt."""
-    return vllm_generate.generate(_llm(), prompts, samplings, salt)
-
-
-def forced(prompt: list[int], tokens: list[int]) -> dict[str, Any]:
-    """Decode these tokens after the prompt until the engine itself would stop."""
-    return vllm_generate.forced(_llm(), prompt, tokens)
-
-
-def full(sequences: list[list[int]], path: str) -> None:
-    """Write the logprobs of the whole vocabulary."""
-    vllm_generate.full(_llm(), sequences, path)
-
-
-def read(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
-    """Return the tokens of a text and of a conversation."""
-    return vllm_generate.read(_llm(), text, messages)
 
 
 def inflight(
@@ -255,6 +242,19 @@ def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
     return list(_llm().generate(prompts, settings, use_tqdm=False))
 
 
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out while a prompt is prefilled, in a file for each rank."""
+    from vllm import SamplingParams
+
+    reset_prefix_cache()
+    ask("listen", [len(tokens)])
+    try:
+        _generate([tokens], [SamplingParams(max_tokens=1, temperature=0, detokenize=False)])
+    finally:
+        heard = ask("heard", [path])
+    return heard
+
+
 def reset_prefix_cache() -> bool:
     """Forget cached keys and values; return whether it could."""
     return bool(_llm().reset_prefix_cache())
@@ -283,10 +283,15 @@ def _llm() -> Any:
     return _running["llm"]
 
 
+def _serving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function of vllm_generate the engine that runs."""
+    return lambda **arguments: function(_llm(), **arguments)
+
+
 VERBS = {
     function.__name__: function
     for function in (
-        *(start, stop, ask, fetch, load, transfer, score, follow, generate, forced, full, read, inflight, routes),
+        *(start, stop, ask, fetch, load, transfer, score, follow, capture, inflight, routes),
         *(reset_prefix_cache, version, sleep, wake),
     )
-}
+} | {name: _serving(getattr(vllm_generate, name)) for name in ("generate", "forced", "full", "read")}
