@@ -115,13 +115,13 @@ class Bench:
         return [(*prompt, *each.tokens) for prompt, each in zip(self.prompts, made, strict=True)]
 
     def followed(self, engine: Engine, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
-        """Have the responses of sequences decoded again, one sequence at a time."""
+        """Have the responses of the first sequences decoded again, one sequence at a time."""
         engine.reset_prefix_cache()
         return [engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(self.prompts, sequences, strict=True)]
 
     def of_response(self, scores: Sequence[Sequence[float]]) -> list[Sequence[float]]:
         """Cut logprobs of all tokens but the first down to those of the responses."""
-        return [values[len(prompt) - 1 :] for prompt, values in zip(self.prompts, scores, strict=True)]
+        return [values[len(prompt) - 1 :] for prompt, values in zip(self.prompts, scores, strict=False)]
 
     def close(self) -> None:
         """End the trainer; the next one who asks gets another."""

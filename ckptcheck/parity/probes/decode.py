@@ -8,6 +8,9 @@ from ckptcheck.parity.gap import Gap, gap
 from ckptcheck.parity.probes.bench import Bench, Probe
 from ckptcheck.report import Section
 
+ALONE = 2
+"""Responses that are decoded one by one, which takes as many steps as they have tokens, twice."""
+
 
 @dataclass(frozen=True)
 class DecodeSeen:
@@ -38,11 +41,11 @@ def probe(bench: Bench) -> Probe:
     engine = yield bench.setup
     room = bench.length - max(map(len, bench.prompts))
     made = bench.responses(engine, max(2, min(bench.long, room)))
-    sequences = bench.sequences(made)
+    sequences = bench.sequences(made)[:ALONE]
     decoded = bench.followed(engine, sequences)
     again = bench.followed(engine, sequences)
     engine.reset_prefix_cache()
-    together = [each.logprobs for each in made]
+    together = [each.logprobs for each in made[:ALONE]]
     prefill = bench.of_response([each.prompt for each in engine.score(sequences)])
     half = len(decoded[0]) // 2
     first, second = (
