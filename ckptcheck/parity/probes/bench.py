@@ -117,7 +117,9 @@ class Bench:
     def followed(self, engine: Engine, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
         """Have the responses of the first sequences decoded again, one sequence at a time."""
         engine.reset_prefix_cache()
-        return [engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(self.prompts, sequences, strict=True)]
+        return [
+            engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(self.prompts, sequences, strict=False)
+        ]
 
     def of_response(self, scores: Sequence[Sequence[float]]) -> list[Sequence[float]]:
         """Cut logprobs of all tokens but the first down to those of the responses."""
