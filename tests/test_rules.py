@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from gridded import measured
 from localized import localization
+from probed import probed
 from refitted import played
+from rolled import judged, series
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -36,6 +39,16 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "refit":
         _holds(case, run(played(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on in ("rollouts", "rollout-series"):
+        make = judged if case.rule.on == "rollouts" else series
+        _holds(case, run(make(case.table), [case.rule]))
+        return
+    if case.rule.on == "matrix":
+        _holds(case, run(measured(case.table), [case.rule]))
+        return
+    if case.rule.on == "probe":
+        _holds(case, run(probed(case.table, tmp_path), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
