@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli import parity_live, parity_matrix, parity_probe
+from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -33,6 +33,7 @@ for command in (
     parity_live.calibrate,
     parity_matrix.matrix,
     parity_probe.probe,
+    localize.localize,
 ):
     parity.command()(command)
 
