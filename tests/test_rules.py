@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from gridded import measured
 from jobs import job
+from localized import localization
+from probed import probed
 from refitted import played
+from rolled import judged, series
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -40,8 +44,21 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if case.rule.on == "job":
         _holds(case, run(job(case.table, tmp_path), [case.rule]))
         return
+    if case.rule.on in ("rollouts", "rollout-series"):
+        make = judged if case.rule.on == "rollouts" else series
+        _holds(case, run(make(case.table), [case.rule]))
+        return
+    if case.rule.on == "matrix":
+        _holds(case, run(measured(case.table), [case.rule]))
+        return
+    if case.rule.on == "probe":
+        _holds(case, run(probed(case.table, tmp_path), [case.rule]))
+        return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "localization":
+        _holds(case, run(localization(case.table), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if "options" in case.table:

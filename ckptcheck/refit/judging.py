@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from dataclasses import dataclass
 
-from ckptcheck.refit.trace import Key, RefitTrace, Sync
-
-
-def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the largest difference of two runs of logprobs; infinite where they differ in length or one is not finite."""
-    if len(one) != len(other):
-        return inf
-    return max(
-        (abs(a - b) if isfinite(a) and isfinite(b) else inf for a, b in zip(one, other, strict=True)), default=0.0
-    )
+from ckptcheck.engines.base import Scores
+from ckptcheck.refit.apart import Gap, apart
+from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 
 
 def changed(sync: Sync) -> set[Key]:
@@ -34,3 +27,35 @@ def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
         for key in changed(sync)
         if key in before.manifest and before.manifest[key].digest == sync.manifest[key].digest
     }
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """How far the engine is from a cold load by prefill, and by decoding up to where the tokens part, and there.
+
+    trainer: from the trainer; cold: the cold load from the trainer, both by prefill.
+    """
+
+    prefill: Gap
+    decode: Gap
+    trainer: Gap
+    cold: Gap
+
+
+def gaps(scoring: Scoring) -> Gaps:
+    """Measure a scoring."""
+    here, there = [each.prompt for each in scoring.engine], [each.prompt for each in scoring.cold]
+    decoded = [_until_parting(*pair) for pair in zip(scoring.engine, scoring.cold, strict=True)]
+    return Gaps(
+        apart(here, there),
+        apart([one for one, _ in decoded], [other for _, other in decoded]),
+        apart(here, scoring.trainer),
+        apart(there, scoring.trainer),
+    )
+
+
+def _until_parting(here: Scores, there: Scores) -> tuple[Sequence[float], Sequence[float]]:
+    """Cut what was decoded after the first token that differs: what follows another token is no longer the same question."""
+    pairs = enumerate(zip(here.decoded, there.decoded, strict=False), 1)
+    end = next((place for place, (one, other) in pairs if one != other), None)
+    return here.decode[:end], there.decode[:end]
