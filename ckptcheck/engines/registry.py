@@ -36,7 +36,32 @@ def _vllm(
     return VllmEngine(checkpoint, options, python=python, **more)
 
 
-ENGINES: Mapping[str, Callable[..., Engine]] = {"vllm": _vllm}
+def _sglang(
+    checkpoint: Path,
+    *,
+    dtype: str,
+    ranks: int,
+    mode: str,
+    length: int,
+    switches: Switches,
+    python: Path | None,
+    instead: Engine | None,
+    **more: Any,
+) -> Engine:
+    from ckptcheck.engines.sglang import Mode, SglangEngine, SglangOptions
+
+    if mode not in ("plain", "stock"):
+        raise CkptcheckError(f"SGLang has no mode {mode}", "there are plain and stock")
+    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches=switches)
+    if isinstance(instead, SglangEngine) and instead.options.mode == mode:
+        instead.restart(checkpoint, options)
+        return instead
+    if instead is not None:
+        instead.close()
+    return SglangEngine(checkpoint, options, python=python, **more)
+
+
+ENGINES: Mapping[str, Callable[..., Engine]] = {"vllm": _vllm, "sglang": _sglang}
 
 
 def start(
