@@ -130,9 +130,7 @@ class SglangEngine:
         that SGLang has not.
         """
         said = self._parcels(parcels, transport)
-        return reading.answer(
-            self._call("update", timeout=timeout, parcels=said, transport=transport, flush=flush)
-        )
+        return reading.answer(self._call("update", timeout=timeout, parcels=said, transport=transport, flush=flush))
 
     def inflight(
         self,

@@ -26,7 +26,11 @@ def join(group: dict[str, Any], rank: int) -> Any:
     options = ProcessGroupGloo._Options()
     options._timeout = patience
     options._devices = [ProcessGroupGloo.create_device(hostname=group["host"])]  # else that of the machine's name
-    for prefix in (str(group["key"]), f"{group['key']}/", "cpu/"):  # as torch.distributed nests them: SGLang's end is its
+    for prefix in (
+        str(group["key"]),
+        f"{group['key']}/",
+        "cpu/",
+    ):  # as torch.distributed nests them: SGLang's end is its
         store = PrefixStore(prefix, store)
     made = ProcessGroupGloo(store, rank, world, options)
     made.barrier().wait()

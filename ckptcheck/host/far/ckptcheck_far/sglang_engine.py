@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from typing import Any
 
 from . import inventory, sglang_generate, sglang_plugins, sglang_switches, sglang_update
@@ -208,7 +207,11 @@ def full(sequences: list[list[int]], path: str) -> None:
 
 def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
     """Return a response for each prompt."""
-    return sglang_generate.generate(_engine(), prompts, samplings, salt, lambda number: ask("seed", [number]) and None)
+
+    def seed(number: int) -> None:
+        ask("seed", [number])
+
+    return sglang_generate.generate(_engine(), prompts, samplings, salt, seed)
 
 
 def routes(tokens: list[int]) -> list[list[list[int]]]:

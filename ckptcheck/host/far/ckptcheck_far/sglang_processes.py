@@ -21,7 +21,7 @@ def fork_ready() -> None:
         return
     multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload(IMPORTED)
-    multiprocessing.set_start_method = _stay  # type: ignore[assignment]
+    multiprocessing.set_start_method = _stay
     forkserver.ensure_running()
 
 

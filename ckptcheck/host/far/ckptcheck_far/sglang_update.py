@@ -1,9 +1,9 @@
 """SGLang's update calls, one function for each route; all are asynchronous, as its tokenizer manager is.
 
-    tensor            update_weights_from_tensor, a list of names and tensors
-    flattened_bucket  update_weights_from_tensor, one run of bytes and where each tensor lies in it
-    gloo              update_weights_from_distributed; the engine's own name for NCCL's route, with backend="gloo"
-    disk              update_weights_from_disk
+tensor            update_weights_from_tensor, a list of names and tensors
+flattened_bucket  update_weights_from_tensor, one run of bytes and where each tensor lies in it
+gloo              update_weights_from_distributed; the engine's own name for NCCL's route, with backend="gloo"
+disk              update_weights_from_disk
 """
 
 from __future__ import annotations
@@ -82,13 +82,17 @@ async def _in_session(
 async def _begin(engine: Any) -> tuple[bool, str]:
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
 
-    return await engine.tokenizer_manager.begin_weight_update(BeginWeightUpdateReqInput(), None)
+    return _said(await engine.tokenizer_manager.begin_weight_update(BeginWeightUpdateReqInput(), None))
 
 
 async def _end(engine: Any) -> tuple[bool, str]:
     from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
 
-    return await engine.tokenizer_manager.end_weight_update(EndWeightUpdateReqInput(), None)
+    return _said(await engine.tokenizer_manager.end_weight_update(EndWeightUpdateReqInput(), None))
+
+
+def _said(answer: Any) -> tuple[bool, str]:
+    return bool(answer[0]), str(answer[1])
 
 
 async def _by_tensor(
@@ -115,7 +119,7 @@ async def _tensors(engine: Any, named: Any, form: str | None, flush: bool, versi
         flush_cache=flush,
         weight_version=version,
     )
-    return await engine.tokenizer_manager.update_weights_from_tensor(request, None)
+    return _said(await engine.tokenizer_manager.update_weights_from_tensor(request, None))
 
 
 async def _joined(engine: Any, group: dict[str, Any]) -> tuple[bool, str]:
@@ -129,14 +133,14 @@ async def _joined(engine: Any, group: dict[str, Any]) -> tuple[bool, str]:
         group_name=str(group["key"]),
         backend="gloo",
     )
-    return await engine.tokenizer_manager.init_weights_update_group(request, None)
+    return _said(await engine.tokenizer_manager.init_weights_update_group(request, None))
 
 
 async def _left(engine: Any, group: dict[str, Any]) -> tuple[bool, str]:
     from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
 
     request = DestroyWeightsUpdateGroupReqInput(group_name=str(group["key"]))
-    return await engine.tokenizer_manager.destroy_weights_update_group(request, None)
+    return _said(await engine.tokenizer_manager.destroy_weights_update_group(request, None))
 
 
 async def _by_group(engine: Any, parcel: dict[str, Any], _: str, flush: bool, version: str | None) -> tuple[bool, str]:
@@ -150,7 +154,7 @@ async def _by_group(engine: Any, parcel: dict[str, Any], _: str, flush: bool, ve
         flush_cache=flush,
         weight_version=version,
     )
-    return await engine.tokenizer_manager.update_weights_from_distributed(request, None)
+    return _said(await engine.tokenizer_manager.update_weights_from_distributed(request, None))
 
 
 async def _from_disk(
@@ -167,7 +171,7 @@ async def _from_disk(
             os.symlink(parcel["address"]["path"], os.path.join(folder, file))
         request = UpdateWeightFromDiskReqInput(model_path=folder, flush_cache=flush, weight_version=version)
         said = await engine.tokenizer_manager.update_weights_from_disk(request, None)
-        return bool(said[0]), str(said[1])
+        return _said(said)
     finally:
         shutil.rmtree(folder)
 
