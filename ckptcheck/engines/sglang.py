@@ -14,6 +14,7 @@ from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
+from ckptcheck.host.patience import otherwise
 
 MODULE = "ckptcheck_far.sglang_engine"
 LOAD = 900.0
@@ -64,7 +65,7 @@ class SglangEngine:
         options: SglangOptions | None = None,
         *,
         python: Path | None = None,
-        timeout: float = LOAD,
+        timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
@@ -84,12 +85,12 @@ class SglangEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float = LOAD) -> None:
+    def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
         """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was."""
         self.options = options = options or self.options
         said = self._host.call(
             "start",
-            timeout=timeout,
+            timeout=otherwise(LOAD) if timeout is None else timeout,
             model=str(checkpoint.resolve()),
             dtype=options.dtype,
             ranks=options.ranks,
@@ -246,7 +247,7 @@ class SglangEngine:
         return found
 
     def _call(self, verb: str, *, timeout: float | None = None, **arguments: Any) -> Any:
-        return self._host.call(verb, timeout=ANSWER if timeout is None else timeout, **arguments)
+        return self._host.call(verb, timeout=otherwise(ANSWER) if timeout is None else timeout, **arguments)
 
 
 def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:

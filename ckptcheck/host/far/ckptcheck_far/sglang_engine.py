@@ -60,6 +60,7 @@ def start(
             "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
             "random_seed": 0,
             "log_level": "error",
+            "sleep_on_idle": True,  # else an idle scheduler takes a core
             **cpu,
             **sglang_switches.options(switches),
             **options,
