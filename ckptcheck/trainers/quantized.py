@@ -30,7 +30,9 @@ class QuantizedTrainer:
     """Wraps a trainer; see `base.Trainer`. Ends it and all that it starts itself when it is closed.
 
     inner: holds the weights. python, variables: an interpreter that has compressed-tensors. start: starts transformers with a
-    checkpoint, in the process of the one before where there is one. folder: for what is written on the way. Raises VerbError, HostDied or HostHung where a process does not start.
+    checkpoint, in the process of the one before where there is one. folder: for what is written on the way.
+
+    Raises VerbError, HostDied or HostHung where a process does not start.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class QuantizedTrainer:
             "compressed_tensors": said["version"],
             "ignore": json.dumps(scheme.config["ignore"]),
         }
+        if group["input_activations"] is not None:
+            facts["inputs"] = "the engine rounds them too, and the reference does not"
         self.info = replace(inner.info, facts={**inner.info.facts, **facts})
 
     def weights(self) -> Sequence[Weight]:

@@ -16,7 +16,7 @@ from .sglang_processes import fork_ready
 
 PACKAGE = __name__.rpartition(".")[0]
 PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
-PLAIN = {"integers": f"{PACKAGE}.sglang_int:register"}
+PLAIN = {"integers": f"{PACKAGE}.sglang_int:register", "eight": f"{PACKAGE}.sglang_eight:register"}
 _running: dict[str, Any] = {}
 
 
