@@ -29,7 +29,6 @@ import smollm2  # noqa: E402
 from ckptcheck import pack  # noqa: E402
 from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
 from ckptcheck.engines import registry  # noqa: E402
-from ckptcheck.engines.vllm import VllmOptions  # noqa: E402
 from ckptcheck.host.exchange import Exchange  # noqa: E402
 from ckptcheck.refit.judging import gaps  # noqa: E402
 from ckptcheck.refit.settings import Settings  # noqa: E402
@@ -65,17 +64,21 @@ class Cell:
 
 LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
+ROUTES = ("tensor", "gloo", "flattened_bucket", "disk")
+"""Of SGLang, whose engines have one rank here."""
 
 
 def cells() -> Iterator[Cell]:
     """Yield the matrix. Engines of two ranks come last and are perturbed: a cold load of one takes a minute."""
     for layout in (Layout(), Layout(pp=2), Layout(tp=3)):
         yield Cell("smollm2", layout)
+        yield Cell("smollm2", layout, transport="tensor", engine="sglang")
     tiny = [("llama", LAYOUTS), ("qwen3", LAYOUTS), ("qwen3-moe", (*LAYOUTS, Layout(ep=2)))]
     for dtype in ("float32", "bfloat16"):
         for model, layouts in tiny:
             for number, layout in enumerate(layouts):
                 yield Cell(model, layout, dtype=dtype, transport=TRANSPORTS[number % 2])
+                yield Cell(model, layout, dtype=dtype, transport=ROUTES[number % 4], engine="sglang")
     yield Cell("smollm2", Layout(tp=3), dtype="bfloat16", transport="gloo")
     for model, layouts in tiny:
         for number, layout in enumerate(layouts):
@@ -184,15 +187,15 @@ class Bench:
 
     def _engine(self, cell: Cell, checkpoint: Path) -> Any:
         kept = self._kept.setdefault((cell.engine, cell.ranks), [])
-        if kept:
-            engine = kept.pop()
-            try:
-                engine.restart(checkpoint, VllmOptions(cell.dtype, cell.ranks))
-            except BaseException:
-                engine.close()
-                raise
-        else:
-            engine = registry.start(cell.engine, checkpoint, dtype=cell.dtype, ranks=cell.ranks, scratch=(self.folder,))
+        before = kept.pop() if kept else None
+        try:
+            engine = registry.start(
+                cell.engine, checkpoint, dtype=cell.dtype, ranks=cell.ranks, instead=before, scratch=(self.folder,)
+            )
+        except BaseException:
+            if before is not None:
+                before.close()
+            raise
         return Lent(engine, kept)
 
     def _reference(self, cell: Cell, checkpoint: Path) -> Any:

@@ -19,8 +19,11 @@ CELLS = (
     Cell("qwen3-moe", Layout(ep=2)),
     Cell("llama-nine", Layout(tp=3)),
     Cell("qwen3", Layout(tp=2, pp=2), ranks=2, steps=0),
+    Cell("qwen3-moe", Layout(ep=2), transport="gloo", engine="sglang"),
+    Cell("llama", Layout(tp=2), dtype="bfloat16", transport="flattened_bucket", engine="sglang"),
+    Cell("qwen3-tied", Layout(pp=2), transport="tensor", engine="sglang", steps=2),
+    Cell("qwen2", Layout(), transport="disk", engine="sglang", steps=0),
 )
-"""Other engines add theirs here: Cell(..., engine="sglang")."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell
     trace, report = bench.run(cell)
     assert [f"{finding.code} {finding.message}" for finding in report.findings] == []
     assert report.verdict == "clean", trace.broken
-    asleep = {"REF018": "the sleep of vllm does nothing on a CPU"} if cell.steps else {}
+    asleep = {"REF018": f"the sleep of {cell.engine} does nothing on a CPU"} if cell.steps else {}
     assert dict(report.skipped) == asleep
     assert len(trace.syncs) == 1 + 2 * cell.steps
     assert len(trace.syncs[0].manifest) > 20 * cell.ranks
