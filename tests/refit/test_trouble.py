@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,12 +92,19 @@ def refit(place: Path, fault: str, *arguments: str, redirect: str = "", steps: s
     ]
     if redirect:
         command = ["bash", "-c", f'"$@" {redirect}', "bash", *command]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300, preexec_fn=_at_a_terminal
+    )
     said = notes.read_text().splitlines()
     folders = {line.partition(":")[2] for line in said if line.startswith("folder:")}
     files = [str(path) for path in temporary.iterdir()] + [folder for folder in folders if Path(folder).exists()]
     calls = [line for line in said if not line.startswith("folder:")]
     return Outcome(done.returncode, done.stdout, done.stderr, calls, marked(mark), files, mark)
+
+
+def _at_a_terminal() -> None:
+    """Shells have what they start in the background ignore Ctrl-C, and so the tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def marked(mark: str) -> list[str]:
