@@ -74,9 +74,8 @@ def measure(
             progress(done, work.nbytes)
         for piece, found in zip(batch.pieces, seen, strict=True):
             gathered[piece.tensor].add(found, piece.offset)
-            if found.zero_runs:
-                start = piece.begin - work.shards[batch.shard].data_start
-                runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in found.zero_runs)
+            start = piece.begin - work.shards[batch.shard].data_start
+            runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in found.zero_runs)
     for name, identity in work.identities.items():
         if name not in values.shrunk and name not in values.unread and identity_of(source, name) != identity:
             values.unread[name] = "it was replaced or written to while it was being read"
