@@ -19,8 +19,8 @@ LEAST, TIMES = 1e-4, 5.0
 class StaleSeen:
     """cached: tokens of the prompt that came from the prefix cache after the update. ok, answer: what the engine said of it.
 
-    other: the first token is another than under a salt. gap: of tokens decoded then to the same tokens under another cache salt, which shares nothing with what was before. noise:
-    the same before the update, when both are right.
+    other: the first token is another than under another cache salt, which shares nothing with what was before. gap: of the
+    tokens that are the same. noise: the gap before the update, when both are right.
     """
 
     cached: int
