@@ -4,6 +4,7 @@ parity_live.py, parity_matrix.py and parity_probe.py have what runs them.
 
 from __future__ import annotations
 
+import enum
 import sys
 from math import inf
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli import parity_live, parity_matrix, parity_probe
+from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptcheck.report import Report
+    from ckptcheck.rollouts import Rollouts
 
 parity = typer.Typer(
     help="Measure the gap between an engine's logprobs and a trainer's.",
@@ -31,6 +33,7 @@ for command in (
     parity_live.calibrate,
     parity_matrix.matrix,
     parity_probe.probe,
+    localize.localize,
 ):
     parity.command()(command)
 
@@ -112,3 +115,77 @@ def _decoder(folder: Path) -> Callable[[int], str]:
     except Exception as error:  # the library raises bare Exceptions
         raise CkptcheckError(f"cannot read the tokenizer {path}: {error}") from error
     return lambda number: repr(held.decode([number], skip_special_tokens=False)) if number >= 0 else "–"
+
+
+class Source(enum.StrEnum):
+    """What a file was written by."""
+
+    slime = "slime"
+    slime_train = "slime-train"
+    verl = "verl"
+    prime_rl = "prime-rl"
+    sglang = "sglang"
+    vllm = "vllm"
+    ckptcheck = "ckptcheck"
+
+
+class Logprobs(enum.StrEnum):
+    """Of which distribution the engine's logprobs are."""
+
+    raw = "raw"
+    processed = "processed"
+    unknown = "unknown"
+
+
+@parity.command()
+def convert(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="IN…", help="Files of one framework, or a folder of .jsonl files.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write: .jsonl gives JSON lines.")
+    ],
+    source: Annotated[
+        Source | None, typer.Option("--from", help="What wrote them.", show_default="told by what is in them")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name, to be kept with the rollouts.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The step of the run, from 0.")] = None,
+    logprobs: Annotated[Logprobs | None, typer.Option(help="Of which distribution the engine's logprobs are.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="The engine sampled at.")] = None,
+    trainer_temperature: Annotated[float | None, typer.Option(min=0, help="The trainer divided logits by.")] = None,
+) -> None:
+    """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang. No pickle is run, no torch is needed.
+
+    Exit codes: 0 written (what was left out is said, and kept for judge), 2 nothing could be taken over.
+    """
+    import msgspec
+
+    from ckptcheck.cli.output import talk
+    from ckptcheck.phrase import count
+    from ckptcheck.rollouts import Side, write, write_lines
+
+    found, kind = _taken(sources, source)
+    about = found.metadata
+    changes: dict[str, object] = {"model": model, "step": step, "logprobs": logprobs and logprobs.value}
+    if temperature is not None:
+        changes["sampling"] = msgspec.structs.replace(about.sampling, temperature=temperature)
+    if trainer_temperature is not None:
+        changes["trainer"] = msgspec.structs.replace(about.trainer or Side(), temperature=trainer_temperature)
+    about = msgspec.structs.replace(about, **{name: value for name, value in changes.items() if value is not None})
+    (write_lines if output.suffix == ".jsonl" else write)(found.with_columns(about), output)
+    left = f", {len(about.left_out):,} left out ({about.left_out[0].reason})" if about.left_out else ""
+    talk(f"{count(found.number, 'sequence')} of {kind}, {count(len(found.tokens), 'token')}, written to {output}{left}")
+
+
+def _taken(sources: list[Path], source: Source | None) -> tuple[Rollouts, str]:
+    from ckptcheck.rollouts import read
+    from ckptcheck.rollouts.convert import convert as take
+
+    own = source is Source.ckptcheck or (source is None and len(sources) == 1 and sources[0].suffix == ".safetensors")
+    if not own:
+        return take(sources, source.value if source is not None else None)
+    found = read(sources[0])
+    if found.defects or len(sources) > 1:
+        what = f"is malformed: {found.defects[0].text}" if found.defects else "is one of several; give one at a time"
+        raise CkptcheckError(f"{sources[0]} {what}")
+    return found, "ckptcheck"

@@ -49,7 +49,7 @@ def start_transformers(
     if python is None and host is None:
         found = interpreter("megatron")
         python, variables = found.python, {**found.variables, **variables}
-    request = {"folder": str(folder), "dtype": dtype, "head_fp32": head_fp32}
+    request = {"folder": str(folder.resolve()), "dtype": dtype, "head_fp32": head_fp32}  # its process lies elsewhere
     host, told = loaded(
         host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout, scratch=scratch
     )

@@ -31,6 +31,10 @@ from ckptcheck.phrase import count
 def check(judged: Judged) -> Iterator[Problem]:
     found, gate = judged.gap, judged.gates.mult_prob_error
     if not found.mult_prob_error <= gate:
-        text = f"mult_prob_error is {found.mult_prob_error:.5g} over {count(found.tokens, 'token')}, and the limit is {gate:g}"
-        text += judged.times_floor("mult_prob_error", found.mult_prob_error) + older(judged)
+        text = f"mult_prob_error is {found.mult_prob_error:.5g} over {count(found.tokens, 'token')}"
+        text += (
+            judged.times_floor("mult_prob_error", found.mult_prob_error)
+            + f", and the limit is {gate:g}"
+            + older(judged)
+        )
         yield Problem(text, hint="ckptcheck refit tells whether it is the weights")

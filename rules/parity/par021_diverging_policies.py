@@ -33,11 +33,9 @@ def check(judged: Judged) -> Iterator[Problem]:
     gate, found, exact = judged.gates.kl, judged.gap, judged.exact
     if not found.k3 <= gate:
         names = ("trainer", "engine") if found.sampled_by == "trainer" else ("engine", "trainer")
-        text = f"KL({names[0]} ‖ {names[1]}) is {found.k3:.3g} nats a token by k3, and the limit is {gate:g}"
-        yield Problem(
-            text + judged.times_floor("k3", found.k3) + older(judged),
-            hint="ckptcheck refit tells whether it is the weights",
-        )
+        text = f"KL({names[0]} ‖ {names[1]}) is {found.k3:.3g} nats a token by k3{judged.times_floor('k3', found.k3)}"
+        text += f", and the limit is {gate:g}" + older(judged)
+        yield Problem(text, hint="ckptcheck refit tells whether it is the weights")
     elif exact is not None and not max(exact.engine_trainer, exact.trainer_engine) <= gate:
         text = f"the exact KL is {exact.engine_trainer:.3g} (engine ‖ trainer) and {exact.trainer_engine:.3g} "
         text += "(trainer ‖ engine) nats over "
