@@ -137,7 +137,7 @@ def split(
     """
     earliest = 0
     for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):
-        if abs(value - old) > max(unlike, 0.1 * abs(new - old)):
+        if abs(value - old) > unlike:
             return earliest, place
         if abs(new - old) > 10 * unlike:
             earliest = place + 1
