@@ -83,7 +83,7 @@ class Sums:
             other,
         ) in products.items():  # einsum makes no copy, and unlike dot it does not depend on threads
             self._of[name] = self._of.get(name, 0.0) + float(np.einsum("i,i->", one, other))
-        return error
+        return np.asarray(error)
 
     def _by_place(
         self, block: Block, at: NDArray[Any], apart: NDArray[Any], r: NDArray[Any], error: NDArray[Any]
