@@ -6,8 +6,9 @@ import enum
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -17,6 +18,8 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.report import Report
+    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -50,9 +53,28 @@ class Dtype(enum.StrEnum):
 
 
 def refit(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[SOURCE]", help="A Hugging Face checkpoint on this disk.", show_default=False),
+    ] = None,
     engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
-    trainer: Annotated[TrainerName, typer.Option(help="What holds the weights.")] = TrainerName.megatron,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A running SGLang or vLLM that should serve SOURCE; repeated: that should serve the same.",
+        ),
+    ] = None,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Overwrite the servers' weights and have them load SOURCE.")
+    ] = False,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Also attach to servers on other machines.")
+    ] = False,
+    trainer: Annotated[
+        TrainerName | None,
+        typer.Option(help="What holds the weights.", show_default="megatron; with --attach transformers"),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")] = 1,
@@ -96,6 +118,7 @@ def refit(
     """
     from ckptcheck import pack
     from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
@@ -111,9 +134,28 @@ def refit(
     if engine not in registry.ENGINES:
         raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
     rules = pack.load()
-    ckpt = open_checkpoint(source)
-    refuse_critic(ckpt.config, source)
-    _sound(ckpt, source)
+    if source is None and not attach:
+        raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
+    ckpt = None
+    if source is not None:
+        ckpt = open_checkpoint(source)
+        refuse_critic(ckpt.config, source)
+        _sound(ckpt, source)
+    layout = Layout(tp=tp, pp=pp, ep=ep)
+    if attach:
+        chosen = trainer or TrainerName.transformers
+
+        def score(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
+            """Start the trainer that gives the logprobs."""
+            return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, timeout)
+
+        wanted = attaching.Wanted(
+            attach, score, allow_write, allow_remote, check_weights, check_logprobs, engine_python, timeout
+        )
+        _deliver(run(attaching.attach(ckpt, wanted, out.talk), rules), rules, format, output, fail_on, verbose)
+    assert ckpt is not None
+    assert source is not None
+    trainer = trainer or TrainerName.megatron
     embedding = ckpt.anatomy.embedding
     if embedding is None:
         raise CkptcheckError(f"{source} has no token embedding that could be found")
@@ -132,7 +174,6 @@ def refit(
     try:
         with Exchange(need=size) as exchange:
             out.talk(f"starting {trainer.value}")
-            layout = Layout(tp=tp, pp=pp, ep=ep)
             held = _trainer(ckpt, exchange, trainer, layout, dtype.value, trainer_python, timeout)
             try:
 
@@ -155,6 +196,14 @@ def refit(
             out.talk(f"kept {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+    _deliver(report, rules, format, output, fail_on, verbose)
+
+
+def _deliver(
+    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
+) -> NoReturn:
+    from ckptcheck.cli import output as out
+
     out.deliver([report], rules, format.value, output, verbose=verbose)
     sys.stdout.flush()
     raise typer.Exit(report.exit_code(fail_on.value))
