@@ -7,8 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from attached import attached
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from recorded import history
 from refitted import played
 
 from ckptcheck import manifest, pack
@@ -35,6 +37,12 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "refit":
         _holds(case, run(played(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "history":
+        _holds(case, run(history(case.table, tmp_path / "syncs.jsonl"), [case.rule]))
+        return
+    if case.rule.on in ("servers", "engines"):
+        _holds(case, run(attached(case.table), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

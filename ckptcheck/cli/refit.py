@@ -18,6 +18,7 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.report import Report
     from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
@@ -104,6 +105,9 @@ def refit(
     ] = None,
     trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for any one call.")] = 900.0,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
@@ -188,7 +192,10 @@ def refit(
                 trial = Trial(
                     source, held, start, settings, vocabulary=rows, block=128, folder=folder, say=out.talk
                 )  # fmt: skip
-                report = run(trial.run(), rules)
+                trace = trial.run()
+                if record is not None:
+                    _record(trace, record)
+                report = run(trace, rules)
             finally:
                 held.close()
     finally:
@@ -197,6 +204,15 @@ def refit(
         else:
             shutil.rmtree(folder, ignore_errors=True)
     _deliver(report, rules, format, output, fail_on, verbose)
+
+
+def _record(trace: RefitTrace, path: Path) -> None:
+    from ckptcheck.history.record import Record
+    from ckptcheck.refit.recorded import recorded
+
+    file = Record(path)
+    for sync in recorded(trace):
+        file.append(sync)
 
 
 def _deliver(

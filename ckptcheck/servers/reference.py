@@ -119,7 +119,8 @@ def _command(engine: str, checkpoint: Path, dtype: str, ranks: int, device: str,
         sizes = ["--tensor-parallel-size", str(ranks), "--max-model-len", str(length), "--enforce-eager"]
         return [*module, *sizes, "--max-logprobs", "-1", "--generation-config", "vllm"]
     module = ["-m", "sglang.launch_server", "--model-path", str(checkpoint), *here]
-    sizes = ["--tp-size", str(ranks), "--context-length", str(length), "--disable-cuda-graph", "--skip-server-warmup", "--sleep-on-idle"]
+    sizes = ["--tp-size", str(ranks), "--context-length", str(length), "--disable-cuda-graph", "--skip-server-warmup"]
+    sizes.append("--sleep-on-idle")  # else its scheduler spins on a core while it waits
     if device != "cpu":
         return [*module, *sizes]
     return [

@@ -16,7 +16,7 @@ checksums leave out caches of rotary angles, and those of FP8 blocks are of the 
 into something opaque are left out, see REF032.
 
 ## Seen in
-NVIDIA-NeMo/RL#3259 (half of the layers never synced), verl-project/verl#7495 (the base model pushed for months)
+NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the base model pushed for months)
 """
 
 from collections.abc import Iterator
