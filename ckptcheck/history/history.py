@@ -22,7 +22,8 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 class Turn:
     """One sync after another of the same run. stepped: the trainer took steps in between, as far as it says.
 
-    moved: names whose sent digest changed. turned: ``rank/name`` whose digest in the engine changed.
+    moved: names whose sent digest changed. turned: ``rank/name`` whose digest in the engine changed. same: not one did, on
+    the side that is known, the trainer's first.
     """
 
     index: int
@@ -45,6 +46,17 @@ class Turn:
     def turned(self) -> frozenset[str]:
         """Tensors that the engine held both times, with other numbers."""
         return _changed(self.before.held, self.after.held)
+
+    @cached_property
+    def same(self) -> tuple[str, int] | None:
+        """Return which side stayed as it was in all of its tensors, and how many; None where something changed."""
+        for side, before, after, changed in (
+            ("sent", self.before.sent, self.after.sent, self.moved),
+            ("held", self.before.held, self.after.held, self.turned),
+        ):
+            if before and after:
+                return (side, len(after)) if not changed and before.keys() == after.keys() else None
+        return None
 
     @cached_property
     def stale(self) -> tuple[str, ...]:
@@ -110,8 +122,12 @@ class History:
 
     @cached_property
     def steps(self) -> tuple[Turn, ...]:
-        """The turns between which the trainer moved on, and both of which say what was sent."""
-        return tuple(turn for turn in self.turns if turn.stepped and turn.before.sent and turn.after.sent)
+        """The turns between which the trainer moved on, and both of which say what was sent, or what is held."""
+        return tuple(
+            turn
+            for turn in self.turns
+            if turn.stepped and ((turn.before.sent and turn.after.sent) or (turn.before.held and turn.after.held))
+        )
 
     @cached_property
     def never(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Steps in a row that sent the same."""
+"""Steps in a row that changed nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ckptcheck.history.history import History, Turn
 
 
 def frozen(history: History) -> list[list[Turn]]:
-    """Return the runs of steps, one after the other, in which no sent digest changed."""
+    """Return the runs of steps, one after the other, in which no digest changed."""
     found: list[list[Turn]] = []
     last: list[Turn] | None = None
     for turn in history.steps:
-        if turn.moved or turn.before.sent.keys() != turn.after.sent.keys():
+        if turn.same is None:
             last = None
             continue
         if last is None:

@@ -1,7 +1,8 @@
 """The trainer took a step, and sent exactly what it had sent before.
 
 ## What it checks
-Where the step (or, without steps, the loss) moved on, the digest of at least one sent tensor changed.
+Where the step (or, without steps, the loss) moved on, the digest of at least one sent tensor changed; where it is not known what
+was sent, that of at least one tensor of the engine.
 
 ## Why it matters
 What is exported is not what is trained: a frozen copy, the base model of an adapter, a buffer that was gathered once. The engine
@@ -30,8 +31,9 @@ def check(history: History) -> Iterator[Problem]:
     for run in frozen(history):
         if len(run) < 3:
             for turn in run:
+                side, number = turn.same or ("", 0)
+                what = "were sent as they were" if side == "sent" else "of the engine are as they were"
                 yield Problem(
-                    f"{history.name(turn.index)}: all {len(turn.after.sent):,} tensors were sent as they were at"
-                    f" {history.name(turn.index - 1)}",
+                    f"{history.name(turn.index)}: all {number:,} tensors {what} at {history.name(turn.index - 1)}",
                     hint="was the learning rate 0, or the step skipped? else export what the optimizer updates",
                 )
