@@ -20,13 +20,14 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class Turn:
-    """One sync after another of the same run. stepped: the trainer took steps in between, as far as it says.
+    """One sync after another of the same run, both of which succeeded. index, earlier: their places in the record.
 
     moved: names whose sent digest changed. turned: ``rank/name`` whose digest in the engine changed. same: not one did, on
     the side that is known, the trainer's first.
     """
 
     index: int
+    earlier: int
     before: Sync
     after: Sync
 
@@ -113,10 +114,11 @@ class History:
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
-        """Each sync with the one before it, where the same process recorded both."""
+        """Each sync with the last one before it that succeeded, where the same process recorded both."""
+        whole = [(index, sync) for index, sync in enumerate(self.syncs) if sync.ok]
         return tuple(
-            Turn(index, before, after)
-            for index, (before, after) in enumerate(pairwise(self.syncs), start=1)
+            Turn(index, earlier, before, after)
+            for (earlier, before), (index, after) in pairwise(whole)
             if before.run == after.run
         )
 

@@ -100,6 +100,7 @@ class Syncing:
         self._watch, self._whole = watch, whole
         self._sync = Sync(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN)
         self._began = self._checking = 0.0
+        self._unseen = False
         self.report: Report | None = None
 
     def __enter__(self) -> Syncing:
@@ -142,7 +143,9 @@ class Syncing:
         if error is not None:
             sync.ok, sync.message = False, f"{type(error).__name__}: {error}"
         if self._whole and watch.expected is not None:
-            self._quietly("digest what the trainer expects", self._expect)
+            self._unseen = not self._quietly("digest what the trainer expects", self._expect) or self._unseen
+        if self._unseen:
+            sync.sent = {}  # a part would look as if the rest had not been sent
         if watch.engine is not None:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
             sync.version = self._version() or sync.version
@@ -160,7 +163,8 @@ class Syncing:
         if not self._whole:
             return
         began = time.monotonic()
-        self._quietly(f"digest {name}", lambda: self._digest(name, tensor))
+        if not self._quietly(f"digest {name}", lambda: self._digest(name, tensor)):
+            self._unseen = True
         self._checking += time.monotonic() - began
 
     def _digest(self, name: str, tensor: Any) -> None:
@@ -190,13 +194,15 @@ class Syncing:
             self._quietly("ask the engine for its version", lambda: told.append(engine.version()))
         return told[-1]
 
-    def _quietly(self, what: str, do: Callable[[], object]) -> None:
-        """Do something; what it raises is said, and does not reach the training loop."""
+    def _quietly(self, what: str, do: Callable[[], object]) -> bool:
+        """Do something, and return whether it worked; what it raises is said, and does not reach the training loop."""
         try:
             do()
+            return True
         except Exception as error:
             message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
             warnings.warn(f"ckptcheck.watch could not {what}: {message}", SyncWarning, stacklevel=4)
+            return False
 
     def _tell(self, report: Report, error: BaseException | None) -> None:
         on = self._watch.on

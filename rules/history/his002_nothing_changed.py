@@ -34,6 +34,6 @@ def check(history: History) -> Iterator[Problem]:
                 side, number = turn.same or ("", 0)
                 what = "were sent as they were" if side == "sent" else "of the engine are as they were"
                 yield Problem(
-                    f"{history.name(turn.index)}: all {number:,} tensors {what} at {history.name(turn.index - 1)}",
+                    f"{history.name(turn.index)}: all {number:,} tensors {what} at {history.name(turn.earlier)}",
                     hint="was the learning rate 0, or the step skipped? else export what the optimizer updates",
                 )

@@ -32,6 +32,6 @@ def check(history: History) -> Iterator[Problem]:
             losses = [turn.after.loss for turn in run if turn.after.loss is not None]
             moved = f", while the loss went from {losses[0]:g} to {losses[-1]:g}" if len(set(losses)) > 1 else ""
             yield Problem(
-                f"from {history.name(run[0].index - 1)} to {history.name(run[-1].index)} all {number:,} tensors {what}{moved}",
+                f"from {history.name(run[0].earlier)} to {history.name(run[-1].index)} all {number:,} tensors {what}{moved}",
                 hint="export what the optimizer updates; merge an adapter before it is sent",
             )

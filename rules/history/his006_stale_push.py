@@ -27,7 +27,7 @@ from ckptcheck.phrase import count, few
 @rule("HIS006", "stale-push", severity="error", on="history", when=lambda history: len(history.steps) > 1)
 def check(history: History) -> Iterator[Problem]:
     for turn in history.steps:
-        older = range(turn.index - 2, -1, -1)
+        older = range(turn.earlier - 1, -1, -1)
         found: dict[int, list[str]] = {}
         for name in matrices(turn.moved):
             now = turn.after.sent[name]
