@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, megatron, tolerance, values
+from tests.benchmarks import diagnosis, diff, headers, megatron, tolerance, values, watch
 
 if __name__ == "__main__":
     headers.main()
@@ -9,3 +9,4 @@ if __name__ == "__main__":
     diff.main()
     tolerance.main()
     diagnosis.main()
+    watch.main()
