@@ -1,7 +1,8 @@
-# make demo    build a real model's checkpoint, damage copies of it, scan them all
+# make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
+# make matrix  every trainer layout against every engine layout, live (two hours on two cores, after make engines)
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
 
@@ -17,7 +18,7 @@ COUNT ?= 2000
 
 BIN := .venv/bin
 
-.PHONY: demo test engines check bench fuzz format clean
+.PHONY: demo test engines matrix check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -36,6 +37,9 @@ check: .venv/tools.done
 
 bench: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.benchmarks
+
+matrix: .venv/torch.done .venv/tools.done
+	@$(BIN)/python -m tests.matrix
 
 fuzz: .venv/tools.done
 	$(BIN)/python tests/fuzz.py --seed $(SEED) --count $(COUNT)

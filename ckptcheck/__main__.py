@@ -1,5 +1,6 @@
 """The entry point: answers ``--version`` at once and hands everything else to the command line."""
 
+import os
 import sys
 
 
@@ -10,10 +11,24 @@ def main() -> None:
 
         sys.stdout.write(f"ckptcheck {__version__}\n")
         return
+    _open_closed_streams()
     _import_typer()
     from ckptcheck.cli.app import main as command_line
 
     command_line()
+
+
+def _open_closed_streams() -> None:
+    """Give a program that was started without standard streams (``>&-``) empty ones.
+
+    Else the next socket that is opened would be its standard output, and processes that it starts would write to it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - it is open until the end
+            if stream.fileno() != number:
+                os.dup2(stream.fileno(), number)
+            setattr(sys, name, stream)
 
 
 def _import_typer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,8 +10,30 @@ from typing import Any, Literal
 from ckptcheck.rule import SEVERITIES, Finding, Severity
 
 SCHEMA = "ckptcheck-report/1"
+Cell = str | int | float | None
 Verdict = Literal["clean", "findings", "incomplete"]
 FailOn = Literal["error", "warning", "info", "never"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What was measured, told beside the findings: a table, lines, or both. It decides nothing; rules do.
+
+    columns: names of the table's columns; numbers stand in unrounded, None where a cell has none. lines: printed as they are,
+    so that commands can be copied.
+    """
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        whole: dict[str, Any] = {"title": self.title}
+        if self.columns:
+            whole |= {"columns": list(self.columns), "rows": [[*map(_finite, row)] for row in self.rows]}
+        return whole | ({"lines": list(self.lines)} if self.lines else {})
 
 
 @dataclass(frozen=True)
@@ -24,6 +47,7 @@ class Report:
     known: findings that a baseline covers; they are not among `findings`.
     counts: files, tensors and bytes (of tensor data) looked at.
     consumers: what each consumer that the user named makes of it, a row for each; () where none was named.
+    sections: what was measured, for the reader.
     """
 
     target: str
@@ -36,6 +60,7 @@ class Report:
     known: int = 0
     counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
     consumers: tuple[Mapping[str, Any], ...] = ()
+    sections: tuple[Section, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -80,4 +105,11 @@ class Report:
             result["subject"] = self.subject
         if self.consumers:
             result["consumers"] = [dict(row) for row in self.consumers]
+        if self.sections:
+            result["sections"] = [section.as_dict() for section in self.sections]
         return result | ({"error": self.error} if self.error else {})
+
+
+def _finite(cell: Cell) -> Cell:
+    """JSON has no word for NaN and infinity, so they are told as text."""
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell

@@ -13,7 +13,11 @@ from ckptcheck.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
 
 
 class Evidence(Protocol):
-    """What every kind of evidence tells about itself; rules know the rest."""
+    """What every kind of evidence tells about itself; rules know the rest.
+
+    It may offer more: `aspect(kind)`, itself as rules on another kind see it, `sections`, what was measured (report.Section), and
+    `failed_to`, what could not be done with the unread ("read").
+    """
 
     @property
     def kind(self) -> str:
@@ -80,8 +84,11 @@ def run(
         else:
             if len(findings) == found:
                 passed.append(rule.code)
+    nothing = None if passed or findings or crashed else "no selected rule looked at this target"
     if unread := few([f"{name}: {reason}" for name, reason in evidence.unread.items()]):
-        crashed += [(code, f"could not read {unread}") for code in passed]  # each may have missed what is in there
+        lost = f"could not {getattr(evidence, 'failed_to', 'read')} {unread}"
+        crashed += [(code, lost) for code in passed]  # each may have missed what is in there
+        nothing = None if crashed else lost
         passed = []
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # stable: the order of the rules within
     return Report(
@@ -91,8 +98,9 @@ def run(
         passed=tuple(passed),
         skipped=tuple(skipped),
         crashed=tuple(crashed),
-        error=None if passed or findings or crashed else "no selected rule looked at this target",
+        error=nothing,
         counts=evidence.counts,
+        sections=tuple(getattr(evidence, "sections", ())),
     )
 
 

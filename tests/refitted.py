@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,32 +39,71 @@ def weights() -> dict[str, np.ndarray]:
 
 
 class FakeTrainer:
-    """Holds weights as the fake engine computes with them. unsteady: its second forward pass differs."""
+    """Holds weights as the fake engine computes with them.
+
+    unsteady: its second forward pass differs. apart: it computes otherwise than the engine. drifting: so does its training.
+    babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
+    has. dtype: says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two
+    ranks, whose copies of a norm differ from that step on.
+    """
 
     info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
 
-    def __init__(self, folder: Path, *, unsteady: bool = False, apart: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        unsteady: bool = False,
+        apart: bool = False,
+        drifting: bool = False,
+        babbling: float | None = None,
+        extra: str = "",
+        dtype: str = "F32",
+        megatron: bool = False,
+        unlike: int | None = None,
+    ) -> None:
+        self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
+        self._megatron = megatron
+        if megatron:
+            self.info = TrainerInfo("megatron", "1", "float32", "TP2·PP2", "FakeForCausalLM")
         self._held, self._folder = weights(), folder
         self._number, self._passes = 0, 0
         self._unsteady, self._apart = unsteady, apart
+        self._steps, self._unlike = 0, unlike
+        if unlike is not None:
+            self.info = replace(self.info, layout="TP2")
 
     def weights(self) -> list[Weight]:
-        return [Weight(name, values.shape, "F32") for name, values in self._held.items()]
+        held = dict(self._held) | ({self._extra: np.zeros(4, np.float32)} if self._extra else {})
+        return [
+            Weight(name, values.shape, self._dtype, *(megatron_names(name) if self._megatron else ()))
+            for name, values in held.items()
+        ]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         self._passes += 1
         moved = (1e-3 if self._apart else 0.0) + (1e-7 * self._passes if self._unsteady else 0.0)
         scored = self._cold().score(sequences)
-        return [tuple(value - moved for value in each.prompt) for each in scored]
+        found = [tuple(value - moved for value in each.prompt) for each in scored]
+        if self._babbling is not None and len(found) == 2:  # the two ways on from where greedy texts part
+            found[0] = (*found[0][:-1], found[1][-1] + self._babbling)
+        return found
 
     def greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:
-        return self._cold().score([tokens], decode=number)[0].decoded
+        said = self._cold().score([tokens], decode=number)[0].decoded
+        if self._babbling is None:
+            return said
+        self._said = (said[2] + 1) % VOCABULARY
+        return (*said[:2], self._said, *said[3:])
 
     def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0) -> Step:
+        moved = 1e-3 if self._drifting else 0.0
+        scores = tuple(tuple(value + moved for value in each) for each in self.score(sequences))
         self.perturb(0.05, seed=seed)
-        return Step(1.0, 1.0)
+        return Step(1.0, 1.0, scores)
 
     def perturb(self, scale: float, *, seed: int = 0) -> None:
+        self._steps += 1
         draw = np.random.default_rng(seed)
         self._held = {
             name: (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
@@ -74,7 +115,8 @@ class FakeTrainer:
 
     def export(self, bucket_bytes: int) -> list[Parcel]:
         groups: list[dict[str, np.ndarray]] = [{}]
-        for name, values in self._held.items():
+        extra = {self._extra: np.zeros(4, np.float32)} if self._extra else {}
+        for name, values in (self._held | extra).items():
             if groups[-1] and sum(each.nbytes for each in groups[-1].values()) + values.nbytes > bucket_bytes:
                 groups.append({})
             groups[-1][name] = values
@@ -94,6 +136,9 @@ class FakeTrainer:
     def digests(self) -> dict[str, str]:
         return {name: digest(values) for name, values in self._held.items()}
 
+    def replicas(self) -> tuple[str, ...]:
+        return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
+
     def save(self, folder: Path) -> None:
         save_file(self._held, folder / "model.safetensors")
 
@@ -102,6 +147,15 @@ class FakeTrainer:
 
     def _cold(self) -> FakeEngine:
         return FakeEngine(self._held)
+
+
+def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the name that Megatron has for a weight, as far as the cases need it, and the ranks that hold it."""
+    own = re.sub(r"self_attn\.[qkv]_proj", "self_attention.linear_qkv", name.replace("model.layers", "decoder.layers"))
+    own = own.replace("self_attn.o_proj", "self_attention.linear_proj")
+    own = re.sub(r"experts\.(\d+)\.(gate|up)_proj", r"experts.local_experts.\1.linear_fc1", own)
+    own = re.sub(r"experts\.(\d+)\.down_proj", r"experts.local_experts.\1.linear_fc2", own)
+    return (own,), (2, 3) if ".layers." in name and ".layers.0." not in name else (0, 1)
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
@@ -115,9 +169,10 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         own = [] if started else faults
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
-        return FakeEngine(tensors, own, ranks=table.get("ranks", 1), draft=table.get("draft", False))
+        more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
+        return FakeEngine(tensors, own, **more)
 
     trainer = FakeTrainer(folder, **table.get("trainer", {}))
     settings = Settings(**{"bucket_bytes": 1000, "other_bytes": 300, "decode": 4, **table.get("settings", {})})
     block = 4 if table.get("cache") else 0
-    return Trial("trial", trainer, start, settings, vocabulary=VOCABULARY, block=block, folder=folder).run()
+    return Trial("trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, folder=folder).run()

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft4Validator, Draft202012Validator
 
 import ckptcheck.reporters
-from ckptcheck.report import Report
+from ckptcheck.report import Report, Section
 from ckptcheck.reporters import render
 from ckptcheck.rule import Finding, Rule
 
@@ -47,6 +47,14 @@ FOUND = Report(
     "runs/b", findings=(MISSING, LEFT_OVER, TIED, RARE), passed=("ADP004",), skipped=(("ZZZ009", "ignored"),), known=7
 )
 CRASHED = Report("runs/c", findings=(MISSING,), crashed=(("IDX001", "KeyError: 'x'"), ("ADP004", "denied")))
+MEASURED = Report(
+    "runs/m",
+    passed=("IDX001",),
+    sections=(
+        Section("Cost", ("sync", "seconds", "ratio"), (("1", 0.123456, 2), ("2", None, float("nan")))),
+        Section("Commands", lines=("ckptcheck scan 'a b' --headers-only",)),
+    ),
+)
 UNOPENED = Report("runs/d", error="runs/d does not exist")
 GROUPS = {
     "clean": [CLEAN],
@@ -55,6 +63,7 @@ GROUPS = {
     "unopened": [UNOPENED],
     "several": [CLEAN, FOUND, CRASHED, UNOPENED],
     "remote": [Report("hf://org/name@main", findings=(MISSING, RARE))],
+    "sections": [MEASURED],
     "unknown rule": [Report("runs/e", findings=(Finding("MY001", "own", "error", "m"),), passed=("MY002", "IDX001"))],
 }
 groups = pytest.mark.parametrize("reports", GROUPS.values(), ids=GROUPS.keys())

@@ -168,12 +168,13 @@ def test_the_command(tmp_path: Path) -> None:
     )
     text = command("history", path)
     assert text.returncode == 1
-    assert "never changed: 28 of 28: " in text.stdout
+    assert "never changed: 28 of 28 that were sent: " in text.stdout
     assert "error   HIS005 version-not-moved" in text.stdout
     assert "warning HIS002 nothing-changed" in text.stdout
     assert text.stderr == ""
     told = json.loads(command("history", path, "--format", "json", "--fail-on", "never").stdout)
     assert [finding["code"] for finding in told["findings"]] == ["HIS005", "HIS002"]
+    assert told["sections"][0]["rows"][1][1:8] == [1, "1", 2.25, 28, 0, 22, 0]
     for form in ("sarif", "junit", "github"):
         done = command("history", path, "--format", form)
         assert (done.returncode, "HIS005" in done.stdout) == (1, True), form

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from cases import ROOT
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host import patience
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.host.far.ckptcheck_far import wire
 from ckptcheck.host.host import Host
@@ -153,6 +156,37 @@ def test_a_hang_is_ended_and_says_where(verb: str) -> None:
         assert any("in hang_here" in line for line in caught.value.last_words)
 
 
+def test_all_that_is_asked_in_a_block_has_its_time_together() -> None:
+    with Host(PYTHON, VERBS) as host, patience.within(600), patience.within(0.5):
+        assert host.call("count", timeout=900) == 1
+        with pytest.raises(HostHung):
+            host.call("hang_here", timeout=900)
+    with pytest.raises(HostHung, match="did not answer in time when asked to start"), patience.within(0.01):
+        Host(PYTHON, VERBS)
+    assert patience.deadline() is None
+    assert (patience.otherwise(7), patience.left(7) > 6) == (7, True)
+    with patience.within(None):
+        assert patience.otherwise(7) == 7
+    with patience.within(3):
+        assert patience.otherwise(7) is None
+        assert patience.left(7) <= 3
+
+
+def test_one_that_is_at_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    with Host(PYTHON, VERBS) as host:
+        close = host._process.close
+        monkeypatch.setattr(host._process, "close", lambda grace: (given.append(grace), close(grace)))
+        threading.Timer(0.5, host.close).start()
+        with pytest.raises(HostDied, match="when asked to hang_here"):
+            host.call("hang_here")
+    assert given == [0]
+
+
+def test_what_it_leaves_among_the_temporary_files_goes_with_it(host: Host) -> None:
+    assert host.call("where")["environment"]["TMPDIR"].startswith(str(host.folder))
+
+
 def test_one_that_stopped_entirely_is_ended() -> None:
     with Host(PYTHON, VERBS) as host, pytest.raises(HostHung):
         host.call("stop", timeout=0.5)
@@ -225,8 +259,6 @@ host.call("hang_deaf")
 
 def wait_until(done: object) -> None:
     """Poll; the guardian gives them three seconds before it kills."""
-    import time
-
     assert callable(done)
     end = time.monotonic() + 60
     while not done():

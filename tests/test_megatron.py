@@ -272,6 +272,8 @@ EVIL = {
     "through torch": Call(Global("torch.hub", "load"), (".", "x")),
     "a partial": Call(Call(Global("functools", "partial"), (SYSTEM, COMMAND))),
     "nested in what is known": Call(Global("collections", "OrderedDict"), (Call(SYSTEM, (COMMAND,)),)),
+    "new object with keywords": Raw(dcp.code(SYSTEM) + dcp.code((COMMAND,)) + dcp.code({}) + b"\x92"),
+    "state on what a command made": Raw(dcp.code(Call(SYSTEM, (COMMAND,))) + dcp.code({"__class__": SYSTEM}) + b"b"),
     "a line's global": Raw(b"cos\nsystem\n" + dcp.code((COMMAND,)) + b"R"),
 }
 
@@ -293,6 +295,16 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(name: str, tmp_path: Pat
         assert not Path(CANARY).exists()
         assert not (Path(__file__).parent / CANARY).exists()
         target.write_bytes(raw)
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 127, 128, 255])
+def test_texts_and_integers_of_any_length_are_walked_over(length: int) -> None:
+    """Short ones are skipped by a regular expression, others one by one; what follows must be read either way."""
+    text, number = "R" * length, int.from_bytes(b"\x81" * length, "little", signed=True)
+    raw = b"\x80\x04\x8c" + bytes([length]) + text.encode() + b"\x8a" + bytes([length]) + b"\x81" * length + b"\x86."
+    assert unpickle(raw, known).value == (text, number)
+    with pytest.raises(UnreadablePickle, match="its opcode b'i'"):
+        unpickle(raw[:-2] + b"ios\nsystem\n.", known)
 
 
 def test_a_foreign_global_is_named(copied: Any) -> None:
@@ -322,6 +334,19 @@ HARMFUL = {
     "a huge memo": b"\x80\x02" + long_put(0xFFFFFFFF) + b".",
     "a memo beyond the file": b"\x80\x02" + long_put(1 << 20) + b".",
     "a text memo": b"\x80\x02Np999999999999\n.",
+    "a memo of millions": b"\x80\x04}X"
+    + struct.pack("<I", 1 << 25)
+    + bytes(1 << 25)
+    + b"r"
+    + struct.pack("<I", 1 << 25)
+    + b"Ns.",
+    "a memo without end": b"\x80\x04}" + b"\x94" * ((1 << 24) + 1) + b".",
+    "a call of a text": b"\x80\x04\x8c\x01x)R.",
+    "an object of a text": b"\x80\x04\x8c\x01x)\x81.",
+    "state on a text": b"\x80\x04\x8c\x01x}b.",
+    "an extension beyond all": b"\x80\x02\x83\xff\xff.",
+    "a text cut off": b"\x80\x04\x8c\x7fabc",
+    "an integer cut off": b"\x80\x04\x8a\x08abc.",
     "an absurd integer": b"\x80\x02\x8b" + struct.pack("<I", 1 << 20) + b"\x01" * (1 << 20) + b".",
     "a negative length": b"\x80\x02\x8b\xff\xff\xff\xff.",
     "an absurd length": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.",

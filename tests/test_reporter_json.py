@@ -32,9 +32,10 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
             yield from objects(child)
 
     closed = [node for node in objects(FORM.schema) if "additionalProperties" in node]
-    assert len(closed) == 6
+    assert len(closed) == 7
     for node in closed:
-        optional = {"subject", "consumers", "error"} if "verdict" in node["properties"] else set()
+        optional = {"subject", "consumers", "sections", "error"} if "verdict" in node["properties"] else set()
+        optional |= {"columns", "rows", "lines"} if "columns" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional
         for name, entry in node["properties"].items():
             assert "description" in entry or entry == {"$ref": "#/$defs/code"}, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import urllib.parse
@@ -9,11 +10,11 @@ import urllib.parse
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from samples import CLEAN, FORM, RULES, commands, groups, junit_root, place, plain_folder, sarif_run  # noqa: F401
+from samples import CLEAN, FORM, MEASURED, RULES, commands, groups, junit_root, place, plain_folder, sarif_run  # noqa: F401
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.report import Report
-from ckptcheck.reporters import FORMATS, render
+from ckptcheck.reporters import FORMATS, render, text
 from ckptcheck.rule import Finding
 
 
@@ -132,3 +133,20 @@ def test_uris_name_the_file(file: str) -> None:
     uri = place("a", file)["uri"]
     read = urllib.parse.unquote_to_bytes(uri.removeprefix("a/"))
     assert file.encode("utf-8", "surrogatepass") == read or file.encode("utf-8", "surrogateescape") == read
+
+
+def test_sections_stand_below_the_findings_aligned() -> None:
+    told = io.StringIO()
+    text.write([MEASURED], RULES, told)
+    assert told.getvalue().splitlines()[1:] == [
+        "",
+        "  Cost",
+        "  sync  seconds  ratio",
+        "  1      0.1235      2",
+        "  2           –    nan",
+        "",
+        "  Commands",
+        "  ckptcheck scan 'a b' --headers-only",
+        "",
+        "✓ clean · 1 rule passed",
+    ]

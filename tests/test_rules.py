@@ -10,6 +10,7 @@ import pytest
 from attached import attached
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from localized import localization
 from recorded import history
 from refitted import played
 
@@ -38,14 +39,17 @@ def test_case(case: Case, tmp_path: Path) -> None:
     if case.rule.on == "refit":
         _holds(case, run(played(case.table, tmp_path), [case.rule]))
         return
-    if case.rule.on == "history":
-        _holds(case, run(history(case.table, tmp_path / "syncs.jsonl"), [case.rule]))
-        return
     if case.rule.on in ("servers", "engines"):
         _holds(case, run(attached(case.table), [case.rule]))
         return
+    if case.rule.on == "history":
+        _holds(case, run(history(case.table, tmp_path / "syncs.jsonl"), [case.rule]))
+        return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
+        return
+    if case.rule.on == "localization":
+        _holds(case, run(localization(case.table), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if "options" in case.table:

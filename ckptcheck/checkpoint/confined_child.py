@@ -166,12 +166,16 @@ def templates(job: dict[str, Any]) -> None:
 
 
 def tokenizer(job: dict[str, Any], raw: bytes) -> None:
-    """Load a tokenizer.json as transformers does."""
+    """Load a tokenizer.json as transformers does. encode: a text to say in ids; decode: lists of ids to say as text."""
     import tokenizers
 
     confine(job["seconds"], job["memory"], threads=True)
     try:
-        tokenizers.Tokenizer.from_buffer(raw)
+        loaded = tokenizers.Tokenizer.from_buffer(raw)
+        if "encode" in job:
+            say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
+        for ids in job.get("decode", ()):
+            say(text=loaded.decode(ids, skip_special_tokens=False)[:MOST_TEXT])
     except MemoryError:
         say(bound="memory")
     except BaseException as error:  # a panic of the Rust code is no Exception

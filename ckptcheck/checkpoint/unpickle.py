@@ -22,6 +22,8 @@ MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
 MAX_MADE = 1 << 24
 """The most containers, tuples and objects that a pickle may make, some hundred bytes each."""
+MAX_MEMO = 1 << 24
+"""The highest number that a memo entry may have: the unpickler keeps a list as long, twice over. 100,000 tensors take 3 million."""
 MAX_AXES = 64
 """The most dimensions that a tensor may have here, as in PyTorch."""
 MAX_NUMBER = 1024
@@ -31,13 +33,31 @@ FRAME = 512
 DEEP = 500
 """Tuples in a row that any thread's stack stands."""
 
-_PLAIN = re.compile(rb"(?:[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]++|[Khq].|M..|[Jjr]....|G.{8}|\x95.{8})*+", re.DOTALL)
-"""Opcodes of fixed length. STOP is among them: a run ends there only if it is the last byte."""
+_SHORT = 128
+"""Texts shorter than this are skipped by the regular expression: nearly all names of tensors."""
+
+
+def _counted(op: bytes, lengths: range) -> bytes:
+    """Return a pattern for an opcode with a length of one byte."""
+    return re.escape(op) + b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in lengths) + b")"
+
+
+_PLAIN = re.compile(
+    rb"(?:[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]++|[Khq].|M..|[Jj]....|G.{8}|\x95.{8}|"
+    + _counted(b"\x8c", range(_SHORT))
+    + b"|"
+    + _counted(b"\x8a", range(10))
+    + b")*+",
+    re.DOTALL,
+)
+"""Opcodes of fixed length, short texts and integers of 64 bits. STOP is among them: a run ends there only if it is the last."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4}
 """Opcode → bytes of the length that follows it: text, bytes, integers."""
 _INTEGERS = (0x8A, 0x8B)
+_LONG_BINPUT = 0x72
 _MAKERS = b"(]}R\x81\x85\x86\x87\x8f\x91"
 _TUPLES = b"\x85\x86\x87t"
+_MEMOIZE = b"\x94"
 
 
 class UnreadablePickle(Exception):
@@ -187,25 +207,30 @@ def _walk(raw: bytes) -> int:
     """Walk over the opcodes; return how many tuples it makes at the most. Raises UnreadablePickle."""
     if len(raw) > MAX_PICKLE:
         raise UnreadablePickle(f"it has {len(raw):,} bytes, and no more than {MAX_PICKLE:,} are read")
-    if sum(raw.count(op) for op in _MAKERS) > MAX_MADE:
+    if _number(raw, _MAKERS) > MAX_MADE:
         raise UnreadablePickle("it makes more objects than a checkpoint needs")
-    at, end, plain, puts = 0, len(raw), _PLAIN.match, 0
+    if _number(raw, _MEMOIZE) > MAX_MEMO:
+        raise UnreadablePickle("it remembers more objects than a checkpoint needs")
+    at, end, plain = 0, len(raw), _PLAIN.match
     while True:
         found = plain(raw, at)
         assert found is not None
         start, at = at, found.end()
-        if b"r" in raw[start:at]:
-            puts += _check_puts(raw, start, at)
         if at >= end:
             if start == at or raw[-1] != 0x2E:
                 raise UnreadablePickle("it ends before it is complete")
-            return sum(raw.count(op) for op in _TUPLES)
+            return _number(raw, _TUPLES)
         op = raw[at]
         if (width := _LENGTHS.get(op)) is not None:
             length = int.from_bytes(raw[at + 1 : at + 1 + width], "little")
             if op in _INTEGERS and length > MAX_NUMBER:
                 raise UnreadablePickle("it holds an integer of absurd length")
             at += 1 + width + length
+        elif op == _LONG_BINPUT:
+            index = int.from_bytes(raw[at + 1 : at + 5], "little")
+            if index > min(at, MAX_MEMO):  # each entry takes at least a byte to make; there would be room for all below it
+                raise UnreadablePickle("it asks for a memo of absurd size")
+            at += 5
         elif op == 0x80:  # PROTO
             at += 2
         elif op == 0x63:  # GLOBAL: module and name, a line each
@@ -218,21 +243,10 @@ def _walk(raw: bytes) -> int:
             raise UnreadablePickle("it ends before it is complete")
 
 
-_ONE = re.compile(rb"[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]|[Khq].|M..|[Jjr]....|G.{8}|\x95.{8}", re.DOTALL)
-
-
-def _check_puts(raw: bytes, start: int, end: int) -> int:
-    """Refuse a memo entry far beyond those before it: the unpickler would make room for all of them."""
-    at, number = start, 0
-    while at < end:
-        if raw[at] == 0x72:
-            number += 1
-            if int.from_bytes(raw[at + 1 : at + 5], "little") > end:  # each entry takes at least a byte to make
-                raise UnreadablePickle("it asks for a memo of absurd size")
-        found = _ONE.match(raw, at)
-        assert found is not None
-        at = found.end()
-    return number
+def _number(raw: bytes, ops: bytes, step: int = 1 << 18) -> int:
+    """Return how many bytes are one of these, at least as many as there are such opcodes."""
+    parts = (raw[at : at + step] for at in range(0, len(raw), step))
+    return sum(len(part) - len(part.translate(None, ops)) for part in parts)
 
 
 def _with_stack(load: Callable[[], Any], size: int) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -80,10 +82,13 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(2)
+    except OSError as error:
+        _stop(f"{error.filename or 'the output'}: {error.strerror or error}")
     except Exception as error:
         # A wrong flag. Its class belongs to whichever click typer carries, so it is known by what it can do.
         if (sentence := getattr(error, "format_message", None)) is None:
-            raise
+            traceback.print_exc()  # a fault of ours: nothing was checked, and 1 would mean findings
+            _leave(2)
         if not sentence():  # no command at all: the help was printed
             _leave(2)
         _stop(sentence().rstrip(".").replace("Value error, ", ""), "see ckptcheck --help, ckptcheck scan --help")
@@ -93,11 +98,13 @@ def _stop(message: str, hint: str | None = None) -> NoReturn:
     from ckptcheck.reporters.printable import printable
 
     text = f"ckptcheck: {printable(message)}\n" + (f"           {printable(hint)}\n" if hint else "")
-    sys.stderr.write(text)
+    with contextlib.suppress(OSError):  # a terminal that was closed
+        sys.stderr.write(text)
     _leave(2)
 
 
 def _leave(code: int) -> NoReturn:
     """Exit at once: threads that still wait for a slow disk or network must not hold the user up."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)

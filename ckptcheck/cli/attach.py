@@ -6,11 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -32,17 +33,23 @@ StartTrainer = Callable[["Checkpoint", "Exchange", str], "Trainer"]
 class Wanted:
     """What the user asked for. write: servers may be written to; remote: they may be on other machines.
 
-    python: with the engine, for the reference. trainer: starts what gives the logprobs.
+    python: with the engine, for the reference. trainer: starts what gives the logprobs. timeouts: score for any one request,
+    sync for an update, start for what is started here.
     """
 
     addresses: Sequence[str]
     trainer: StartTrainer
+    timeouts: Timeouts = field(default_factory=Timeouts)
     write: bool = False
     remote: bool = False
     weights: bool = True
     logprobs: bool = True
     python: Path | None = None
-    timeout: float = 900.0
+
+    def seconds(self, kind: str, source: Checkpoint | None) -> float:
+        """Return how long something may take. kind: start, score, sync, as of a trial."""
+        nbytes = sum(tensor.nbytes for tensor in source.tensors.values()) if source is not None else 0
+        return self.timeouts.seconds(kind, nbytes)
 
 
 def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]) -> Attached:
@@ -62,9 +69,10 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     folder = source.source.local.resolve() if source is not None and source.source.local is not None else None
     if source is not None and folder is None:
         raise CkptcheckError(f"{source.target} is not on this disk, and an engine loads from there")
-    asked = attaching.Asked(sequences.sequences(_rows(source)), wanted.timeout, wanted.weights, wanted.logprobs)
+    patience = wanted.seconds("score", source)
+    asked = attaching.Asked(sequences.sequences(_rows(source)), patience, wanted.weights, wanted.logprobs)
     clients = [Client(url, remote=wanted.remote, key=os.environ.get(KEY)) for url in wanted.addresses]
-    servers = [recognize(client, seconds=min(wanted.timeout, attaching.ALIVE)) for client in clients]
+    servers = [recognize(client, seconds=min(patience, attaching.ALIVE)) for client in clients]
     seen = [attaching.look(server, asked, say) for server in servers]
     target = str(source.target) if source is not None else seen[0].url
     if source is None or folder is None:
@@ -113,7 +121,7 @@ def _reference(
     try:
         with Reference(
             about.engine, folder, dtype=about.dtype or "auto", ranks=about.ranks or 1, device=device,
-            python=wanted.python, scratch=(scratch,), timeout=wanted.timeout,
+            python=wanted.python, scratch=(scratch,), timeout=wanted.timeouts.seconds("start", 0),
         ) as reference:  # fmt: skip
             return attaching.look(reference.server, asked, say), ""
     except (HostDied, VerbError, CkptcheckError) as trouble:
@@ -127,6 +135,7 @@ def _truth(
 ) -> tuple[Truth | None, str]:
     """Have a trainer score the sequences; return what it says, or why there is nothing."""
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.host.patience import within
     from ckptcheck.host.trouble import HostDied, VerbError
     from ckptcheck.refit.attach import Truth
 
@@ -135,7 +144,7 @@ def _truth(
     say(f"scoring {source.target} in a trainer")
     dtype = next((server.about.dtype for server in seen if server.about.dtype in ("float32", "bfloat16")), "bfloat16")
     try:
-        with Exchange(need=0) as exchange:
+        with Exchange() as exchange, within(wanted.seconds("start", source)):
             trainer = wanted.trainer(source, exchange, dtype)
             try:
                 return Truth(trainer.info, tuple(trainer.score(asked.sequences))), ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import time
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 
 def talk(message: str) -> None:
-    """Say something to the person at the terminal."""
+    """Say something to the person at the terminal, who may have left."""
     from ckptcheck.reporters.printable import printable
 
-    sys.stderr.write(printable(message) + "\n")
+    with contextlib.suppress(OSError):
+        sys.stderr.write(printable(message) + "\n")
 
 
 def deliver(

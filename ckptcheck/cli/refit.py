@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import shutil
 import sys
@@ -56,7 +57,9 @@ class Dtype(enum.StrEnum):
 def refit(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[SOURCE]", help="A Hugging Face checkpoint on this disk.", show_default=False),
+        typer.Argument(
+            metavar="[SOURCE]", help="A Hugging Face checkpoint or a Megatron run on this disk.", show_default=False
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
     attach: Annotated[
@@ -99,12 +102,25 @@ def refit(
     check_logprobs: Annotated[
         bool, typer.Option("--check-logprobs/--no-check-logprobs", help="Compare logprobs on both sides.")
     ] = True,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Has the config.json of a Megatron run's model, and its tokenizer if you like."
+        ),
+    ] = None,
     engine_python: Annotated[
         Path | None,
         typer.Option(help="A Python of yours that has the engine.", show_default="the one installed by ckptcheck"),
     ] = None,
     trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for any one call.")] = 900.0,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PHASE=]SECONDS",
+            help="Seconds for each phase, or for those of one kind: start, score, step, sync; repeatable.",
+            show_default="900, 600, 600, 300, and what reading the weights takes",
+        ),
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
     ] = None,
@@ -121,49 +137,27 @@ def refit(
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck import pack
-    from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
+    from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.refit import timeouts
     from ckptcheck.refit.settings import Settings
+    from ckptcheck.refit.source import opened
+    from ckptcheck.refit.text import Text
     from ckptcheck.refit.trial import Trial
     from ckptcheck.run import run
     from ckptcheck.trainers.layout import Layout
-    from ckptcheck.trainers.megatron_settings import refuse_critic
 
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
+    if source is None and not attach:
+        raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     if engine not in registry.ENGINES:
         raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
     rules = pack.load()
-    if source is None and not attach:
-        raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
-    ckpt = None
-    if source is not None:
-        ckpt = open_checkpoint(source)
-        refuse_critic(ckpt.config, source)
-        _sound(ckpt, source)
-    layout = Layout(tp=tp, pp=pp, ep=ep)
-    if attach:
-        chosen = trainer or TrainerName.transformers
-
-        def score(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
-            """Start the trainer that gives the logprobs."""
-            return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, timeout)
-
-        wanted = attaching.Wanted(
-            attach, score, allow_write, allow_remote, check_weights, check_logprobs, engine_python, timeout
-        )
-        _deliver(run(attaching.attach(ckpt, wanted, out.talk), rules), rules, format, output, fail_on, verbose)
-    assert ckpt is not None
-    assert source is not None
-    trainer = trainer or TrainerName.megatron
-    embedding = ckpt.anatomy.embedding
-    if embedding is None:
-        raise CkptcheckError(f"{source} has no token embedding that could be found")
-    size = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype is Dtype.float32 else 1)
     settings = Settings(
         steps=steps,
         bucket_bytes=round(bucket_mb * 1e6),
@@ -172,37 +166,62 @@ def refit(
         perturb=perturb,
         weights=check_weights,
         logprobs=check_logprobs,
-        timeout=timeout,
+        timeouts=timeouts.read(timeout or ()),
     )
-    folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
-    try:
-        with Exchange(need=size) as exchange:
-            out.talk(f"starting {trainer.value}")
-            held = _trainer(ckpt, exchange, trainer, layout, dtype.value, trainer_python, timeout)
-            try:
+    with Interruption() as interruption, contextlib.ExitStack() as left:
+        folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
+        left.callback(_put_away, folder, keep)
+        ckpt = opened(source, folder / "source", hf_config) if source is not None else None
+        layout = Layout(tp=tp, pp=pp, ep=ep)
+        if attach:
+            chosen = trainer or TrainerName.transformers
 
-                def start(checkpoint: Path) -> Engine:
-                    """Start the engine in a process of its own."""
-                    return registry.start(
-                        engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                        scratch=(exchange.folder, folder),
-                    )  # fmt: skip
+            def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
+                """Start the trainer that gives the logprobs."""
+                return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, (exchange.folder,))
 
-                rows = ckpt.tensors[embedding].shape[0]
-                trial = Trial(
-                    source, held, start, settings, vocabulary=rows, block=128, folder=folder, say=out.talk
-                )  # fmt: skip
-                trace = trial.run()
-                if record is not None:
-                    _record(trace, record)
-                report = run(trace, rules)
-            finally:
-                held.close()
-    finally:
-        if keep:
-            out.talk(f"kept {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+            wanted = attaching.Wanted(
+                attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
+                logprobs=check_logprobs, python=engine_python,
+            )  # fmt: skip
+            report = run(attaching.attach(ckpt, wanted, out.talk), rules)
+            interruption.overhear()
+            left.close()
+            _deliver(report, rules, format, output, fail_on, verbose)
+        assert ckpt is not None
+        assert source is not None
+        held_by = trainer or TrainerName.megatron
+        embedding = ckpt.anatomy.embedding
+        if embedding is None:
+            raise CkptcheckError(f"{source} has no token embedding that could be found")
+        size = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype is Dtype.float32 else 1)
+        exchange = left.enter_context(Exchange(need=size))
+        scratch = (exchange.folder, *(() if keep else (folder,)))
+
+        def start_trainer() -> Trainer:
+            """Start the trainer, and end it when all is over."""
+            held = _trainer(ckpt, exchange, held_by, layout, dtype.value, trainer_python, scratch)
+            left.callback(held.close)
+            left.callback(interruption.overhear)
+            return held
+
+        def start(checkpoint: Path) -> Engine:
+            """Start the engine in a process of its own."""
+            return registry.start(
+                engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
+                scratch=scratch,
+            )  # fmt: skip
+
+        rows = ckpt.tensors[embedding].shape[0]
+        trial = Trial(
+            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
+            folder=folder, say=out.talk,
+        )  # fmt: skip
+        trace = trial.run()
+        interruption.overhear()
+        if record is not None:
+            _record(trace, record)
+        report = run(trace, rules)
     _deliver(report, rules, format, output, fail_on, verbose)
 
 
@@ -232,7 +251,7 @@ def _trainer(
     layout: object,
     dtype: str,
     python: Path | None,
-    timeout: float,
+    scratch: Sequence[Path],
 ) -> Trainer:
     from ckptcheck.trainers.layout import Layout
     from ckptcheck.trainers.megatron import start_megatron
@@ -240,21 +259,16 @@ def _trainer(
 
     assert isinstance(layout, Layout)
     if name is TrainerName.megatron:
-        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, python=python, timeout=timeout)
+        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, python=python, scratch=scratch)
     if layout.world > 1:
         raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
-    return start_transformers(ckpt, exchange, dtype=dtype, python=python, timeout=timeout)
+    return start_transformers(ckpt, exchange, dtype=dtype, python=python, scratch=scratch)
 
 
-def _sound(ckpt: Checkpoint, source: str) -> None:
-    """Scan the headers. Raises CkptcheckError for a source that has errors: a trial with it would show those."""
-    from ckptcheck import pack
-    from ckptcheck.run import run
+def _put_away(folder: Path, keep: bool) -> None:
+    if keep:
+        from ckptcheck.cli.output import talk
 
-    ckpt.no_values = "only headers are read before a trial"
-    report = run(ckpt, pack.load())
-    if number := report.number("error"):
-        raise CkptcheckError(
-            f"{source} has {number} error{'s' if number > 1 else ''} of its own, the first: {report.findings[0].message}",
-            hint=f"ckptcheck scan {source}",
-        )
+        talk(f"kept {folder}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -39,6 +39,7 @@ FaultKind = Literal[
     "path",  # logprobs are off though all weights are right
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
+    "sleep",  # the rotary cache is lost in sleep
     "died",  # the process dies in the method `name`
     "hung",  # it hangs there
 ]
@@ -60,9 +61,16 @@ class FakeEngine:
     transports: tuple[str, ...] = ("reload", "gloo")
 
     def __init__(
-        self, tensors: Mapping[str, NDArray[Any]], faults: Sequence[Fault] = (), *, ranks: int = 1, draft: bool = False
+        self,
+        tensors: Mapping[str, NDArray[Any]],
+        faults: Sequence[Fault] = (),
+        *,
+        ranks: int = 1,
+        draft: bool = False,
+        device: str = "memory",
     ) -> None:
-        self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", {"block_size": "1"})
+        facts = {"block_size": "1", "device": device}
+        self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", facts)
         self.faults = tuple(faults)
         self._draft = ("", "draft:") if draft else ("",)
         self.restart(tensors)
@@ -258,6 +266,16 @@ class FakeEngine:
         self._live("reset_prefix_cache")
         if not any(self._has("cache")):
             self._cache.clear()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory away, and keep what was in it."""
+        self._live("sleep")
+        if any(fault.kind == "sleep" for fault in self.faults):
+            self._rotary = self._rotary * 0
+
+    def wake(self) -> None:
+        """Take it again."""
+        self._live("wake")
 
     def fetch(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
         """Write tensors to a file."""

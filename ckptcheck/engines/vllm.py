@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptcheck.engines import reading
+from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
+from ckptcheck.host.patience import otherwise
 
 MODULE = "ckptcheck_far.vllm_engine"
 LOAD = 900.0
@@ -61,7 +63,7 @@ class VllmEngine:
         options: VllmOptions | None = None,
         *,
         python: Path | None = None,
-        timeout: float = LOAD,
+        timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
@@ -83,12 +85,15 @@ class VllmEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float = LOAD) -> None:
-        """Load another checkpoint, or the same anew, in the same process: a cold load without the import."""
+    def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float | None = None) -> None:
+        """Load another checkpoint, or the same anew, in the same process: a cold load without the import.
+
+        timeout: seconds, None for `LOAD` or what a block around it leaves (host/patience.py).
+        """
         self.options = options = options or self.options
         said = self._host.call(
             "start",
-            timeout=timeout,
+            timeout=otherwise(LOAD) if timeout is None else timeout,
             model=str(checkpoint.resolve()),
             dtype=options.dtype,
             ranks=options.ranks,
@@ -140,6 +145,11 @@ class VllmEngine:
         """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
         found = self._host.call("follow", sequences=_lists(sequences), prompt=prompt)
         return [tuple(each) for each in found]
+
+    def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return what every module gives out while a prompt is prefilled, over all ranks."""
+        path = folder.resolve() / "engine"
+        return assembled(self._host.call("capture", tokens=list(map(int, tokens)), path=str(path)), len(tokens))
 
     def reset_prefix_cache(self) -> None:
         """Forget cached keys and values."""

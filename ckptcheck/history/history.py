@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ckptcheck.history.parts import parts
 from ckptcheck.history.record import Sync, read
+from ckptcheck.history.told import told
+from ckptcheck.report import Section
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors of a few numbers near 1 or 0: a step may round to nothing in all of them."""
@@ -111,6 +113,11 @@ class History:
             "tensors": max(len(last.sent), len(last.held)),
             "bytes": sum(sync.nbytes for sync in self.syncs),
         }
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The table of the syncs."""
+        return told(self)
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:

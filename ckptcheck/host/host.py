@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ckptcheck.host.far.ckptcheck_far import wire
+from ckptcheck.host.patience import deadline, otherwise
 from ckptcheck.host.process import STEP, Process
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 
@@ -28,7 +29,8 @@ class Host:
     ("ckptcheck_far.about"), or the file of a module with a ``VERBS`` dict. name: for messages. env: added to the
     environment, None takes a variable away; the caller's PYTHONPATH is not passed on. cwd: a private folder unless
     given. log: a file for what the process prints, kept; without one it is read for the last words and removed.
-    scratch: folders of the caller's that are removed if the caller is killed.
+    scratch: folders of the caller's that are removed if the caller is killed. start_timeout: seconds, None for `START` or what a
+    block around it leaves (patience.py).
 
     Raises VerbError when the module cannot be imported, HostDied or HostHung when the process does not start,
     CkptcheckError for a Python that cannot be run.
@@ -44,15 +46,15 @@ class Host:
         cwd: Path | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
-        start_timeout: float = START,
+        start_timeout: float | None = None,
     ) -> None:
         self.name = name or (module.stem if isinstance(module, Path) else module.rpartition(".")[2])
         self._process = Process(python, module, name=self.name, env=env or {}, cwd=cwd, log=log, scratch=scratch)
         self._inbox = wire.Inbox()
         self._number = 0
-        self._closed = False
+        self._busy = self._closed = False
         try:
-            here = self._receive(0, "start", time.monotonic() + start_timeout)
+            here = self._receive(0, "start", deadline(otherwise(START) if start_timeout is None else start_timeout))
         except BaseException:
             self.close(0)
             raise
@@ -76,14 +78,16 @@ class Host:
     def call(self, verb: str, /, *, timeout: float | None = None, **arguments: Any) -> Any:
         """Ask for a verb and return what it returns, as JSON says it (a tuple comes back as a list).
 
-        timeout: seconds; a process that takes longer is ended. Raises VerbError when the verb raised, HostDied when the
-        process died over it, HostHung after the timeout, TypeError for arguments that JSON cannot say.
+        timeout: seconds, less where a block around it leaves less (patience.py); a process that takes longer is ended.
+        Raises VerbError when the verb raised, HostDied when the process died over it, HostHung after the timeout, TypeError
+        for arguments that JSON cannot say.
         """
         if self._closed:
             raise HostDied(f"{self.name} is closed")
         self._number += 1
         message = wire.encode({"id": self._number, "verb": verb, "arguments": arguments})
-        end = None if timeout is None else time.monotonic() + timeout
+        end = deadline(timeout)
+        self._busy = True
         try:
             self._send(message, verb, end)
             return self._receive(self._number, verb, end)
@@ -92,6 +96,8 @@ class Host:
         except BaseException:  # also Ctrl-C: what it still answers would be an answer to nothing
             self.close(0)
             raise
+        finally:
+            self._busy = False
 
     def last_words(self) -> tuple[str, ...]:
         """Return the last lines that the process and its children printed."""
@@ -100,11 +106,12 @@ class Host:
     def close(self, grace: float = GRACE) -> None:
         """End the process and all it started; may be called twice.
 
-        It may first end by itself within `grace` seconds, then it is asked to (SIGTERM), and then it is killed.
+        It may first end by itself within `grace` seconds, then it is asked to (SIGTERM), and then it is killed. One that
+        is at work, asked by another thread, is not waited for: it does not listen.
         """
         if not self._closed:
             self._closed = True
-            self._process.close(grace)
+            self._process.close(0 if self._busy else grace)
 
     def _send(self, message: bytes, verb: str, end: float | None) -> None:
         left = memoryview(message)

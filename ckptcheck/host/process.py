@@ -66,7 +66,7 @@ class Process:
                     pass_fds=(control.fileno(), lifeline.fileno()),
                     start_new_session=True,
                     cwd=cwd or work,
-                    env=_environment(env),
+                    env=_environment({**_temporary(work), **env}),
                 )
         except OSError as error:
             self._forget()
@@ -130,18 +130,31 @@ class Process:
             with contextlib.suppress(OSError):
                 self._lifeline.send(b"e")  # we are there and remove the folders; silence would mean that we are not
             self._lifeline.close()
-            if not self.wait(BURIAL):  # the guardian was stopped, or what it waits for is stuck in the kernel
-                self._process.kill()
-                self._process.wait()
-            if self.pid is not None and self._process.returncode < 0:  # the guardian itself was killed
-                with contextlib.suppress(OSError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            self._forget()
+            try:
+                self._bury()
+            finally:
+                self._forget()
+
+    def _bury(self) -> None:
+        if not self.wait(BURIAL):  # the guardian was stopped, or what it waits for is stuck in the kernel
+            self._process.kill()
+            self._process.wait()
+        if self.pid is not None and self._process.returncode < 0:  # the guardian itself was killed
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def _forget(self) -> None:
         self.control.close()
         self._lifeline.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _temporary(work: Path) -> dict[str, str]:
+    """Have its temporary files go with it: engines that are killed leave sockets and caches behind.
+
+    Only where the name leaves room for that of a socket, 104 bytes on some systems.
+    """
+    return {"TMPDIR": str(work)} if len(os.fsencode(work)) <= 66 else {}
 
 
 def _environment(added: Mapping[str, str | None]) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ckptcheck.refit.timeouts import Timeouts
 
 
 @dataclass(frozen=True)
 class Settings:
     """steps: how often the trainer steps and is synced again. bucket_bytes: of the first sync; the second uses `other_bytes`.
 
-    perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeout: seconds for each phase.
+    perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeouts: of each phase.
     decode: tokens that are decoded greedily.
     """
 
@@ -20,5 +22,5 @@ class Settings:
     perturb: float | None = None
     weights: bool = True
     logprobs: bool = True
-    timeout: float = 900.0
+    timeouts: Timeouts = field(default_factory=Timeouts)
     decode: int = 16

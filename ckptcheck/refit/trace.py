@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
 from ckptcheck.engines.known_bad import Running
-from ckptcheck.trainers.base import Step, TrainerInfo
+from ckptcheck.refit.cost import costs
+from ckptcheck.refit.floor import Floor
+from ckptcheck.refit.nap import Nap
+from ckptcheck.refit.speech import Speech
+from ckptcheck.report import Section
+from ckptcheck.trainers.base import Step, TrainerInfo, Weight
 
 if TYPE_CHECKING:
     from ckptcheck.diagnosis import Verdict
@@ -24,7 +29,8 @@ class Sync:
 
     step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
-    there. check_seconds: the manifest after it, digests and all.
+    there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
+    digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
     """
 
     number: int
@@ -37,7 +43,9 @@ class Sync:
     manifest: Manifest
     reference: Manifest
     leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    seconds: float = 0.0
     check_seconds: float = 0.0
+    sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
 
     @cached_property
@@ -60,7 +68,7 @@ class Scoring:
     after: the number of the sync before it, 0 for the cold load. engine: the engine under test. cold: the same engine started
     cold from the same weights. trainer, again: two forward passes of the trainer. warm: the sequences whose keys and
     values were cached before the sync, scored without, and then with, a reset of the prefix cache.
-    greedy: what the trainer itself decodes.
+    speech: what both sides decode greedily from one prompt.
     """
 
     after: int
@@ -70,29 +78,38 @@ class Scoring:
     trainer: tuple[tuple[float, ...], ...]
     again: tuple[tuple[float, ...], ...]
     warm: tuple[tuple[Scores, Scores], ...] = ()
-    greedy: tuple[tuple[int, ...], ...] = ()
+    speech: Speech | None = None
 
 
 @dataclass(frozen=True)
 class RefitTrace:
     """A trial from the cold load to the last sync.
 
-    cold: manifest after the cold load. marked: after scrambling. broken: phase → why it could not be finished; the rules
+    weights: what the trainer exports. cold: manifest after the cold load. floor: noise of both sides, measured then. marked:
+    manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep. memory: bytes of
+    the engine after the cold load and after every sync. unlike: step → weights of which the trainer's ranks hold different
+    copies, () for none; empty where it has one rank. broken: phase → why it could not be finished; the rules
     then judge what was seen until there.
     """
 
     target: str
     engine: EngineInfo | None = None
     trainer: TrainerInfo | None = None
+    weights: tuple[Weight, ...] = ()
     cold: Manifest = field(default_factory=dict)
+    floor: Floor = field(default_factory=Floor)
     scrambled: Scrambled = field(default_factory=lambda: Scrambled(frozenset()))
     marked: Manifest = field(default_factory=dict)
     syncs: tuple[Sync, ...] = ()
     scorings: tuple[Scoring, ...] = ()
     steps: tuple[Step, ...] = ()
     memory: tuple[int, ...] = ()
+    unlike: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    nap: Nap | None = None
+    awake: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "refit"
+    failed_to: str = "finish"
 
     @property
     def subject(self) -> str:
@@ -110,6 +127,13 @@ class RefitTrace:
     def unread(self) -> Mapping[str, str]:
         """Phases that were not finished: nothing that was seen before can then pass."""
         return self.broken
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What was measured, and what each sync cost beside what it cost to check it."""
+        from ckptcheck.refit.measured import measured
+
+        return (*measured(self), *costs(self.syncs))
 
     @property
     def counts(self) -> Mapping[str, int]:

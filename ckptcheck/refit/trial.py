@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ckptcheck.engines.base import Answer, Engine, Manifest, Parcel, Scores
-from ckptcheck.engines.group import addressed, rendezvous
+from ckptcheck.engines.base import Engine, Manifest, Scores
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.refit import sequences
+from ckptcheck.refit import floor, sequences
+from ckptcheck.refit.nap import Nap, sleeper
 from ckptcheck.refit.reasons import reasons
 from ckptcheck.refit.settings import Settings
+from ckptcheck.refit.speech import Speech, speech
+from ckptcheck.refit.sync import send
+from ckptcheck.refit.text import Text
 from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
 from ckptcheck.trainers.base import Trainer
 
 Say = Callable[[str], None]
+LEAD = 16
+"""Tokens that are gone on from where there is no tokenizer to say a prompt in."""
+LINES = 12
+"""Of what a process said last."""
 
 
 class Start(Protocol):
@@ -36,74 +44,137 @@ class Start(Protocol):
 
 
 class Trial:
-    """One trial. trainer: holds the weights already. start: starts the engine, each time in a process of its own.
+    """One trial. start_trainer: returns the trainer with its weights loaded; the caller ends it. start: starts the engine, each
+    time in a process of its own.
 
     vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0 where it has none.
-    folder: for checkpoints that are written on the way. say: told what is being done.
+    nbytes: of the weights. text: the tokenizer, for a prompt that means something. folder: for checkpoints that are written on the
+    way. say: told what is being done.
     """
 
     def __init__(
         self,
         target: str,
-        trainer: Trainer,
+        start_trainer: Callable[[], Trainer],
         start: Start,
         settings: Settings,
         *,
         vocabulary: int,
         block: int = 0,
+        nbytes: int = 0,
+        text: Text | None = None,
         folder: Path,
         say: Say = lambda _: None,
     ) -> None:
-        self._trainer, self._start, self._settings = trainer, start, settings
-        self._folder, self._say = folder, say
+        self._start_trainer, self._start, self._settings = start_trainer, start, settings
+        self._folder, self._say, self._nbytes = folder, say, nbytes
+        self._trainer: Trainer
+        self._phase = ""
+        self._text = text or Text()
         self._sequences = sequences.sequences(vocabulary)
+        self._prompt = self._text.prompt(vocabulary) or self._sequences[0][:LEAD]
         self._probe = sequences.probe(vocabulary, block) if block else ()
-        self._trace = RefitTrace(target, trainer=trainer.info)
-        self._sent: dict[str, str] = {}
+        self._trace = RefitTrace(target)
 
     def run(self) -> RefitTrace:
-        """Run it. What dies or hangs on the way ends it, and is in the trace with its last words."""
+        """Run it. What dies, hangs, is refused or interrupted on the way ends it, and is in the trace with its last words.
+
+        Raises CkptcheckError for a trainer or an engine that cannot be had at all.
+        """
         engine: Engine | None = None
-        phase = "start"
         try:
-            with self._phase("cold load") as phase:
-                checkpoint = self._saved(0)
-                engine = self._start(checkpoint)
+            with self._within("start", "start of the trainer"):
+                self._trainer = self._start_trainer()
+                self._trace = replace(self._trace, trainer=self._trainer.info, weights=tuple(self._trainer.weights()))
+                self._compare_ranks(0)
+            with self._within("start", "cold load"):
+                engine = self._start(self._saved(0))
                 cold = engine.manifest()
                 self._trace = replace(self._trace, engine=engine.info, cold=cold, memory=(engine.memory(),))
-            if self._settings.logprobs:
-                with self._phase("score the cold load") as phase:
-                    self._scored(engine, 0, self._scores(engine))
-            with self._phase("scramble") as phase:
-                scrambled = engine.scramble()
-                self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
-            with self._phase("first sync") as phase:
-                self._sync(engine, 0, self._settings.bucket_bytes, cold)
-                cold_scores = self._trace.scorings[0].engine if self._trace.scorings else ()
-                self._scored(engine, 1, cold_scores)
-            for step in range(1, self._settings.steps + 1):
-                with self._phase(f"step {step}") as phase:
-                    self._step(step)
-                with self._phase(f"reference for step {step}") as phase:
-                    reference, scores = self._reference(step)
-                with self._phase(f"sync after step {step}") as phase:
-                    self._warm(engine)
-                    self._sync(engine, step, self._settings.other_bytes, reference)
-                    self._scored(engine, len(self._trace.syncs), scores)
-                with self._phase("the same sync with other buckets") as phase:
-                    self._sync(engine, step, self._settings.bucket_bytes, reference)
-            self._trace = replace(self._trace, memory=(*self._trace.memory, engine.memory()))
-        except (HostDied, HostHung, VerbError) as error:
-            self._trace = replace(self._trace, broken={phase: str(error)})
+            self._rounds(engine)
+            self._last()
+        except (HostDied, HostHung, VerbError, OSError, KeyboardInterrupt) as error:
+            self._trace = replace(self._trace, broken={self._phase: self._told(error)})
         finally:
             if engine is not None:
                 engine.close()
         return self._trace
 
+    def _rounds(self, engine: Engine) -> None:
+        cold = self._trace.cold
+        if self._settings.logprobs:
+            with self._within("score", "score the cold load"):
+                self._scored(engine, 0, self._scores(engine))
+            with self._within("score", "measure the noise of both sides"):
+                self._trace = replace(self._trace, floor=floor.measured(engine, self._trainer, self._sequences))
+        with self._within("sync", "scramble"):
+            scrambled = engine.scramble()
+            self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
+        self._sync(engine, 0, self._settings.bucket_bytes, cold, "first sync")
+        with self._within("score", "score after the first sync"):
+            self._scored(engine, 1, self._trace.scorings[0].engine if self._trace.scorings else ())
+        for step in range(1, self._settings.steps + 1):
+            with self._asleep(engine):
+                with self._within("step", f"step {step}"):
+                    self._step(step)
+                with self._within("start", f"reference for step {step}"):
+                    reference, scores = self._reference(step)
+            with self._within("score", f"fill the cache before the sync after step {step}"):
+                self._warm(engine)
+            self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
+            with self._within("score", f"score after step {step}"):
+                self._scored(engine, len(self._trace.syncs), scores)
+            self._sync(engine, step, self._settings.bucket_bytes, reference, "the same sync with other buckets")
+
+    def _last(self) -> None:
+        """Spoil the trainer's weights to see what rounding does to logprobs: when nothing else is asked of them any more."""
+        assert self._trace.engine is not None
+        if not self._settings.logprobs:
+            return
+        with self._within("score", "measure what rounding comes to"):
+            dtypes = [self._trainer.info.dtype, self._trace.engine.dtype]
+            moved = floor.rounded(self._trainer, dtypes, self._sequences)
+            known = self._trace.floor
+            self._trace = replace(self._trace, floor=replace(known, trainer=replace(known.trainer, rounding=moved)))
+
     @contextmanager
-    def _phase(self, name: str) -> Iterator[str]:
-        self._say(name)
-        yield name
+    def _asleep(self, engine: Engine) -> Iterator[None]:
+        """Let the engine sleep while others need the device, where it can; what it holds afterwards is compared once."""
+        able = sleeper(engine)
+        if isinstance(able, str):
+            self._trace = replace(self._trace, awake=able)
+            yield
+            return
+        with self._within("sync", "sleep"):
+            before, held = engine.manifest() if self._trace.nap is None else {}, engine.memory()
+            able.sleep()
+            freed = held - engine.memory()
+        yield
+        with self._within("sync", "wake"):
+            able.wake()
+            if before:
+                self._trace = replace(self._trace, nap=Nap(before, engine.manifest(), freed))
+
+    @contextmanager
+    def _within(self, kind: str, phase: str) -> Iterator[None]:
+        """Do a phase in the time that its kind has."""
+        self._phase = phase
+        self._say(phase)
+        self._seconds = self._settings.timeouts.seconds(kind, self._nbytes)
+        self._kind = kind
+        with within(self._seconds):
+            yield
+
+    def _told(self, error: BaseException) -> str:
+        """Say what ended the trial, in one line; what a process said last goes to the user as well."""
+        if not isinstance(error, CkptcheckError):
+            return str(error) or "interrupted"
+        for line in error.last_words[-LINES:] if isinstance(error, HostDied) else ():
+            self._say(f"  | {line}")
+        text = error.message + (f"; {error.hint}" if error.hint else "")
+        if isinstance(error, HostHung):
+            text += f"; the phase had {self._seconds:,.0f} s (--timeout {self._kind}=SECONDS)"
+        return text
 
     def _saved(self, step: int) -> Path:
         folder = self._folder / f"step{step}"
@@ -117,6 +188,11 @@ class Trial:
         else:
             taken = self._trainer.step(self._sequences, seed=step)
             self._trace = replace(self._trace, steps=(*self._trace.steps, taken))
+        self._compare_ranks(step)
+
+    def _compare_ranks(self, step: int) -> None:
+        if self._trainer.info.layout:
+            self._trace = replace(self._trace, unlike={**self._trace.unlike, step: self._trainer.replicas()})
 
     def _reference(self, step: int) -> tuple[Manifest, tuple[Scores, ...]]:
         """Start the engine cold from the stepped weights, and end it again."""
@@ -129,43 +205,46 @@ class Trial:
     def _scores(self, engine: Engine) -> tuple[Scores, ...]:
         return tuple(engine.score(self._sequences, decode=self._settings.decode))
 
-    def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: Manifest) -> None:
-        sent = dict(self._trainer.digests())
-        parcels, answer = self._update(engine, bucket_bytes)
-        began = time.monotonic()
-        manifest = engine.manifest() if self._settings.weights else {}
-        took = time.monotonic() - began
-        sync = Sync(
-            number=len(self._trace.syncs) + 1,
-            step=step,
-            bucket_bytes=bucket_bytes,
-            buckets=len(parcels),
-            nbytes=sum(parcel.nbytes for parcel in parcels),
-            answer=answer,
-            sent=sent,
-            manifest=manifest,
-            reference=reference if self._settings.weights else {},
-            leftovers=engine.leftovers() if step == 0 and self._settings.weights else {},
-            check_seconds=took,
-        )
-        again = partial(self._start, self._folder / f"step{step}")
-        sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
-        self._trace = replace(self._trace, syncs=(*self._trace.syncs, sync))
+    def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: Manifest, phase: str) -> None:
+        weights, began = self._settings.weights, time.monotonic()
+        with self._within("sync", phase):
+            sent = dict(self._trainer.digests())
+            digested = time.monotonic()
+            key = f"sync-{len(self._trace.syncs) + 1}"
+            parcels, answer = send(self._trainer, engine, bucket_bytes, self._settings.transport, key)
+            synced = time.monotonic()
+            manifest = engine.manifest() if weights else {}
+            sync = Sync(
+                number=len(self._trace.syncs) + 1,
+                step=step,
+                bucket_bytes=bucket_bytes,
+                buckets=len(parcels),
+                nbytes=sum(parcel.nbytes for parcel in parcels),
+                answer=answer,
+                sent=sent,
+                manifest=manifest,
+                reference=reference if weights else {},
+                seconds=synced - digested,
+                sent_seconds=digested - began,
+            )
+            memory = (*self._trace.memory, engine.memory())
+            different = bool(sync.differing)
+            sync = replace(sync, check_seconds=time.monotonic() - synced)
+            if step == 0 and weights:
+                sync = replace(sync, leftovers=engine.leftovers())
+        before = replace(self._trace, memory=memory)
+        self._trace = replace(before, syncs=(*before.syncs, sync))
+        if different:
+            with self._within("start", f"look for causes after sync {sync.number}"):
+                again = partial(self._start, self._folder / f"step{step}")
+                sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
+            self._trace = replace(before, syncs=(*before.syncs, sync))
 
-    def _update(self, engine: Engine, bucket_bytes: int) -> tuple[list[Parcel], Answer]:
-        """Send all weights. Over a process group both sides wait for each other, so the trainer sends from a thread."""
-        timeout, transport = self._settings.timeout, self._settings.transport
-        if transport != "gloo" or engine.info.name == "fake":
-            parcels = self._trainer.export(bucket_bytes)
-            return parcels, engine.refit(parcels, transport, timeout=timeout)
-        key = f"sync-{len(self._trace.syncs) + 1}"
-        group = rendezvous(engine.info.ranks, key, timeout=timeout)
-        parcels = addressed(self._trainer.plan(bucket_bytes), group)
-        with ThreadPoolExecutor(1) as pool:
-            sending = pool.submit(self._trainer.send, group, bucket_bytes)
-            answer = engine.refit(parcels, transport, timeout=timeout)
-            sending.result()
-        return parcels, answer
+    def _speech(self, engine: Engine) -> Speech:
+        engine.reset_prefix_cache()
+        said = speech(engine, self._trainer, self._prompt, self._settings.decode)
+        words = self._text.words([said.engine, said.trainer])
+        return replace(said, engine_text=words[0], trainer_text=words[1])
 
     def _warm(self, engine: Engine) -> None:
         """Fill the prefix cache with the old weights' keys and values."""
@@ -192,6 +271,6 @@ class Trial:
             trainer=trainer,
             again=again,
             warm=warm,
-            greedy=tuple(self._trainer.greedy(tokens, self._settings.decode) for tokens in self._sequences),
+            speech=self._speech(engine),
         )
         self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ckptcheck.phrase import count
 from ckptcheck.report import Report
+from ckptcheck.reporters import tables
 from ckptcheck.reporters.printable import printable
 from ckptcheck.rule import SEVERITIES, Finding, Rule
 
@@ -50,6 +51,8 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
             console.print(Padding(Text(more, style="dim"), (1, 0, 0, 2), expand=False))
     _not_run(console, report, names, verbose)
     _consumers(console, report)
+    for section in report.sections:
+        tables.write(console, section)
     console.print()
     console.print(_verdict(report))
     if report.findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -28,13 +29,15 @@ def start_megatron(
     log: Path | None = None,
     timeout: float | None = None,
     host: Host | None = None,
+    scratch: Sequence[Path] = (),
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into megatron-core's GPTModel.
 
     python: of an environment with megatron-core, None for the one that ckptcheck built. log: where its processes print.
     timeout: see `RemoteTrainer`. host: of an earlier trainer of this kind, whose model is dropped; its process has imported
-    everything already. Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied
-    or HostHung when it does not start.
+    everything already. scratch: folders of the caller's that are removed if the caller is killed.
+
+    Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied or HostHung when it does not start.
     """
     layout = layout or Layout()
     settings = megatron_settings(source.config, layout, dtype, source.target)
@@ -56,6 +59,7 @@ def start_megatron(
         request,
         log=log,
         timeout=timeout,
+        scratch=scratch,
     )
     weights = [
         Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (weight["own"],), tuple(weight["owners"]))

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.bridge.area import Area, LayoutError
 from ckptcheck.bridge.families import TABLES
+from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.bridge.table import parts
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.comparison.megatron_side import megatron_side
 from ckptcheck.comparison.reading import Files, Unreadable
@@ -37,11 +39,12 @@ CLASSES = {
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def hugging_face_form(run: Megatron, folder: Path) -> Checkpoint:
+def hugging_face_form(run: Megatron, folder: Path, described: Mapping[str, Any] | None = None) -> Checkpoint:
     """Write a Megatron run to a folder as a Hugging Face checkpoint, without a tokenizer, and open it.
 
-    Raises CkptcheckError for a critic, for a model whose arguments do not say what it is, and for weights that are
-    neither float32 nor bfloat16; EvidenceError where it cannot be read.
+    described: what config.json is to say, where the arguments of the run say too little. Raises CkptcheckError for a critic, for a
+    model whose arguments do not say what it is, and for weights that are neither float32 nor bfloat16; EvidenceError where it
+    cannot be read.
     """
     side = megatron_side(run)
     if any("value_head" in name for name in side.stored):
@@ -52,8 +55,11 @@ def hugging_face_form(run: Megatron, folder: Path) -> Checkpoint:
     if side.strange:
         name, why = min(side.strange.items())
         raise EvidenceError(f"{name} of {run.target} cannot be read: {why}", hint="ckptcheck scan says more")
-    config = config_of(run.args, run.target)
-    areas = _areas(side.stored, config, run, side)
+    if described is None:
+        config, geometry = config_of(run.args, run.target), side.geometry
+    else:
+        config, geometry = dict(described), Geometry.of_config(Config("config.json", dict(described), readable=True))
+    areas = _areas(side.stored, config, run, geometry)
     folder.mkdir(parents=True, exist_ok=True)
     names = [*areas]
     buckets = fill([areas[name].nbytes for name in names], SHARD)
@@ -80,7 +86,10 @@ def config_of(args: Mapping[str, Any], target: str) -> dict[str, Any]:
     """
     needed = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
     if lacking := [name for name in needed if type(args.get(name)) is not int]:
-        raise CkptcheckError(f"the arguments in {target} do not say {lacking[0]}, so no model can be built from it")
+        raise CkptcheckError(
+            f"the arguments in {target} do not say {lacking[0]}, so no model can be built from it",
+            hint="--hf-config DIR takes the model's config.json from there",
+        )
     if args.get("normalization", "RMSNorm") != "RMSNorm" or not args.get("swiglu", True) or args.get("add_bias_linear"):
         raise CkptcheckError(f"{target} is no Llama or Qwen: they have RMSNorm, SwiGLU and no biases in linear layers")
     experts, norms = args.get("num_experts"), bool(args.get("qk_layernorm"))
@@ -123,21 +132,26 @@ def config_of(args: Mapping[str, Any], target: str) -> dict[str, Any]:
     return config
 
 
-def _areas(stored: Mapping[str, Area], config: dict[str, Any], run: Megatron, side: Any) -> dict[str, Area]:
+def _areas(stored: Mapping[str, Area], config: dict[str, Any], run: Megatron, geometry: Geometry) -> dict[str, Area]:
     """Return Hugging Face name → where it lies, the rows that pad the vocabulary cut off."""
-    table = TABLES[config["model_type"]]
+    table, tied = TABLES.get(config.get("model_type", "")), bool(config.get("tie_word_embeddings"))
+    if table is None:
+        raise CkptcheckError(
+            f"Megatron's names for a model of the type {config.get('model_type')} are not known here",
+            hint=f"known are {', '.join(sorted(TABLES))}",
+        )
     areas: dict[str, Area] = {}
     for name, area in stored.items():
-        if config["tie_word_embeddings"] and name == "output_layer.weight":
+        if tied and name == "output_layer.weight":
             continue
         try:
-            found = parts(table.megatron, name, area, side.geometry)
+            found = parts(table.megatron, name, area, geometry)
         except LayoutError as error:
-            raise CkptcheckError(f"{name} of {run.target} does not fit the arguments: {error}") from error
+            raise CkptcheckError(f"{name} of {run.target} does not fit its config: {error}") from error
         if found is None:
             raise CkptcheckError(f"{run.target} has {name}, for which {config['model_type']} has no name")
         areas |= found
-    rows = config["vocab_size"]
+    rows = config.get("vocab_size")
     for name in VOCABULARY:
         if name in areas and rows:
             areas[name] = areas[name].cut(0, 0, min(rows, areas[name].shape[0]))

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Parcel
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.host.far.ckptcheck_far.buckets import fill
@@ -63,6 +64,11 @@ class RemoteTrainer:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """Return the logprob of each token after the first."""
         return [tuple(values) for values in self._ask("score", sequences=_lists(sequences))]
+
+    def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return what every module gives out for a prompt, over all ranks."""
+        path = folder.resolve() / "trainer"
+        return assembled(self._ask("capture", tokens=list(map(int, tokens)), path=str(path)), len(tokens))
 
     def greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:
         """Return the tokens that greedy decoding adds."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
-from ckptcheck.host.host import START, Host
+from ckptcheck.host.host import Host
 from ckptcheck.host.trouble import VerbError
 
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
@@ -51,9 +51,11 @@ def loaded(
     *,
     log: Path | None,
     timeout: float | None,
+    scratch: Sequence[Path] = (),
 ) -> tuple[Host, dict[str, Any]]:
     """Start a process, unless one is given that runs this module already, have it load, and return what it says.
 
+    scratch: folders of the caller's that are removed, as is the exchange's, if the caller is killed.
     A process that was given lives on where it cannot load; one that was started here does not.
     """
     own = host is None
@@ -64,8 +66,8 @@ def loaded(
             name=module.rpartition(".")[2].removesuffix("_trainer"),
             env=PATIENT | dict(variables),
             log=log,
-            scratch=(exchange.folder,),
-            start_timeout=START if timeout is None else timeout,
+            scratch=(exchange.folder, *scratch),
+            start_timeout=timeout,
         )
     try:
         told: dict[str, Any] = host.call("load", timeout=timeout, **request)

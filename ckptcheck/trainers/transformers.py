@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -26,12 +27,14 @@ def start_transformers(
     log: Path | None = None,
     timeout: float | None = None,
     host: Host | None = None,
+    scratch: Sequence[Path] = (),
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into transformers' own model; nothing of the checkpoint is executed.
 
     python: has torch and transformers 5, None for the environment of Megatron, which has both. log: where the process
-    prints. timeout, host: see `start_megatron`. Raises CkptcheckError for a critic and for what cannot be loaded, VerbError,
-    HostDied or HostHung when it does not start.
+    prints. timeout, host, scratch: see `start_megatron`.
+
+    Raises CkptcheckError for a critic and for what cannot be loaded, VerbError, HostDied or HostHung when it does not start.
     """
     refuse_critic(source.config, source.target)
     if dtype not in DTYPES:
@@ -45,7 +48,9 @@ def start_transformers(
         found = interpreter("megatron")
         python, variables = found.python, {**found.variables, **variables}
     request = {"folder": str(folder), "dtype": dtype}
-    host, told = loaded(host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout)
+    host, told = loaded(
+        host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout, scratch=scratch
+    )
     weights = [Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (part["name"],), (0,)) for part in told["plan"]]
     facts = {"torch": told["torch"], "device": told["device"], "ranks": "1"}
     info = TrainerInfo("transformers", told["version"], dtype, "", config.architecture or "", facts)

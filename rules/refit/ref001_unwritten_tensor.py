@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import count, few
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -38,7 +39,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         names = sorted({name for _, name in whole})
         said = "reported success" if first.answer.ok else f"said: {first.answer.message}"
         yield Problem(
-            f"{count(len(names), 'tensor was', 'tensors were')} not written by the sync: {few(names)}; the update call {said}",
+            f"{count(len(names), 'tensor was', 'tensors were')} not written by the sync: {few(names)}; the update call {said}"
+            + origin(trace, names),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
         )

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import count, few
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -45,7 +46,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         where = ", ".join(f"{begin:,} to {end - 1:,}" for begin, end in runs)
         yield Problem(
             f"{missing:,} of {first.total:,} elements were not written ({where})"
-            + (f", and parts of {count(len(names) - 1, 'other tensor')}: {few(names[1:])}" if len(names) > 1 else ""),
+            + origin(trace, names[:1], [*first.ranges, *first.blanks], first.total)
+            + (f"; and parts of {count(len(names) - 1, 'other tensor')}: {few(names[1:])}" if len(names) > 1 else ""),
             key=names[0],
             hint="send every part of what the engine fuses, in one update",
         )

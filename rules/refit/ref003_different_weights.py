@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import count, few
 from ckptcheck.refit.judging import changed, stale
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -42,7 +43,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         why = f": {causes[0].sentence}" if causes and "unknown" not in causes[0].causes else f": {few(names)}"
         yield Problem(
             f"after sync {sync.number} {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the same"
-            f" weights{why}",
+            f" weights{why}{origin(trace, names)}",
             key=names[0],
             hint=causes[0].evidence if causes else None,
         )

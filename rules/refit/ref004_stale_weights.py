@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import count, few
 from ckptcheck.refit.judging import stale
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -38,7 +39,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         names = sorted({name for _, name in stale(trace, sync)})
         if names:
             yield Problem(
-                f"after sync {sync.number} {count(len(names), 'tensor is', 'tensors are')} still of an earlier step: {few(names)}",
+                f"after sync {sync.number} {count(len(names), 'tensor is', 'tensors are')} still of an earlier step: {few(names)}"
+                + origin(trace, names),
                 key=names[0],
                 hint="find what skips or restores it from the second sync on",
             )

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import few
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -37,7 +38,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         names = sorted({name for (_, name), (entry, _) in sync.differing.items() if entry.kind == "derived"})
         if names:
             yield Problem(
-                f"after sync {sync.number} {few(names)} is not what a cold load derives from the same weights",
+                f"after sync {sync.number} {few(names)} is not what a cold load derives from the same weights"
+                + origin(trace, names),
                 key=names[0],
                 hint="have the engine process its weights after the load, as at start",
             )

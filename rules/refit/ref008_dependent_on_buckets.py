@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import few, size
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -40,7 +41,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         if names:
             yield Problem(
                 f"syncs {one.number} and {other.number} sent the same weights in buckets of {size(one.bucket_bytes)} and"
-                f" {size(other.bucket_bytes)}, and left different ones: {few(names)}",
+                f" {size(other.bucket_bytes)}, and left different ones: {few(names)}{origin(trace, names)}",
                 key=names[0],
                 hint="keep what the engine fuses in one bucket",
             )

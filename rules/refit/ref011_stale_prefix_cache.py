@@ -22,7 +22,7 @@ NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.judging import apart
+from ckptcheck.refit.apart import apart
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -36,7 +36,7 @@ from ckptcheck.refit.trace import RefitTrace
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for scoring in trace.scorings:
         for kept, fresh in scoring.warm:
-            gap = apart(kept.decode, fresh.decode)
+            gap = apart([kept.decode], [fresh.decode]).most
             if gap > 1e-4 or kept.decoded != fresh.decoded:
                 yield Problem(
                     f"after sync {scoring.after} {kept.cached:,} tokens came from the prefix cache, and logprobs are off by"

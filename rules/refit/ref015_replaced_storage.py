@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.phrase import count, few
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -40,7 +41,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         })  # fmt: skip
         if names:
             yield Problem(
-                f"sync {sync.number} put {count(len(names), 'parameter')} elsewhere in memory: {few(names)}",
+                f"sync {sync.number} put {count(len(names), 'parameter')} elsewhere in memory: {few(names)}{origin(trace, names)}",
                 key=names[0],
                 hint="CUDA graphs hold old pointers: capture them anew, or run eager",
             )

@@ -23,8 +23,8 @@ from itertools import combinations
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.phrase import count, few
+from ckptcheck.refit.allowed import between, fits
 from ckptcheck.refit.attached import Attached, Seen
-from ckptcheck.refit.judging import gap
 
 
 @rule("REF029", "disagreeing-replicas", severity="error", on="servers", when=lambda evidence: len(evidence.servers) > 1)
@@ -67,10 +67,10 @@ def _between(one: Seen, other: Seen) -> Iterator[Problem]:
             hint="give the checkpoint as SOURCE to see which is right",
         )
         return
-    apart = gap(one.scores, other.scores)
-    if apart is not None and not apart.within("32" in one.about.dtype):
+    apart = between(one.scores, other.scores)
+    if apart is not None and not fits(apart, one.about.dtype):
         yield Problem(
-            f"{one.url} and {other.url} give the same tokens logprobs up to {apart.largest:.3g} nats apart, {apart.mean:.3g} on"
+            f"{one.url} and {other.url} give the same tokens logprobs up to {apart.most:.3g} nats apart, {apart.mean:.3g} on"
             f" average{told}",
             hint="give the checkpoint as SOURCE to see which is right",
         )

@@ -24,8 +24,8 @@ verl, NeMo-RL and slime guides: train/rollout mismatch; vLLM 0.32 on CPUs after 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.refit.allowed import between, fits
 from ckptcheck.refit.attached import Attached
-from ckptcheck.refit.judging import gap
 
 
 @rule(
@@ -38,18 +38,18 @@ from ckptcheck.refit.judging import gap
 def check(evidence: Attached) -> Iterator[Problem]:
     if not evidence.truth or evidence.trainer is None:
         raise Skip(evidence.untold)
-    floor = gap(evidence.reference.scores, evidence.truth) if evidence.reference is not None else None
+    floor = between(evidence.reference.scores, evidence.truth) if evidence.reference is not None else None
     looked = 0
     for seen in evidence.servers:
-        apart = gap(seen.scores, evidence.truth)
+        apart = between(seen.scores, evidence.truth)
         if apart is None:
             continue
         looked += 1
-        if apart.within("32" in seen.about.dtype, floor):
+        if fits(apart, seen.about.dtype, floor):
             continue
-        path = floor is not None and not floor.within("32" in seen.about.dtype)
+        path = floor is not None and not fits(floor, seen.about.dtype)
         yield Problem(
-            f"{seen.url} and {evidence.trainer.name} with {evidence.target} are up to {apart.largest:.3g} nats apart,"
+            f"{seen.url} and {evidence.trainer.name} with {evidence.target} are up to {apart.most:.3g} nats apart,"
             f" {apart.mean:.3g} on average"
             + ("; so is an engine started here from it: the two compute differently" if path else ""),
             hint="compare the configs of both sides"

@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, megatron, tolerance, values, watch
+from tests.benchmarks import diagnosis, diff, headers, megatron, refit, tolerance, values, watch
 
 if __name__ == "__main__":
     headers.main()
@@ -9,4 +9,5 @@ if __name__ == "__main__":
     diff.main()
     tolerance.main()
     diagnosis.main()
+    refit.main()
     watch.main()

@@ -44,6 +44,16 @@ def test_both_sides_agree_on_dtypes_and_strides() -> None:
             assert far.digest(tensor) == digest(there), (dtype, tensor.shape, tensor.stride())
 
 
+def test_many_at_once_are_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [torch.randint(0, 99, (size, 7)) for size in (3, 5000, 0, 40)] * 5
+    alone = [far.digest(tensor) for tensor in tensors]
+    for cpus in (far.CPUS[:1], far.CPUS, far.CPUS * 4):
+        monkeypatch.setattr(far, "CPUS", cpus)
+        assert far.digests(tensors) == alone
+    assert far.digests([]) == []
+
+
 def test_a_digest_is_what_it_was() -> None:
     assert digest(np.arange(1 << 16, dtype=np.uint32)) == "ed354acc903d2ebc0770206d720be108"
 

@@ -12,6 +12,7 @@ from junk_server import Answer, JunkServer, sglang, status, vllm
 from ckptcheck import pack
 from ckptcheck.cli.attach import Wanted, attach
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.report import Report
 from ckptcheck.run import run
 from ckptcheck.servers import client as clients
@@ -30,7 +31,7 @@ def reported(*servers: JunkServer, timeout: float = 1.0) -> Report:
     """Attach to servers without a checkpoint, and report. One is always asked for twice: alone it is held against nothing."""
     addresses = [server.url for server in servers]
     addresses = addresses * 2 if len(addresses) == 1 else addresses
-    return run(attach(None, Wanted(addresses, no_trainer, timeout=timeout), lambda _: None), RULES)
+    return run(attach(None, Wanted(addresses, no_trainer, Timeouts(score=timeout)), lambda _: None), RULES)
 
 
 @pytest.mark.parametrize("answers", [sglang(), vllm()], ids=["sglang", "vllm"])

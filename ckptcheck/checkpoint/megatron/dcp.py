@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from ckptcheck.checkpoint.document import Defect, clipped
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
-from ckptcheck.checkpoint.unpickle import MAX_AXES, Lean, Record, Size, UnreadablePickle, stand_in, unpickle
+from ckptcheck.checkpoint.unpickle import MAX_AXES, Lean, Sealed, Size, UnreadablePickle, stand_in, unpickle
 
 Offsets = tuple[int, ...]
 LARGEST = 1 << 62
@@ -21,7 +21,7 @@ _CLASSES = frozenset(
     (f"{_MODULE}{module}", name)
     for module, names in {
         "metadata": (
-            "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex "
+            "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata MetadataIndex "
             "StorageMeta _MEM_FORMAT_ENCODING"
         ),
         "filesystem": "_StorageInfo",
@@ -54,6 +54,15 @@ class _Tensor(Lean):
     pass
 
 
+class _Properties(metaclass=Sealed):
+    """Keeps its state: a tuple, by torch's own `__getstate__`, that begins with the dtype."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
 class _Bytes(Lean):
     pass
 
@@ -73,6 +82,7 @@ class _Place(Lean):
 _LEAN = {
     (f"{_MODULE}metadata", "Metadata"): _Metadata,
     (f"{_MODULE}metadata", "TensorStorageMetadata"): _Tensor,
+    (f"{_MODULE}metadata", "TensorProperties"): _Properties,
     (f"{_MODULE}metadata", "BytesStorageMetadata"): _Bytes,
     (f"{_MODULE}metadata", "ChunkStorageMetadata"): _Chunk,
     (f"{_MODULE}metadata", "MetadataIndex"): _Index,
@@ -175,7 +185,7 @@ def _tensor(key: str, entry: _Tensor, places: dict[tuple[str, Offsets | None], I
     shape, chunks, properties = given.get("size"), given.get("chunks"), given.get("properties")
     if not _naturals(shape) or type(chunks) is not list:
         return "its size or its chunks are not described as they should be"
-    state = properties.state if isinstance(properties, Record) else None
+    state = getattr(properties, "state", None) if type(properties) is _Properties else None
     dtype = state[0] if type(state) is tuple and state else state.get("dtype") if type(state) is dict else None
     found = []
     for chunk in chunks:

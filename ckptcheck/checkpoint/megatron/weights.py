@@ -18,6 +18,8 @@ OTHER = re.compile(r"(^|\.)(optimizer|optim|opt_param_scheduler|rng_state|rerun_
 """Keys of what is trained with, not of what is trained."""
 PREFIX = re.compile(r"^(module\.|model\.)+(?=(embedding|decoder|output_layer|mtp|value_head|language_model)\.)")
 STACKED_LAYERS = re.compile(r"^(.*\blayers)\.(?!\d)")
+_LAYERS = re.compile(r"layers\.(?!\d)")
+"""Begins with letters, so that a search of a key that is not stacked costs next to nothing."""
 STACKED_EXPERTS = re.compile(r"\bexperts\.experts\.(?!\d)")
 EXPERT = re.compile(r"\bexperts\.experts\.(?=\d)")
 HALF = re.compile(r"\.(weight|bias)_([wv])$")
@@ -25,7 +27,9 @@ HALF = re.compile(r"\.(weight|bias)_([wv])$")
 
 def is_weight(key: str) -> bool:
     """Whether a key is of the model: no optimizer state, no state of a random generator."""
-    return not OTHER.search(key)
+    if "opt" in key or "rng_" in key or "rerun_" in key or "chained_" in key:  # five times as fast
+        return not OTHER.search(key)
+    return True
 
 
 def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
@@ -52,7 +56,7 @@ def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
 def _unstacked(name: str, tensor: GlobalTensor) -> Iterable[tuple[str, GlobalTensor]]:
     """Take the axes of layers and of experts off."""
     axes = []
-    if STACKED_LAYERS.match(name):
+    if _LAYERS.search(name) and STACKED_LAYERS.match(name):
         axes.append((STACKED_LAYERS, r"\1.{}."))
     if "experts.experts." in name and STACKED_EXPERTS.search(name):
         axes.append((STACKED_EXPERTS, "experts.local_experts.{}."))

@@ -10,6 +10,8 @@ import torch
 
 from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
+from .capture import listening
+from .capture import put as put_captured
 from .change import noise, shaken, token_weights
 from .digest import digest
 from .gloo import broadcast, joined
@@ -17,6 +19,7 @@ from .megatron_checkpoint import save
 from .megatron_device import join
 from .megatron_learning import Learning
 from .megatron_model import Piece, build, pieces
+from .megatron_taps import taps
 from .plane import put
 
 VOCABULARY_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -75,6 +78,12 @@ class Rank:
         """Return, on the last stage, number of the sequence → logprob of each token after the first."""
         found = schedule.run(self.model, self._batches(sequences), self.settings["vocabulary"], train=False)
         return {str(number): values.tolist() for number, values in found.items()}
+
+    def capture(self, tokens: list[int], path: str) -> dict[str, Any]:
+        """Keep what this rank's modules give out in a forward, in a file."""
+        with listening([*taps(self.model, self.settings)], len(tokens)) as captured:
+            schedule.run(self.model, self._batches([tokens]), self.settings["vocabulary"], train=False)
+        return put_captured(captured, f"{path}.{self.rank}")
 
     def next_token(self, sequence: list[int]) -> int | None:
         """Return, on the last stage, the likeliest next token."""

@@ -133,6 +133,13 @@ def score(sequences: list[list[int]]) -> list[list[float]]:
     return _merged(_ranks().ask("score", sequences=sequences), len(sequences))
 
 
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out in a forward, in a file for each rank."""
+    checked([tokens], STATE.get("vocabulary", 0))
+    heard: list[dict[str, Any]] = _ranks().ask("capture", tokens=tokens, path=path)
+    return heard
+
+
 def greedy(tokens: list[int], number: int) -> list[int]:
     """Return the tokens that greedy decoding adds, each by a forward over all before it."""
     sequence = list(tokens)
@@ -215,6 +222,7 @@ def _merged(answers: list[dict[str, list[float]]], number: int) -> list[list[flo
 VERBS = {
     "load": load,
     "score": score,
+    "capture": capture,
     "greedy": greedy,
     "step": step,
     "perturb": perturb,

@@ -11,9 +11,12 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from .capture import listening
+from .capture import put as put_captured
 from .change import DECAY, EPSILON, noise, shaken, token_weights
-from .digest import digest
+from .digest import digests as digest_all
 from .gloo import broadcast, joined
+from .hf_taps import taps
 from .plane import put
 from .sequences import checked
 
@@ -41,6 +44,14 @@ def score(sequences: list[list[int]]) -> list[list[float]]:
     checked(sequences, STATE["vocabulary"])
     with torch.no_grad():
         return [_logprobs(sequence).tolist() for sequence in sequences]
+
+
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out in a forward, in a file."""
+    checked([tokens], STATE["vocabulary"])
+    with torch.no_grad(), listening([*taps(STATE["model"])], len(tokens)) as captured:
+        _logits(tokens)
+    return [put_captured(captured, path)]
 
 
 def greedy(tokens: list[int], number: int) -> list[int]:
@@ -122,7 +133,8 @@ def send(group: dict[str, Any]) -> None:
 
 def digests() -> dict[str, str]:
     """Return the digest of every exported weight."""
-    return {name: digest(weight) for name, weight in _stream()}
+    stream = dict(_stream())
+    return dict(zip(stream, digest_all(list(stream.values()))))
 
 
 def replicas() -> list[str]:
@@ -188,6 +200,7 @@ def _write(changed: dict[str, Any]) -> None:
 VERBS = {
     "load": load,
     "score": score,
+    "capture": capture,
     "greedy": greedy,
     "step": step,
     "perturb": perturb,

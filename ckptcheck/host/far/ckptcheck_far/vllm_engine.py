@@ -26,6 +26,9 @@ def start(
     vllm_plain.settle()
     known = vllm_gloo.register()
     transfer = {"weight_transfer_config": {"backend": vllm_gloo.NAME}} if known and _on_cpu() else {}
+    forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
+    if options.get("speculative_config"):
+        forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
             "model": model,
@@ -42,8 +45,8 @@ def start(
             "generation_config": "vllm",
             "seed": 0,
             "worker_extension_cls": f"{PACKAGE}.vllm_worker.Extension",
-            "logits_processors": [f"{PACKAGE}.vllm_forced:Forced"],
             "disable_log_stats": True,
+            **forced,
             **transfer,
             **options,
         }
@@ -174,6 +177,9 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     """Return the logprobs of the tokens after the first `prompt` ones, each computed by a step of decoding."""
     from vllm import SamplingParams
 
+    if _llm().llm_engine.vllm_config.speculative_config is not None:
+        raise RuntimeError("vLLM cannot be made to follow tokens while a draft model proposes them")
+
     settings = [
         SamplingParams(
             max_tokens=len(tokens) - prompt,
@@ -196,6 +202,19 @@ def _logprobs(request: Any) -> list[float]:
 def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
     prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
     return list(_llm().generate(prompts, settings, use_tqdm=False))
+
+
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out while a prompt is prefilled, in a file for each rank."""
+    from vllm import SamplingParams
+
+    reset_prefix_cache()
+    ask("listen", [len(tokens)])
+    try:
+        _generate([tokens], [SamplingParams(max_tokens=1, temperature=0, detokenize=False)])
+    finally:
+        heard = ask("heard", [path])
+    return heard
 
 
 def reset_prefix_cache() -> bool:
@@ -228,5 +247,5 @@ def _llm() -> Any:
 
 VERBS = {
     function.__name__: function
-    for function in (start, stop, ask, fetch, load, transfer, score, follow, reset_prefix_cache, version, sleep, wake)
-}
+    for function in (start, stop, ask, fetch, load, transfer, score, follow, capture, reset_prefix_cache)
+} | {"version": version, "sleep": sleep, "wake": wake}

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from . import marks, plane, tensors, vllm_gloo, vllm_plain
-from .digest import digest
+from . import capture, hf_taps, marks, plane, tensors, vllm_gloo, vllm_plain
+from .digest import digests
 
 vllm_plain.settle()
 vllm_gloo.register()
@@ -20,29 +20,41 @@ vllm_gloo.register()
 REBUILT = ("W_UK", "W_UK_T", "W_UV", "W_K", "W_V")
 """Derived tensors that vLLM makes anew after every update: the absorbed projections of multi-head latent attention."""
 
+DRAFT = "draft:"
+"""Before the names of a draft model's tensors."""
+DIGEST = 5
+"""Where the digest stands in an entry of the manifest."""
+
 
 class Extension:
     """Mixed into vLLM's worker class; all names begin with ckptcheck_ for they must not meet its own."""
 
     rank: int
     model_runner: Any
+    vllm_config: Any
 
     def ckptcheck_manifest(self, seen: bool = True) -> dict[str, Any]:
         """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
-        entries = []
-        known: dict[Any, str] = {}  # the digests of what aliases share
+        entries: list[list[Any]] = []
+        owners: dict[Any, int] = {}  # aliases share the digest of the first
+        digested: list[Any] = []
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
+            where = tensors.place(tensor)
             if not hasattr(tensor, "shape"):
-                entries.append([name, kind, "", [], 0, "", tensors.place(tensor), opaque])
+                entries.append([name, kind, "", [], 0, "", where, opaque])
                 continue
             opaque = "it is on the meta device: it holds no numbers" if tensor.device.type == "meta" else opaque
-            nbytes = tensor.numel() * tensor.element_size()
-            shape, where = list(tensor.shape), tensors.place(tensor)
-            value, same = "", (where, tuple(shape), tensor.stride(), tensor.dtype)
+            nbytes, shape = tensor.numel() * tensor.element_size(), list(tensor.shape)
+            entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, "", where, opaque])
             if seen and not opaque:
-                value = known[same] if where and same in known else digest(tensor)
-                known[same] = value
-            entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, value, where, opaque])
+                same = (where or len(entries), tuple(shape), tensor.stride(), tensor.dtype)
+                entries[-1][DIGEST] = owners.setdefault(same, len(digested))
+                if owners[same] == len(digested):
+                    digested.append(tensor)
+        values = digests(digested)
+        for entry in entries:
+            if entry[DIGEST] != "":
+                entry[DIGEST] = values[entry[DIGEST]]
         return {"rank": self.rank, "entries": entries}
 
     def ckptcheck_scramble(self) -> dict[str, Any]:
@@ -52,6 +64,9 @@ class Extension:
         owners: dict[Any, str] = {}
         for name, kind, tensor, opaque in self._ckptcheck_tensors():
             if kind == "buffer":
+                continue
+            if name.startswith(DRAFT) and self._ckptcheck_foreign_draft():
+                left[name] = "its draft model has a checkpoint of its own, so no sync is meant to write it"
                 continue
             if kind == "derived" and name.rpartition(".")[2] not in REBUILT:
                 left[name] = opaque or "nothing says that an update rebuilds it"
@@ -105,6 +120,19 @@ class Extension:
         here = {name: tensor.detach().cpu() for name, tensor in found.items()}
         return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
 
+    def ckptcheck_listen(self, tokens: int) -> None:
+        """Keep what the modules give out in the next forward, of a prompt."""
+        self._ckptcheck_listening = contextlib.ExitStack()
+        model = self.model_runner.get_model()
+        self._ckptcheck_captured = self._ckptcheck_listening.enter_context(
+            capture.listening([*hf_taps.taps(model)], tokens)
+        )
+
+    def ckptcheck_heard(self, path: str) -> dict[str, Any]:
+        """Stop listening and put what was kept on the plane of files."""
+        self._ckptcheck_listening.close()
+        return capture.put(self._ckptcheck_captured, f"{path}.{self.rank}")
+
     def ckptcheck_poke(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a flat element: a fault, to see that it is found."""
         import torch
@@ -129,7 +157,13 @@ class Extension:
         for attribute in ("drafter", "speculator"):  # a draft model is a model that has to be updated too
             draft = getattr(getattr(self.model_runner, attribute, None), "model", None)
             if draft is not None:
-                yield from tensors.walk(draft, "draft:")
+                yield from tensors.walk(draft, DRAFT)
+
+    def _ckptcheck_foreign_draft(self) -> bool:
+        """Whether the draft model was not loaded from the model's own checkpoint, as MTP layers are."""
+        config = self.vllm_config
+        draft = getattr(config.speculative_config, "draft_model_config", None)
+        return draft is not None and draft.model != config.model_config.model
 
 
 def _opened(parcel: dict[str, Any]) -> Iterator[tuple[str, Any]]:

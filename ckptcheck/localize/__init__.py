@@ -1,0 +1,1 @@
+"""Where two sides first compute something else: activations of one prompt, point by point."""

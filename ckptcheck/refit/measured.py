@@ -1,0 +1,68 @@
+"""What a trial measured, as tables of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptcheck.refit.judging import gaps
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.report import Section
+
+
+def measured(trace: RefitTrace) -> Iterator[Section]:
+    """Yield the tables: logprobs and their floor, steps, greedy text. Those of which nothing was seen are left out."""
+    if trace.scorings and trace.engine and trace.trainer:
+        sides = ((trace.engine.name, trace.floor.engine), (trace.trainer.name, trace.floor.trainer))
+        floor = [
+            (name, what, gap.most, gap.mean)
+            for name, noise in sides
+            for what, gap in (
+                ("asked again", noise.repeat),
+                ("each sequence alone", noise.batch),
+                ("by decoding", noise.decode if noise is trace.floor.engine else None),
+                ("weights moved by their last place", noise.rounding),
+            )
+            if gap is not None
+        ]
+        yield Section(
+            "the floor: how far each side is from itself over the same weights (nats)",
+            ("side", "", "most", "mean"),
+            tuple(floor),
+        )
+        rows = []
+        for scoring in trace.scorings:
+            seen = gaps(scoring)
+            step = trace.syncs[scoring.after - 1].step if scoring.after else 0
+            cold = (seen.prefill.most, seen.decode.most) if scoring.after else (None, None)
+            when = f"sync {scoring.after}" if scoring.after else "cold load"
+            rows.append((when, step, *cold, seen.trainer.most, seen.trainer.mean))
+        allowed = trace.floor.sides
+        rows.append(("allowed", None, trace.floor.loads, trace.floor.loads, allowed.most, allowed.mean))
+        yield Section(
+            "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
+            ("after", "step", "cold: prefill", "decoding", "trainer: most", "mean"),
+            tuple(rows),
+        )
+    if trace.steps:
+        yield Section(
+            "optimizer steps",
+            ("step", "loss", "gradient norm", "parameters left as they were"),
+            tuple(
+                (number, step.loss, step.grad_norm, len(step.unchanged)) for number, step in enumerate(trace.steps, 1)
+            ),
+        )
+    if lines := tuple(_spoken(trace)):
+        yield Section("greedy text of the engine; the trainer's where it is another", lines=lines)
+
+
+def _spoken(trace: RefitTrace) -> Iterator[str]:
+    for scoring in trace.scorings:
+        if (said := scoring.speech) is None:
+            continue
+        when = f"sync {scoring.after}" if scoring.after else "cold load"
+        for side, text, ids in (
+            ("", said.engine_text, said.engine),
+            ("  trainer", said.trainer_text, said.trainer if said.parted is not None else ()),
+        ):
+            if ids:
+                yield f"{when}{side}: {text!r}" if text else f"{when}{side}: {' '.join(map(str, ids))}"

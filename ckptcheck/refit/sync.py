@@ -1,0 +1,63 @@
+"""One sync: the trainer's weights on their way into the engine."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ckptcheck.engines.base import Answer, Engine, Parcel
+from ckptcheck.engines.group import addressed, rendezvous
+from ckptcheck.host.patience import left
+from ckptcheck.host.trouble import VerbError
+from ckptcheck.trainers.base import Trainer
+
+LONGEST = 3600.0
+"""Seconds that a side waits for the other in a group, where nothing else limits it."""
+GRACE = 5.0
+"""Seconds in which a side notices by itself that the other has failed."""
+
+
+def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, key: str) -> tuple[list[Parcel], Answer]:
+    """Send all weights by that transport; return what was sent and what the engine said. key: another one for every sync.
+
+    Over a process group both sides wait for each other, so the trainer sends from a thread, and the end of one ends the other:
+    it would wait for what will not come. Raises what the side raised that failed first.
+    """
+    if transport != "gloo" or engine.info.name == "fake":
+        parcels = trainer.export(bucket_bytes)
+        try:
+            return parcels, engine.refit(parcels, transport)
+        finally:  # many syncs would fill the plane
+            for parcel in parcels:
+                if "path" in parcel.address:
+                    Path(parcel.address["path"]).unlink(missing_ok=True)
+    group = rendezvous(engine.info.ranks, key, timeout=left(LONGEST))
+    parcels = addressed(trainer.plan(bucket_bytes), group)
+    over, ended = threading.Event(), threading.Event()
+
+    def failed(sending: Future[None]) -> None:
+        if sending.exception() is not None and not over.wait(GRACE):
+            ended.set()
+            engine.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(contextvars.copy_context().run, trainer.send, group, bucket_bytes)
+        sending.add_done_callback(failed)
+        try:
+            answer = engine.refit(parcels, transport)
+        except BaseException as error:
+            over.set()
+            if ended.is_set():
+                raise sending.exception() or error from None
+            if not sending.done():
+                trainer.close()
+            raise
+        over.set()
+        try:
+            sending.result()
+        except VerbError:
+            if answer.ok:
+                raise  # else the engine left the group first, and has said why
+    return parcels, answer

@@ -1,0 +1,42 @@
+"""Sections of a report as a person reads them: aligned columns, numbers to the right, lines as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ckptcheck.reporters.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ckptcheck.report import Cell, Section
+
+
+def write(console: Console, section: Section) -> None:
+    """Print one section, two spaces in. Nothing of it is wrapped, so that commands can be copied and tables stay aligned."""
+    console.print()
+    console.print(Text(f"  {printable(section.title)}", style="bold"))
+    if section.columns:
+        shown = [[cell(value) for value in row] for row in section.rows]
+        wide = [max(map(len, column)) for column in zip(section.columns, *shown, strict=True)]
+        right = [any(isinstance(row[at], int | float) for row in section.rows) for at in range(len(wide))]
+        for row, style in [(list(section.columns), "dim"), *((row, "") for row in shown)]:
+            cells = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, wide, right, strict=True)]
+            console.print(Text("  " + "  ".join(cells).rstrip(), style=style), soft_wrap=True)
+    for line in section.lines:
+        console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+
+
+def cell(value: Cell) -> str:
+    """Return a cell as it is shown: four significant digits, thousands set apart, a dash for nothing.
+
+    >>> cell(None), cell(1234567), cell(0.000123456), cell(1.0)
+    ('–', '1,234,567', '0.0001235', '1')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else printable(value)

@@ -1,0 +1,51 @@
+"""What the engine held before it slept is not what it holds after it woke.
+
+## What it checks
+The engine sleeps while the trainer steps, and wakes before the sync, as in jobs that share GPUs. Parameters, buffers and derived
+tensors are then what they were. Where the platform has no sleep, the rule is skipped and says so.
+
+## Why it matters
+A sync sends parameters only. Buffers (rotary caches, scales) that sleep dropped stay wrong for the rest of the job.
+
+## How to fix
+Sleep at a level that keeps buffers, or restart the engine.
+
+## When it can be wrong
+Engines that drop weights by design at this level, because a sync follows.
+
+## Seen in
+vllm-project/vllm#29341 (buffers lost by sleep), sgl-project/sglang (static state of release_memory_occupation)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.phrase import count, few
+from ckptcheck.refit.names import origin
+from ckptcheck.refit.trace import RefitTrace
+
+
+@rule(
+    "REF018",
+    "lost-in-sleep",
+    severity="error",
+    on="refit",
+    when=lambda trace: trace.nap is not None or bool(trace.awake),
+)
+def check(trace: RefitTrace) -> Iterator[Problem]:
+    if trace.nap is None:
+        raise Skip(trace.awake)
+    after = trace.nap.after
+    names = sorted({
+        name
+        for (rank, name), entry in trace.nap.before.items()
+        if (rank, name) not in after or after[rank, name].digest != entry.digest
+    })  # fmt: skip
+    if names:
+        yield Problem(
+            f"{count(len(names), 'tensor is', 'tensors are')} not what it was before the engine slept: {few(names)}"
+            if len(names) == 1
+            else f"{len(names):,} tensors are not what they were before the engine slept: {few(names)}{origin(trace, names)}",
+            key=names[0],
+            hint="a sync brings parameters back, and nothing else",
+        )

@@ -1,0 +1,68 @@
+"""Stands in for the transformers trainer's far side: the same verbs, over a trainer that computes as the fake engine does."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
+
+import numpy as np  # noqa: E402
+from faults import faulty, note  # noqa: E402
+from safetensors.numpy import load_file, save, save_file  # noqa: E402
+
+from ckptcheck.engines.digest import digest  # noqa: E402
+from ckptcheck.engines.fake import FakeEngine  # noqa: E402
+
+HELD: dict[str, Any] = {}
+
+
+def load(folder: str, dtype: str) -> dict[str, Any]:
+    HELD.update(load_file(Path(folder) / "model.safetensors"))
+    plan = [{"name": name, "shape": list(values.shape)} for name, values in HELD.items()]
+    return {"version": "0", "torch": "0", "device": "cpu", "plan": plan}
+
+
+def score(sequences: list[list[int]]) -> list[Any]:
+    return [each.prompt for each in FakeEngine(HELD).score(sequences)]
+
+
+def greedy(tokens: list[int], number: int) -> Any:
+    return FakeEngine(HELD).score([tokens], decode=number)[0].decoded
+
+
+def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
+    scores = score(sequences)
+    draw = np.random.default_rng(seed)
+    for name, values in HELD.items():
+        HELD[name] = (values * (1 + 0.05 * draw.standard_normal(values.shape))).astype(np.float32)
+    return {"scores": scores, "grad_norm": 1.0, "unchanged": []}
+
+
+def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[dict[str, Any]]:
+    names, parcels = list(HELD), []
+    for (begin, end), address in zip(buckets, addresses, strict=True):
+        part = {name: HELD[name] for name in names[begin:end]}
+        save_file(part, address["path"], {"format": "pt"})
+        note(f"folder:{Path(address['path']).parent}")
+        parcels.append({**address, "tensors": len(part), "bytes": sum(value.nbytes for value in part.values())})
+    return parcels
+
+
+def send(group: dict[str, Any]) -> None:
+    with socket.create_server((group["host"], group["port"])) as meeting:
+        meeting.settimeout(group["timeout"])
+        wire, _ = meeting.accept()
+    with wire:
+        wire.sendall(save(HELD))
+
+
+def digests() -> dict[str, str]:
+    return {name: digest(values) for name, values in HELD.items()}
+
+
+SERVED = {"load": load, "score": score, "greedy": greedy, "step": step, "export": export, "send": send}
+VERBS = faulty("trainer", {**SERVED, "digests": digests})

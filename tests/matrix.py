@@ -1,0 +1,271 @@
+"""Refits live, over trainer layouts, engine ranks, models, dtypes and transports: ``make matrix``.
+
+    python -m tests.matrix [--only TEXT ...] [--list]
+
+Every cell is a whole trial (see ckptcheck/refit/README.md) on the real megatron-core and the real engine. Weights have to be
+those of a cold load to the last bit, logprobs within the floor that the cell measures: 1e-5 nats in float32. Processes are
+used again, so that a cold load costs seconds. Prints a table; exits 1 where a cell fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "fixtures")]
+
+import live  # noqa: E402
+import smollm2  # noqa: E402
+
+from ckptcheck import pack  # noqa: E402
+from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
+from ckptcheck.engines import registry  # noqa: E402
+from ckptcheck.engines.vllm import VllmOptions  # noqa: E402
+from ckptcheck.host.exchange import Exchange  # noqa: E402
+from ckptcheck.refit.judging import gaps  # noqa: E402
+from ckptcheck.refit.settings import Settings  # noqa: E402
+from ckptcheck.refit.text import Text  # noqa: E402
+from ckptcheck.refit.trace import RefitTrace  # noqa: E402
+from ckptcheck.refit.trial import Trial  # noqa: E402
+from ckptcheck.report import Report  # noqa: E402
+from ckptcheck.run import run  # noqa: E402
+from ckptcheck.trainers.layout import Layout  # noqa: E402
+from ckptcheck.trainers.megatron import start_megatron  # noqa: E402
+
+RULES = [rule for rule in pack.load() if rule.on == "refit"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """ranks: of the engine. perturb: noise in place of an optimizer step; the same in every layout, so a reference serves many."""
+
+    model: str
+    layout: Layout
+    ranks: int = 1
+    dtype: str = "float32"
+    transport: str = "reload"
+    engine: str = "vllm"
+    steps: int = 1
+    perturb: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.layout or 'TP1'} → {self.engine} TP{self.ranks} {self.dtype} {self.transport}" + (
+            " perturbed" if self.perturb else ""
+        )
+
+
+LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
+TRANSPORTS = ("reload", "gloo")
+
+
+def cells() -> Iterator[Cell]:
+    """Yield the matrix. Engines of two ranks come last and are perturbed: a cold load of one takes a minute."""
+    for layout in (Layout(), Layout(pp=2), Layout(tp=3)):
+        yield Cell("smollm2", layout)
+    tiny = [("llama", LAYOUTS), ("qwen3", LAYOUTS), ("qwen3-moe", (*LAYOUTS, Layout(ep=2)))]
+    for dtype in ("float32", "bfloat16"):
+        for model, layouts in tiny:
+            for number, layout in enumerate(layouts):
+                yield Cell(model, layout, dtype=dtype, transport=TRANSPORTS[number % 2])
+    yield Cell("smollm2", Layout(tp=3), dtype="bfloat16", transport="gloo")
+    for model, layouts in tiny:
+        for number, layout in enumerate(layouts):
+            yield Cell(model, layout, ranks=2, transport=TRANSPORTS[number % 2], perturb=0.02)
+
+
+class Lent:
+    """An engine of the bench; to close it is to give it back."""
+
+    def __init__(self, engine: Any, kept: list[Any]) -> None:
+        self._engine, self._kept = engine, kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        """Keep it for the next, unless it is dead."""
+        if (engine := self._engine) is not None:
+            self._engine = None
+            try:
+                engine.memory()
+            except Exception:
+                engine.close()
+            else:
+                self._kept.append(engine)
+
+
+class Recalled:
+    """What a cold load of the same bytes held and said before."""
+
+    def __init__(self, manifest: Any, scores: Any) -> None:
+        self.manifest, self.score = lambda: manifest, lambda *_, **__: scores
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Bench:
+    """Processes and checkpoints that cells share."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ckptcheck-matrix-"))
+        self.exchange = Exchange()
+        self._host: Any = None
+        self._kept: dict[tuple[str, int], list[Any]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in [engine for kept in self._kept.values() for engine in kept]:
+            engine.close()
+        if self._host is not None:
+            self._host.close()
+        self.exchange.__exit__(None, None, None)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, cell: Cell) -> tuple[RefitTrace, Report]:
+        """Run the trial of a cell and judge it."""
+        ckpt = open_checkpoint(str(self._model(cell.model)))
+        rows = ckpt.tensors[ckpt.anatomy.embedding].shape[0]
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        started: list[bool] = []
+
+        def start_trainer() -> Any:
+            trainer = start_megatron(ckpt, self.exchange, layout=cell.layout, dtype=cell.dtype, host=self._host)
+            self._host = trainer.host
+            return trainer
+
+        def start(checkpoint: Path) -> Any:
+            started.append(True)
+            if len(started) == 1 or not cell.perturb:
+                return self._engine(cell, checkpoint)
+            return self._reference(cell, checkpoint)
+
+        bucket = (1 << 26) if cell.model == "smollm2" else 60_000
+        settings = Settings(
+            steps=cell.steps,
+            transport=cell.transport,
+            perturb=cell.perturb,
+            bucket_bytes=bucket,
+            other_bytes=bucket // 4,
+        )
+        trial = Trial(
+            str(cell),
+            start_trainer,
+            start,
+            settings,
+            vocabulary=rows,
+            nbytes=1 << 30,
+            text=Text(ckpt.source),
+            folder=folder,
+        )
+        try:
+            trace = trial.run()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return trace, run(trace, RULES)
+
+    def _model(self, name: str) -> Path:
+        if name == "smollm2":
+            return smollm2.default_folder()
+        folder = self.folder / name
+        return folder if folder.exists() else live.write(name, folder)
+
+    def _engine(self, cell: Cell, checkpoint: Path) -> Any:
+        kept = self._kept.setdefault((cell.engine, cell.ranks), [])
+        if kept:
+            engine = kept.pop()
+            try:
+                engine.restart(checkpoint, VllmOptions(cell.dtype, cell.ranks))
+            except BaseException:
+                engine.close()
+                raise
+        else:
+            engine = registry.start(cell.engine, checkpoint, dtype=cell.dtype, ranks=cell.ranks, scratch=(self.folder,))
+        return Lent(engine, kept)
+
+    def _reference(self, cell: Cell, checkpoint: Path) -> Any:
+        files = sorted(checkpoint.glob("*.safetensors"))
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
+        key = (cell.engine, cell.ranks, cell.dtype, digest)
+        if key in self._known:
+            return Recalled(*self._known[key])
+        engine, known = self._engine(cell, checkpoint), self._known
+
+        class Heard:
+            """The cold load itself; what it says is kept."""
+
+            def manifest(self) -> Any:
+                self.held = engine.manifest()
+                return self.held
+
+            def score(self, sequences: Any, decode: int = 0) -> Any:
+                said = engine.score(sequences, decode=decode)
+                known[key] = (self.held, said)
+                return said
+
+            def close(self) -> None:
+                engine.close()
+
+        return Heard()
+
+
+HEAD = ("cell", "tensors", "differ", "cold", "trainer", "floor", "grad", "s", "verdict")
+
+
+def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[str, ...]:
+    """Sum a cell up: tensors compared and different, largest gaps in nats from the cold load and from the trainer, floor."""
+    seen = [gaps(scoring) for scoring in trace.scorings]
+    cold = max((max(each.prefill.most, each.decode.most) for each in seen), default=float("nan"))
+    trainer = max((each.trainer.most for each in seen), default=float("nan"))
+    said = "pass" if report.verdict == "clean" else ", ".join(sorted({finding.code for finding in report.findings}))
+    return (
+        str(cell),
+        str(sum(len(sync.manifest) for sync in trace.syncs)),
+        str(sum(len(sync.differing) for sync in trace.syncs)),
+        f"{cold:.2g}",
+        f"{trainer:.2g}",
+        f"{trace.floor.sides.most:.2g}",
+        f"{trace.steps[0].grad_norm:.4g}" if trace.steps else "–",
+        f"{seconds:.0f}",
+        said or f"incomplete: {'; '.join(trace.broken.values())}"[:120],
+    )
+
+
+def main() -> None:
+    """Run the cells that were asked for."""
+    parser = argparse.ArgumentParser(description="Refits, live, cell by cell.")
+    parser.add_argument("--only", nargs="*", default=[], help="cells whose name has all of these words")
+    parser.add_argument("--list", action="store_true", help="name the cells")
+    asked = parser.parse_args()
+    chosen = [cell for cell in cells() if all(word in str(cell).split() for word in asked.only)]
+    if asked.list:
+        print(*chosen, sep="\n")
+        return
+    failed, begin = 0, time.monotonic()
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+    with Bench() as bench:
+        for cell in chosen:
+            began = time.monotonic()
+            trace, report = bench.run(cell)
+            print("| " + " | ".join(row(cell, trace, report, time.monotonic() - began)) + " |", flush=True)
+            failed += report.verdict != "clean"
+            for finding in report.findings:
+                print(f"  {finding.code} {finding.message}", file=sys.stderr, flush=True)
+    print(f"\n{len(chosen) - failed} of {len(chosen)} cells pass, in {(time.monotonic() - begin) / 60:.0f} minutes")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

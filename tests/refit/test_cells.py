@@ -1,0 +1,47 @@
+"""Cells of the matrix that have every value once: trainer layouts, engine ranks, transports, dtypes, families of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from conftest import needs_engine
+from matrix import Bench, Cell
+
+from ckptcheck.refit.judging import gaps
+from ckptcheck.trainers.layout import Layout
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
+CELLS = (
+    Cell("llama", Layout(), dtype="bfloat16"),
+    Cell("llama", Layout(tp=2), transport="gloo", steps=2),
+    Cell("qwen3", Layout(pp=2), dtype="bfloat16", transport="gloo"),
+    Cell("qwen3-moe", Layout(ep=2)),
+    Cell("llama-nine", Layout(tp=3)),
+    Cell("qwen3", Layout(tp=2, pp=2), ranks=2, steps=0),
+)
+"""Other engines add theirs here: Cell(..., engine="sglang")."""
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    needs_engine("megatron")
+    with Bench() as made:
+        yield made
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell: Cell) -> None:
+    needs_engine(cell.engine)
+    trace, report = bench.run(cell)
+    assert [f"{finding.code} {finding.message}" for finding in report.findings] == []
+    assert report.verdict == "clean", trace.broken
+    asleep = {"REF018": "the sleep of vllm does nothing on a CPU"} if cell.steps else {}
+    assert dict(report.skipped) == asleep
+    assert len(trace.syncs) == 1 + 2 * cell.steps
+    assert len(trace.syncs[0].manifest) > 20 * cell.ranks
+    assert all(step.grad_norm > 0 and not step.unchanged for step in trace.steps)
+    if cell.dtype == "float32":
+        assert trace.floor.sides.most == 1e-5
+    assert all(gaps(scoring).trainer.within(trace.floor.sides) for scoring in trace.scorings)
+    assert all(scoring.speech for scoring in trace.scorings)

@@ -1,0 +1,264 @@
+"""Whatever happens to an engine, a trainer or the command itself: a verdict, exit code 2, and nothing left behind.
+
+The far processes are stand-ins behind the real hosts, guardians and wires (tests/far/faults.py); the command is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CHECKPOINTS, ROOT
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit import timeouts
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+PYTHON = """#!{python}
+import os, sys
+arguments = sys.argv[1:]
+if arguments[0] == "-c":  # which packages are there?
+    print('{{"python": "3.11.0", "site": "", "versions": {{"vllm": "0"}}}}')
+    sys.exit()
+module = {module!r}
+arguments[4:6] = [os.path.basename(module)[:-3], module]  # in place of ckptcheck's own, and the file it is from
+os.execv({python!r}, [{python!r}, *arguments])
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit code, its report, what it said, the processes and files that are still there."""
+
+    code: int
+    out: str
+    err: str
+    notes: list[str]
+    processes: list[str]
+    files: list[str]
+    mark: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def why(self) -> str:
+        """Why the verdict is incomplete: each rule that could not pass says the same."""
+        assert self.report["verdict"] == "incomplete"
+        reasons = {entry["error"] for entry in self.report["crashed"]} | {self.report.get("error")} - {None}
+        assert len(reasons) == 1, reasons
+        return str(reasons.pop())
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A temporary folder with a short name: sockets are made in it."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def refit(place: Path, fault: str, *arguments: str, redirect: str = "", steps: str = "1") -> Outcome:
+    """Run the command with a fault, and look for what it left."""
+    for side in ("engine", "trainer"):
+        script = place / side
+        module = str(ROOT / "tests" / "far" / f"standing_in_{side}.py")
+        script.write_text(PYTHON.format(python=sys.executable, module=module))
+        script.chmod(0o755)
+    temporary, notes, mark = place / "tmp", place / "notes", uuid.uuid4().hex
+    temporary.mkdir()
+    notes.write_text("")
+    environment = {
+        **os.environ, "TMPDIR": str(temporary), "CKPTCHECK_FAULT": fault, "CKPTCHECK_NOTES": str(notes), "CELL": mark,
+    }  # fmt: skip
+    command = [
+        *(sys.executable, "-m", "ckptcheck", "refit", str(CHECKPOINTS / "tiny-llama"), "--trainer", "transformers"),
+        *("--engine-python", str(place / "engine"), "--trainer-python", str(place / "trainer"), "--steps", steps),
+        *("--bucket-mb", "0.002", "--format", "json", *arguments),
+    ]
+    if redirect:
+        command = ["bash", "-c", f'"$@" {redirect}', "bash", *command]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    said = notes.read_text().splitlines()
+    folders = {line.partition(":")[2] for line in said if line.startswith("folder:")}
+    files = [str(path) for path in temporary.iterdir()] + [folder for folder in folders if Path(folder).exists()]
+    calls = [line for line in said if not line.startswith("folder:")]
+    return Outcome(done.returncode, done.stdout, done.stderr, calls, marked(mark), files, mark)
+
+
+def marked(mark: str) -> list[str]:
+    """Return the processes that were started with this mark in their environment, and still run."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def test_without_a_fault_the_report_is_whole_and_says_what_it_cost(place: Path) -> None:
+    outcome = refit(place, "")
+    assert (outcome.code, outcome.processes, outcome.files) == (0, [], []), outcome.err + outcome.out
+    assert outcome.report["verdict"] == "clean"
+    costs = next(table for table in outcome.report["sections"] if table["title"].startswith("cost"))
+    assert [row[:2] for row in costs["rows"]] == [[1, 0], [2, 1], [3, 1]]
+    assert all(row[4] > 0 and row[7] == row[6] / row[4] for row in costs["rows"])
+    assert outcome.notes[0] == "trainer:load"
+    assert {line.split(":")[1] for line in outcome.notes} >= set(VERBS["engine"]) | set(VERBS["trainer"])
+
+
+VERBS = {
+    "engine": ("start", "ask-manifest", "ask-memory", "score", "ask-scramble", "load", "ask-leftovers"),
+    "trainer": ("load", "export", "score", "greedy", "digests", "step"),
+}
+MOMENTS = [
+    *(("trainer:import:1", "start of the trainer"), ("engine:import:1", "cold load")),
+    *((f"engine:{verb}:1", None) for verb in VERBS["engine"]),
+    *((f"trainer:{verb}:1", None) for verb in VERBS["trainer"]),
+    *(("engine:start:2", "reference for step 1"), ("engine:load:2", "sync after step 1")),
+    *(("engine:load:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", "score after step 1")),
+    ("trainer:export:3", "reference for step 1"),
+]
+
+
+@pytest.mark.parametrize(("moment", "phase"), MOMENTS, ids=[moment for moment, _ in MOMENTS])
+def test_a_process_that_is_killed(place: Path, moment: str, phase: str | None) -> None:
+    outcome = refit(place, f"{moment}:killed")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert "died (SIGKILL: out of memory, or killed by somebody) when asked to" in outcome.why
+    assert "; its last words: here comes killed" in outcome.why
+    assert "  | here comes killed\n" in outcome.err
+    assert outcome.why.startswith(f"could not finish {phase or ''}")
+    assert outcome.report["passed"] == []
+
+
+@pytest.mark.parametrize("moment", ["trainer:step:1", "engine:start:1", "engine:score:3", "engine:load:2"])
+def test_a_process_that_hangs_is_ended_when_its_phase_has_had_its_time(place: Path, moment: str) -> None:
+    kind = {"trainer:step:1": "step", "engine:start:1": "start", "engine:score:3": "score"}.get(moment, "sync")
+    outcome = refit(place, f"{moment}:hangs", "--timeout", "200", "--timeout", f"{kind}=10")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert "did not answer in time when asked to" in outcome.why
+    assert f"the phase had 10 s (--timeout {kind}=SECONDS)" in outcome.why
+    assert "in happen" in outcome.err  # where it hung
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            "engine:load:2:leaves",
+            "died (exit code 9) when asked to load; its last words: torch.OutOfMemoryError: tried",
+        ),
+        ("engine:start:1:memory", "vllm could not start: MemoryError"),
+        ("trainer:step:1:memory", "could not step: MemoryError"),
+        ("trainer:export:2:disk", "could not export: OSError: [Errno 28] No space left on device: '/dev/shm/full'"),
+    ],
+)
+def test_out_of_memory_and_of_room(place: Path, fault: str, words: str) -> None:
+    outcome = refit(place, fault)
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert words in outcome.why
+
+
+def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTCHECK_ROTARY", "1")
+    outcome = refit(place, "trainer:step:2:killed", steps="2")
+    assert outcome.code == 2
+    assert [finding["code"] for finding in outcome.report["findings"]] == ["REF005", "REF008"]
+    assert outcome.report["counts"]["tensors"] > 0
+    assert len(outcome.report["sections"][0]["rows"]) == 3
+    assert outcome.why.startswith("could not finish step 2")
+
+
+@pytest.mark.parametrize(
+    ("moment", "signals", "said"),
+    [
+        ("trainer:load:1", "SIGINT", "interrupted"),
+        ("engine:start:1", "SIGINT", "interrupted"),
+        ("engine:load:2", "SIGINT", "interrupted"),
+        ("engine:score:2", "SIGINT+SIGINT+SIGINT", "interrupted"),
+        ("trainer:export:2", "SIGTERM", "interrupted by SIGTERM"),
+        ("engine:ask-manifest:2", "SIGHUP", "interrupted by SIGHUP"),
+        ("trainer:score:3", "SIGINT+SIGTERM", "interrupted"),
+    ],
+)
+def test_signals_end_the_command_in_order(place: Path, moment: str, signals: str, said: str) -> None:
+    outcome = refit(place, f"{moment}:{signals}")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert outcome.why.endswith(f": {said}")
+    assert "Traceback" not in outcome.err
+
+
+def test_a_command_that_is_killed_leaves_nothing_either(place: Path) -> None:
+    outcome = refit(place, "engine:load:2:SIGKILL")
+    assert outcome.code == -9
+    wait_until(lambda: not marked(outcome.mark) and not list((place / "tmp").iterdir()))
+
+
+def wait_until(done: Any) -> None:
+    """Poll: guardians give what they end three seconds before they kill."""
+    import time
+
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&- >&- 2>&-", "2>&1 >/dev/full"])
+def test_streams_that_are_closed_or_full(place: Path, redirect: str) -> None:
+    outcome = refit(place, "", redirect=redirect, steps="0")
+    assert (outcome.processes, outcome.files) == ([], []), outcome.err
+    assert outcome.code == (2 if "full" in redirect else 0), outcome.err + outcome.out
+    assert "Traceback" not in outcome.err + outcome.out
+
+
+def test_a_reader_that_has_seen_enough(place: Path) -> None:
+    outcome = refit(place, "", "--format", "text", redirect="2>&1 | head -n 1", steps="0")
+    assert (outcome.processes, outcome.files) == ([], [])
+    assert outcome.out == "start of the trainer\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("trainer:send:1:taken", "could not send: OSError: [Errno 98] Address already in use"),
+        (
+            "trainer:send:2:killed",
+            "transformers died (SIGKILL: out of memory, or killed by somebody) when asked to send",
+        ),
+        (
+            "engine:transfer:1:killed",
+            "vllm died (SIGKILL: out of memory, or killed by somebody) when asked to transfer",
+        ),
+        ("engine:transfer:2:SIGINT", "interrupted"),
+    ],
+)
+def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: Path, fault: str, words: str) -> None:
+    outcome = refit(place, fault, "--transport", "gloo")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert words in outcome.why
+
+
+def test_time_outs_are_for_every_phase_or_one() -> None:
+    found = timeouts.read(["100", "sync=0.5", "start=7"])
+    assert [found.seconds(kind, 10**12) for kind in ("start", "score", "step", "sync")] == [7, 100, 100, 0.5]
+    assert timeouts.read([]).seconds("sync", 5 * 10**9) == 300 + 100
+    for text in ("0", "fast", "start=", "warp=3", "-1", "inf", "step=nan", "=3"):
+        with pytest.raises(CkptcheckError, match="is neither SECONDS nor PHASE=SECONDS"):
+            timeouts.read([text])
