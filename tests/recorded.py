@@ -3,6 +3,7 @@
 ``step``, ``version``, ``loss``, ``ok``, ``message`` and ``run`` are the record's own. What is sent is another number in every
 tensor at every sync, except for ``same`` (patterns of names that are sent as at the sync before) and ``like`` (the sync from
 which all, or the names in ``of``, are sent again). ``stale`` are patterns of the engine's tensors that stay as they were,
+``garbled`` those that come out as something else,
 ``lack`` patterns of names that are not sent, ``extra`` names that are. ``held = false``: nobody asked the engine.
 """
 
@@ -66,6 +67,8 @@ def _sync(index: int, wanted: dict[str, Any], before: list[Sync]) -> Sync:
     for key in held:
         if last is not None and _any(key.partition("/")[2], wanted.get("stale", [])):
             held[key] = last.held[key]
+        if _any(key.partition("/")[2], wanted.get("garbled", [])):
+            held[key] = _digest(f"{key} garbled {index}")
     return Sync(
         step=wanted.get("step", index if "loss" not in wanted else None),
         version=wanted.get("version"),

@@ -27,7 +27,7 @@ RUN = uuid.uuid4().hex[:12]
 """This process: versions and steps may start anew in the next."""
 
 
-class Sync(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Sync(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
     """One weight sync.
 
     time: when it ended, UTC, ISO 8601. run: the process that recorded it. step: optimizer steps that the trainer had taken.
@@ -38,7 +38,6 @@ class Sync(msgspec.Struct, kw_only=True, omit_defaults=True):
     alike: both digests come from the same function, so that equal bytes give equal digests.
     """
 
-    schema: str = SCHEMA
     time: str = ""
     run: str = ""
     step: int | None = None
@@ -67,8 +66,8 @@ class Record:
         self._lines: int | None = None
 
     def append(self, sync: Sync) -> None:
-        """Append one sync; `time`, `run` and `schema` are filled in. Raises CkptcheckError where it cannot be written."""
-        sync.schema, sync.run = SCHEMA, sync.run or RUN
+        """Append one sync; `time` and `run` are filled in. Raises CkptcheckError where it cannot be written."""
+        sync.run = sync.run or RUN
         sync.time = sync.time or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = msgspec.json.encode(sync) + b"\n"
         try:
@@ -108,10 +107,7 @@ def read(path: Path | str) -> tuple[tuple[Sync, ...], dict[int, str]]:
         cut = path.stat().st_size > 0 and not _ends(path)
         for number, line in _lines(path):
             try:
-                sync = decoder.decode(line)
-                if sync.schema != SCHEMA:
-                    raise msgspec.ValidationError(f"it has the schema {sync.schema!r}")
-                syncs.append(sync)
+                syncs.append(decoder.decode(line))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 damaged[number] = str(error)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 ## What it checks
 A tensor of the same name whose digest in the engine was that of what was sent at some sync has it at every sync. Tensors that the
-engine fuses, shards, casts or packs never have; they are left out.
+engine fuses, shards, casts or packs never have; they are left out. What is as it was before is HIS001.
 
 ## Why it matters
 The engine computes with other numbers than the trainer has.
@@ -39,12 +39,13 @@ def _equal(sync: Sync) -> set[str]:
 def check(history: History) -> Iterator[Problem]:
     equal = [_equal(sync) if sync.alike else set() for sync in history.syncs]
     plain = set().union(*equal)
+    stale = {turn.index: set(turn.stale) for turn in history.turns}
     for index, sync in enumerate(history.syncs):
         if not sync.alike:
             continue
         names = {
             key.partition("/")[2]
-            for key in plain - equal[index]
+            for key in plain - equal[index] - stale.get(index, set())
             if key in sync.held and key.partition("/")[2] in sync.sent
         }
         if names:
