@@ -107,9 +107,14 @@ def read(path: Path | str) -> tuple[tuple[Sync, ...], dict[int, str]]:
         cut = path.stat().st_size > 0 and not _ends(path)
         for number, line in _lines(path):
             try:
-                syncs.append(decoder.decode(line))
+                sync = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 damaged[number] = str(error)
+                continue
+            if sync.run:
+                syncs.append(sync)
+            else:  # any object without fields of other types is a sync with nothing in it
+                damaged[number] = "it says of no process that recorded it"
     except OSError as error:
         raise CkptcheckError(f"cannot read the record {path}: {error.strerror or error}") from error
     if cut and damaged and max(damaged) == number:
