@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
@@ -18,13 +19,23 @@ def replace_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
         path.write_bytes(content)
         return
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write to, and rename it over `path` afterwards; for what is too large to be held whole.
+
+    Raises CkptcheckError and leaves nothing as `replace_file` does.
+    """
     temporary = None
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
+        os.close(handle)
+        yield Path(temporary)
+        with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)

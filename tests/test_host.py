@@ -154,6 +154,7 @@ def test_a_hang_is_ended_and_says_where(verb: str) -> None:
             host.call(verb, timeout=0.5)
         assert caught.value.message == f"misbehaving did not answer in time when asked to {verb}, and was ended"
         assert any("in hang_here" in line for line in caught.value.last_words)
+        assert (caught.value.hint or "").startswith("it was in hang_here (misbehaving.py, line ")
 
 
 def test_all_that_is_asked_in_a_block_has_its_time_together() -> None:

@@ -10,9 +10,12 @@ import pytest
 from attached import attached
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
+from gridded import measured
 from localized import localization
+from probed import probed
 from recorded import history
 from refitted import played
+from rolled import judged, series
 
 from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -44,6 +47,15 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "history":
         _holds(case, run(history(case.table, tmp_path / "syncs.jsonl"), [case.rule]))
+    if case.rule.on in ("rollouts", "rollout-series"):
+        make = judged if case.rule.on == "rollouts" else series
+        _holds(case, run(make(case.table), [case.rule]))
+        return
+    if case.rule.on == "matrix":
+        _holds(case, run(measured(case.table), [case.rule]))
+        return
+    if case.rule.on == "probe":
+        _holds(case, run(probed(case.table, tmp_path), [case.rule]))
         return
     if case.rule.on == "comparison":
         _holds(case, run(comparison(case.table, tmp_path), [case.rule]))

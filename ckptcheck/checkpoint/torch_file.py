@@ -1,19 +1,23 @@
-"""Reads what a torch.save file holds, tensors included, without torch and without executing anything in it.
+"""Reads what a torch.save file or a pickle holds, tensors included, without torch and without executing anything in it.
 
-For files of people's own making, dumps and rollouts: plain values as they are, tensors as numpy arrays. Only storages on which a
-tensor lies are read.
+For files of people's own making, dumps and rollouts: plain values as they are, tensors and numpy's arrays as numpy arrays, a
+TensorDict as a dictionary. Only storages on which a tensor lies are read. Forms: torch/serialization.py; numpy's
+`ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and one storage for all leaves after `consolidate()`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.megatron.stand_ins import StoredTensor, bytes_of, known, load_persistent
+from ckptcheck.checkpoint.megatron import stand_ins
+from ckptcheck.checkpoint.megatron.stand_ins import StoredTensor, bytes_of, load_persistent
 from ckptcheck.checkpoint.megatron.tensor import numpy_dtype, width
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
+from ckptcheck.checkpoint.unpickle import Inert, Record, UnreadablePickle, stand_in, unpickle
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -21,60 +25,176 @@ if TYPE_CHECKING:
 
 DEEP = 64
 """Containers within containers that are followed."""
+MAX_PICKLE = 1 << 28
 
 
 def read_torch(path: Path) -> Any:
     """Return the object: dictionaries, lists, plain values, and arrays for tensors (bfloat16 comes as float32).
 
-    Raises CkptcheckError with one sentence where it is no torch.save file, is broken, or needs a name that no data needs.
+    A plain pickle is read too. An object of a trainer's own class comes as a Record, its state plain.
+    Raises CkptcheckError with one sentence where it is neither, is broken, or needs a name that no data needs.
     """
     try:
         with path.open("rb") as file:
             descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
 
             def read(start: int, length: int) -> bytes:
                 return os.pread(descriptor, length, start)
 
-            archive = open_archive(read, os.fstat(descriptor).st_size)
-            value, foreign = archive.describe(known, load_persistent)
-            if foreign:
-                raise UnreadableArchive(f"it names {foreign[0]}, which no data needs, and it is not run")
-            return _plain(value, archive, descriptor, 0)
-    except UnreadableArchive as error:
+            if read(0, 2) == b"PK":
+                return _opened(read, size)
+            return _pickled(read(0, min(size, MAX_PICKLE + 1)))
+    except (UnreadableArchive, UnreadablePickle) as error:
         raise CkptcheckError(f"{path} cannot be read: {error}") from None
     except OSError as error:
         raise CkptcheckError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _plain(value: Any, archive: Archive, descriptor: int, depth: int) -> Any:
-    if depth > DEEP:
-        raise UnreadableArchive("its containers are nested too deep")
-    if isinstance(value, StoredTensor):
-        return _array(value, archive, descriptor)
-    if isinstance(value, dict):
-        return {key: _plain(entry, archive, descriptor, depth + 1) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(entry, archive, descriptor, depth + 1) for entry in value)
-    return value
+def read_torch_bytes(raw: bytes) -> Any:
+    """Return the object of a torch.save file that lies within another. Raises CkptcheckError."""
+    try:
+        return _opened(lambda start, length: raw[start : start + length], len(raw))
+    except UnreadableArchive as error:
+        raise CkptcheckError(f"a torch.save file within it cannot be read: {error}") from None
 
 
-def _array(tensor: StoredTensor, archive: Archive, descriptor: int) -> NDArray[Any]:
+def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
+    archive = open_archive(read, size)
+    value, foreign = archive.describe(_known, load_persistent)
+    _refuse(foreign)
+    return _Plain(read, archive).of(value)
+
+
+def _pickled(raw: bytes) -> Any:
+    found = unpickle(raw, _known)
+    _refuse(found.foreign)
+    return _Plain(lambda _start, _length: b"", Archive({}, b"")).of(found.value)
+
+
+def _refuse(foreign: tuple[str, ...]) -> None:
+    if foreign:
+        raise UnreadableArchive(f"it names {foreign[0]}, which no data needs, and it is not run")
+
+
+def _encoded(text: Any, coding: Any = "utf-8") -> bytes:
+    """Stand for codecs.encode, by which old pickles spell bytes."""
+    if type(text) is not str or coding != "latin1":
+        raise UnreadablePickle("it spells bytes in a way that pickle does not")
+    return text.encode("latin1")
+
+
+_OURS = {("_codecs", "encode"): Inert(_encoded)}
+_NAMED = frozenset(
+    (
+        ("tensordict._reductions", "_make_td"),
+        ("tensordict._reductions", "_rebuild_tensordict_files_consolidated"),
+        ("tensordict._td", "TensorDict"),
+        ("tensordict", "TensorDict"),
+    )
+)
+_ARRAY = frozenset(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))
+_SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+
+
+def _known(module: str, name: str) -> Any:
+    if (module, name) in _OURS:
+        return _OURS[module, name]
+    if (module, name) in _NAMED or (module.startswith("miles.") and name[:1].isupper()):
+        return stand_in(module, name)
+    return stand_ins.known(module, name)
+
+
+class _Plain:
+    """Turns what was unpickled into plain values."""
+
+    def __init__(self, read: Callable[[int, int], bytes], archive: Archive) -> None:
+        self._read, self._archive = read, archive
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        if depth > DEEP:
+            raise UnreadableArchive("its containers are nested too deep")
+        if isinstance(value, StoredTensor):
+            return self._tensor(value)
+        if isinstance(value, dict):
+            return {key: self.of(entry, depth + 1) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            if all(type(entry) in (int, float, bool, str) for entry in value):
+                return value  # most lists are long, and nothing but numbers
+            return type(value)(self.of(entry, depth + 1) for entry in value)
+        return self._record(value, depth) if isinstance(value, Record) else value
+
+    def _record(self, value: Record, depth: int) -> Any:
+        if value.name in _ARRAY:
+            return _array(value, lambda entry: self.of(entry, depth + 1))
+        if value.name in _SCALAR and len(value.arguments) == 2:
+            return _elements(*value.arguments).reshape(-1)[0].item()
+        if value.name.endswith("._make_td") and len(value.arguments) == 2 and isinstance(value.arguments[1], dict):
+            return self.of(value.arguments[1].get("_tensordict", {}), depth + 1)
+        if value.name.endswith("_files_consolidated"):
+            return self._consolidated(value, depth)
+        value.state = self.of(value.state, depth + 1)
+        return value
+
+    def _consolidated(self, value: Record, depth: int) -> dict[str, Any]:
+        try:
+            about, storage = value.arguments
+            raw = self.of(storage, depth + 1).tobytes()
+            leaves = {name: (str(leaf[0]).removeprefix("torch."), *leaf[1:4]) for name, leaf in about["leaves"].items()}
+            return {name: leaf(raw[begin:end], kind, shape) for name, (kind, shape, begin, end) in leaves.items()}
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise UnreadableArchive("its TensorDict is not laid out as tensordict does it") from error
+
+    def _tensor(self, tensor: StoredTensor) -> NDArray[Any]:
+        import numpy as np
+
+        if self._archive.big_endian:
+            raise UnreadableArchive("it was written on a big-endian machine")
+        record = self._archive.records.get(tensor.record)
+        size, each = bytes_of(tensor), width(tensor.dtype)
+        if record is None or tensor.skip * each + size > record.length:
+            raise UnreadableArchive("a tensor reaches beyond its storage")
+        if prod(tensor.shape) * each > size:
+            raise UnreadableArchive("a tensor repeats its elements")  # a few bytes could fill the memory
+        if not size:
+            return np.empty(tensor.shape, np.float32 if tensor.dtype == "BF16" else numpy_dtype(tensor.dtype))
+        flat = np.frombuffer(self._read(record.begin + tensor.skip * each, size), numpy_dtype(tensor.dtype))
+        strides = [step * each for step in tensor.stride]
+        found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
+        return _widened(found) if tensor.dtype == "BF16" else np.array(found)
+
+
+def leaf(raw: bytes, kind: str, shape: Any) -> NDArray[Any]:
+    """Return an array of bytes, torch's name of a dtype, and a shape. Raises ValueError, TypeError where they do not fit."""
     import numpy as np
 
-    if archive.big_endian:
-        raise UnreadableArchive("it was written on a big-endian machine")
-    record = archive.records.get(tensor.record)
-    size, each = bytes_of(tensor), width(tensor.dtype)
-    if record is None or tensor.skip * each + size > record.length:
-        raise UnreadableArchive("a tensor reaches beyond its storage")
-    if prod(tensor.shape) * each > size:
-        raise UnreadableArchive("a tensor repeats its elements")  # a few bytes could fill the memory
-    if not size:
-        return np.empty(tensor.shape, np.float32 if tensor.dtype == "BF16" else numpy_dtype(tensor.dtype))
-    raw = os.pread(descriptor, size, record.begin + tensor.skip * each)
-    flat = np.frombuffer(raw, numpy_dtype(tensor.dtype))
-    strides = [step * each for step in tensor.stride]
-    found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    if tensor.dtype == "BF16":
-        return (found.astype(np.uint32) << 16).view(np.float32)
-    return np.array(found)
+    if kind == "bfloat16":
+        return _widened(np.frombuffer(raw, "<u2")).reshape(shape)
+    return np.frombuffer(raw, np.dtype(kind)).reshape(shape)
+
+
+def _widened(patterns: NDArray[Any]) -> NDArray[Any]:
+    import numpy as np
+
+    return (patterns.astype(np.uint32) << 16).view(np.float32)
+
+
+def _array(value: Record, plain: Callable[[Any], Any]) -> Any:
+    """Return numpy's array; one of objects as a list."""
+    try:
+        _, shape, dtype, fortran, data = value.state
+        if dtype.arguments[0] in ("O8", "O"):
+            return plain(list(data))
+        return _elements(dtype, data).reshape(shape, order="F" if fortran else "C")
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UnreadableArchive("an array is not laid out as numpy does it") from error
+
+
+def _elements(dtype: Any, data: Any) -> NDArray[Any]:
+    import numpy as np
+
+    try:
+        kind = str(dtype.arguments[0])
+        return np.frombuffer(data, np.dtype(f">{kind}" if dtype.state and dtype.state[1] == ">" else kind))
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UnreadableArchive("an array is not laid out as numpy does it") from error

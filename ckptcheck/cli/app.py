@@ -16,6 +16,7 @@ from ckptcheck.cli.doctor import doctor
 from ckptcheck.cli.engine import engine
 from ckptcheck.cli.history import history
 from ckptcheck.cli.manifest import manifest, verify
+from ckptcheck.cli.parity import parity
 from ckptcheck.cli.refit import refit
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
@@ -54,6 +55,7 @@ app.command()(rules)
 app.command()(rule)
 app.command()(doctor)
 app.add_typer(engine, name="engine")
+app.add_typer(parity, name="parity")
 
 
 @app.callback(invoke_without_command=True)

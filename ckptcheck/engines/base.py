@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from ckptcheck.engines.sampling import Generation, Inflight, Sampling
 
 Kind = Literal["parameter", "buffer", "derived"]
 """derived: an attribute that the engine computes with and that is neither, made from parameters after loading."""
@@ -116,10 +119,16 @@ class Scores:
 
 
 class Engine(Protocol):
-    """An inference engine that holds a model. Every call raises HostDied, HostHung or VerbError as the host does."""
+    """An inference engine that holds a model. Every call raises HostDied, HostHung or VerbError as the host does.
+
+    ignored: switches (see switches.py) that it was started with and has not taken → why. pauses: what it can do with running
+    requests while weights change.
+    """
 
     info: EngineInfo
     transports: tuple[str, ...]
+    ignored: Mapping[str, str]
+    pauses: tuple[str, ...]
 
     def manifest(self) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
@@ -146,6 +155,41 @@ class Engine(Protocol):
 
     def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
         """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
+    ) -> list[Generation]:
+        """Return a response for each prompt, all asked at once. salt: prompts of another salt share no cached prefix."""
+        ...
+
+    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+        """Have these tokens decoded after the prompt until the engine itself would stop: at an end token."""
+        ...
+
+    def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
+
+        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only.
+        """
+        ...
+
+    def inflight(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        parcels: Sequence[Parcel],
+        *,
+        pause: str,
+        clear_cache: bool,
+        after: int,
+        version: str,
+    ) -> Inflight:
+        """Update the weights once the first response has `after` tokens. pause: one of `pauses`."""
+        ...
+
+    def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts that every token went to: layers, tokens, choices; [] where the engine cannot tell."""
         ...
 
     def reset_prefix_cache(self) -> None:

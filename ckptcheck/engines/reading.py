@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptcheck.engines.base import Answer, Entry, Leftover, Parcel, Scores, Scrambled
+from ckptcheck.engines.sampling import Generation
 
 
 def manifest(said: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], Entry]:
@@ -53,6 +54,20 @@ def scores(said: Iterable[Mapping[str, Any]]) -> list[Scores]:
     return [
         Scores(
             tuple(each["prompt"]), tuple(each.get("decoded", ())), tuple(each.get("decode", ())), each.get("cached", 0)
+        )
+        for each in said
+    ]
+
+
+def generations(said: Iterable[Mapping[str, Any]]) -> list[Generation]:
+    """Read what was generated."""
+    return [
+        Generation(
+            tuple(each["tokens"]),
+            tuple(each["logprobs"]),
+            each["finish"],
+            tuple(each.get("versions", ())),
+            each.get("cached", 0),
         )
         for each in said
     ]

@@ -7,17 +7,33 @@ from pathlib import Path
 from typing import Any, cast
 
 from ckptcheck.engines.base import Engine
+from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
 
 
 def _vllm(
-    checkpoint: Path, *, dtype: str, ranks: int, mode: str, length: int, python: Path | None, **more: Any
+    checkpoint: Path,
+    *,
+    dtype: str,
+    ranks: int,
+    mode: str,
+    length: int,
+    switches: Switches,
+    python: Path | None,
+    instead: Engine | None,
+    **more: Any,
 ) -> Engine:
     from ckptcheck.engines.vllm import Mode, VllmEngine, VllmOptions
 
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"vLLM has no mode {mode}", "there are plain and stock")
-    return VllmEngine(checkpoint, VllmOptions(dtype, ranks, cast(Mode, mode), length), python=python, **more)
+    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, switches=switches)
+    if isinstance(instead, VllmEngine):
+        instead.restart(checkpoint, options)
+        return instead
+    if instead is not None:
+        instead.close()
+    return VllmEngine(checkpoint, options, python=python, **more)
 
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"vllm": _vllm}
@@ -31,18 +47,31 @@ def start(
     ranks: int = 1,
     mode: str = "plain",
     length: int = 512,
+    switches: Switches | None = None,
     python: Path | None = None,
+    instead: Engine | None = None,
     log: Path | None = None,
     scratch: Sequence[Path] = (),
 ) -> Engine:
     """Start an engine with a checkpoint.
 
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
-    of the longest sequence with what is decoded. python: the user's own interpreter. Raises CkptcheckError for a name that
-    is not known and an engine that is not installed, and what a Host raises where it does not start.
+    of the longest sequence with what is decoded. switches: how it is set up; those that it does not take are in its
+    `ignored`. python: the user's own interpreter. instead: a running engine that is given up for this one, whose process
+    may be used. Raises CkptcheckError for a name that is not known and an engine that is not installed, and what a Host
+    raises where it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
     return ENGINES[name](
-        checkpoint, dtype=dtype, ranks=ranks, mode=mode, length=length, python=python, log=log, scratch=scratch
+        checkpoint,
+        dtype=dtype,
+        ranks=ranks,
+        mode=mode,
+        length=length,
+        switches=switches or Switches(),
+        python=python,
+        instead=instead,
+        log=log,
+        scratch=scratch,
     )

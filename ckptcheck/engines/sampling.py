@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptcheck.engines.base import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +38,16 @@ class Generation:
     finish: str = ""
     versions: tuple[str, ...] = ()
     cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inflight:
+    """An update of the weights while requests were running. answer: of the update. generations: of the requests, in order."""
+
+    answer: Answer
+    generations: tuple[Generation, ...]
+
+
+def each(sampling: Sampling | Sequence[Sampling], number: int) -> list[Sampling]:
+    """Return one sampling for each request."""
+    return [sampling] * number if isinstance(sampling, Sampling) else list(sampling)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
+from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
@@ -27,6 +29,7 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes 50 seconds
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # a trainer computes on the same cores: threads that wait sleep
 }
 
 Mode = Literal["plain", "stock"]
@@ -38,7 +41,7 @@ class VllmOptions:
     """How vLLM is started. mode: plain makes CPU weights readable, stock leaves vLLM as it is; nothing off the CPU.
 
     dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. cache_bytes:
-    of keys and values, per rank. more: further arguments of vllm.LLM.
+    of keys and values, per rank. switches: how it is set up. more: further arguments of vllm.LLM.
     """
 
     dtype: str = "float32"
@@ -46,6 +49,7 @@ class VllmOptions:
     mode: Mode = "plain"
     length: int = 512
     cache_bytes: int = 256 << 20
+    switches: Switches = field(default_factory=Switches)
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -56,6 +60,7 @@ class VllmEngine:
     """
 
     transports: tuple[str, ...] = ("reload", "gloo", "load_weights")
+    pauses: tuple[str, ...] = ("keep", "wait", "abort")
 
     def __init__(
         self,
@@ -100,11 +105,14 @@ class VllmEngine:
             plain=options.mode == "plain",
             length=options.length,
             cache_bytes=options.cache_bytes,
+            switches=options.switches.given(),
             options=dict(options.more),
         )
         self.info = EngineInfo(
             "vllm", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )
+        where = f"vLLM {said['version']} on {said['facts']['device'].upper()}"
+        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
         if said["facts"]["weight_transfer"] != "gloo":
             self.transports = ("reload", "load_weights")
 
@@ -145,6 +153,57 @@ class VllmEngine:
         """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
         found = self._host.call("follow", sequences=_lists(sequences), prompt=prompt)
         return [tuple(each) for each in found]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
+    ) -> list[Generation]:
+        """Return a response for each prompt, all asked at once. salt: prompts of another salt share no cached prefix."""
+        asked = [asdict(one) for one in each(sampling, len(prompts))]
+        return reading.generations(self._host.call("generate", prompts=_lists(prompts), samplings=asked, salt=salt))
+
+    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+        """Have these tokens decoded after the prompt until vLLM itself would stop: at an end token."""
+        return reading.generations([self._host.call("forced", prompt=list(prompt), tokens=list(tokens))])[0]
+
+    def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+        path = folder.resolve() / "full-engine.safetensors"
+        self._host.call("full", sequences=_lists(sequences), path=str(path))
+        return path
+
+    def read(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that vLLM makes of a text and of a conversation. Needs the switch `text`."""
+        said = self._host.call("read", text=text, messages=[dict(one) for one in messages])
+        return tuple(said["text"]), tuple(said["chat"])
+
+    def inflight(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        parcels: Sequence[Parcel],
+        *,
+        pause: str,
+        clear_cache: bool,
+        after: int,
+        version: str,
+    ) -> Inflight:
+        """Update the weights by reload once the first response has `after` tokens. wait: vLLM itself has it in a server only."""
+        said = self._host.call(
+            "inflight",
+            prompts=_lists(prompts),
+            samplings=[asdict(one) for one in each(sampling, len(prompts))],
+            parcels=[reading.parcel(parcel) for parcel in parcels],
+            pause=pause,
+            clear_cache=clear_cache,
+            after=after,
+            version=version,
+        )
+        return Inflight(reading.answer(said["answer"]), tuple(reading.generations(said["generations"])))
+
+    def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts that every token went to: layers, tokens, choices; [] outside plain mode on a CPU."""
+        found: list[list[list[int]]] = self._host.call("routes", tokens=list(tokens))
+        return found
 
     def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
         """Return what every module gives out while a prompt is prefilled, over all ranks."""

@@ -8,6 +8,8 @@ from ckptcheck.errors import CkptcheckError
 
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): \S|Fatal Python error")
 
+FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+
 
 class VerbError(CkptcheckError):
     """A verb raised; the process lives and can be asked again. kind: the class; said: its message; trace: its end."""
@@ -35,3 +37,15 @@ def _telling(words: tuple[str, ...]) -> str:
 
 class HostHung(HostDied):
     """It did not answer in time and was ended. last_words end with where each of its threads was."""
+
+    def __init__(self, message: str, last_words: tuple[str, ...] = ()) -> None:
+        super().__init__(message, last_words)
+        if where := _where(last_words):
+            self.hint = f"it was in {where}"
+
+
+def _where(words: tuple[str, ...]) -> str | None:
+    """Return the innermost function of the thread that serves, as faulthandler says it."""
+    after = [at + 1 for at, line in enumerate(words) if line.startswith("Current thread") and at + 1 < len(words)]
+    found = FRAME.search(words[after[-1]]) if after else None
+    return f"{found[3]} ({found[1].rpartition('/')[2]}, line {found[2]})" if found else None

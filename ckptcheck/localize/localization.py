@@ -84,7 +84,13 @@ class Localization:
         columns = ("point", "relative", "largest", "cosine", "first token")
 
         def row(point: Point) -> tuple[str | int | float | None, ...]:
-            return point.name, point.relative, point.largest, round(point.cosine, 7), point.first
+            return (
+                point.name,
+                point.relative,
+                point.largest,
+                round(point.cosine, 7),
+                point.first if point.tokens > 1 else None,
+            )
 
         found = [Section("The worst of each layer", columns, tuple(row(p) for p in by_layer(self.points).values()))]
         if self.diverging is not None:

@@ -56,8 +56,25 @@ class Trainer(Protocol):
         """Return what it exports, in the order in which it exports."""
         ...
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """Return the logprob of each token after the first."""
+    def score(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """Return the logprob of each token after the first: log_softmax(logits / temperature)."""
+        ...
+
+    def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
+
+        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only.
+        """
+        ...
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Return so many tokens drawn from the model for each prompt, past end tokens too; temperature 0: the likeliest."""
+        ...
+
+    def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts that every token goes to: layers, tokens, choices; [] where the trainer cannot tell."""
         ...
 
     def greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ def start_megatron(
     *,
     layout: Layout | None = None,
     dtype: str = "float32",
+    head_fp32: bool = False,
     python: Path | None = None,
     log: Path | None = None,
     timeout: float | None = None,
@@ -33,6 +34,7 @@ def start_megatron(
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into megatron-core's GPTModel.
 
+    head_fp32: the output head computes in float32.
     python: of an environment with megatron-core, None for the one that ckptcheck built. log: where its processes print.
     timeout: see `RemoteTrainer`. host: of an earlier trainer of this kind, whose model is dropped; its process has imported
     everything already. scratch: folders of the caller's that are removed if the caller is killed.
@@ -40,7 +42,7 @@ def start_megatron(
     Raises CkptcheckError for a model or layout that is not built here, VerbError, HostDied or HostHung when it does not start.
     """
     layout = layout or Layout()
-    settings = megatron_settings(source.config, layout, dtype, source.target)
+    settings = megatron_settings(source.config, layout, dtype, source.target, head_fp32=head_fp32)
     config = source.config
     if config is None:  # megatron_settings has refused it
         raise CkptcheckError(f"{source.target} has no config.json")
@@ -71,6 +73,7 @@ def start_megatron(
         "device": "cuda" if told["gpus"] else "cpu",
         "backend": "nccl" if told["gpus"] else "gloo",
         "ranks": str(layout.world),
+        "head_fp32": str(head_fp32),
     }
     info = TrainerInfo("megatron", told["version"], dtype, str(layout), config.architecture or "", facts)
     return RemoteTrainer(

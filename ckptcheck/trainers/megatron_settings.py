@@ -31,7 +31,9 @@ def refuse_critic(config: Config | None, target: str) -> None:
         )
 
 
-def megatron_settings(config: Config | None, layout: Layout, dtype: str, target: str) -> dict[str, Any]:
+def megatron_settings(
+    config: Config | None, layout: Layout, dtype: str, target: str, *, head_fp32: bool = False
+) -> dict[str, Any]:
     """Return what the far side builds a model from, as JSON can say it.
 
     Raises CkptcheckError for a model that is not built here, or not in this layout.
@@ -75,6 +77,7 @@ def megatron_settings(config: Config | None, layout: Layout, dtype: str, target:
         "config": own,
         "layout": {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "etp": layout.etp, "world": layout.world},
         "dtype": dtype,
+        "head_fp32": head_fp32,
         "vocabulary": vocabulary,
         "padded_vocabulary": -(-vocabulary // layout.tp) * layout.tp,
         "positions": config.integer("max_position_embeddings") or 2048,

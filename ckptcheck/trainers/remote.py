@@ -61,9 +61,28 @@ class RemoteTrainer:
         """Return what it exports, in the order in which it exports."""
         return self._weights
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def score(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """Return the logprob of each token after the first."""
-        return [tuple(values) for values in self._ask("score", sequences=_lists(sequences))]
+        found = self._ask("score", sequences=_lists(sequences), temperature=temperature)
+        return [tuple(values) for values in found]
+
+    def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+        path = folder.resolve() / "full-trainer.safetensors"
+        self._ask("full", sequences=_lists(sequences), path=str(path))
+        return path
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Return tokens drawn from the model; temperature 0: the likeliest."""
+        found = self._ask("sample", prompts=_lists(prompts), number=number, temperature=temperature, seed=seed)
+        return [tuple(tokens) for tokens in found]
+
+    def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts that every token goes to: layers, tokens, choices; [] where it cannot be told."""
+        found: list[list[list[int]]] = self._ask("routes", sequence=list(tokens))
+        return found
 
     def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
         """Return what every module gives out for a prompt, over all ranks."""

@@ -23,6 +23,7 @@ def start_transformers(
     exchange: Exchange,
     *,
     dtype: str = "float32",
+    head_fp32: bool = False,
     python: Path | None = None,
     log: Path | None = None,
     timeout: float | None = None,
@@ -31,6 +32,7 @@ def start_transformers(
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into transformers' own model; nothing of the checkpoint is executed.
 
+    head_fp32: the output head computes in float32.
     python: has torch and transformers 5, None for the environment of Megatron, which has both. log: where the process
     prints. timeout, host, scratch: see `start_megatron`.
 
@@ -47,11 +49,11 @@ def start_transformers(
     if python is None and host is None:
         found = interpreter("megatron")
         python, variables = found.python, {**found.variables, **variables}
-    request = {"folder": str(folder), "dtype": dtype}
+    request = {"folder": str(folder.resolve()), "dtype": dtype, "head_fp32": head_fp32}  # its process lies elsewhere
     host, told = loaded(
         host, python or Path(), MODULE, variables, exchange, request, log=log, timeout=timeout, scratch=scratch
     )
     weights = [Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (part["name"],), (0,)) for part in told["plan"]]
-    facts = {"torch": told["torch"], "device": told["device"], "ranks": "1"}
+    facts = {"torch": told["torch"], "device": told["device"], "ranks": "1", "head_fp32": str(head_fp32)}
     info = TrainerInfo("transformers", told["version"], dtype, "", config.architecture or "", facts)
     return RemoteTrainer(host, info, weights, exchange=exchange, source=folder, config=config.value, timeout=timeout)

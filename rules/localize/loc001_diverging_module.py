@@ -57,7 +57,8 @@ def check(seen: Localization) -> Iterator[Problem]:
     at = seen.points.index(point)
     before = max((other.relative for other in seen.points[:at]), default=0.0)
     message = f"the first module whose output differs: by {point.relative:.2g} of its norm"
-    message += f", where all {at} before it agree within {before:.2g}" if at else "; nothing comes before it"
+    agree = f"within {before:.2g}" if before else "bit for bit"
+    message += f", where all {at} before it agree {agree}" if at else "; nothing comes before it"
     if point.first == 1 and point.name.endswith("self_attn.core"):
         message += "; the first token agrees, so it is what depends on the position"
     elif point.first:

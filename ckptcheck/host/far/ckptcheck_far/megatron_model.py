@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .drawing import widen_parallel
+
 LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
 EXPERT = re.compile(r"(?<=\.local_experts\.)\d+")
 PLAIN = {
@@ -107,7 +109,10 @@ def build(settings: dict[str, Any]) -> Any:
         rope_scaling=settings["rope_scaling"] is not None,
         rope_scaling_factor=settings["rope_scaling"] or 1.0,
     )
-    return model.to(dtype).eval()
+    model = model.to(dtype).eval()
+    if settings["head_fp32"] and parallel_state.is_pipeline_last_stage():
+        widen_parallel(model.output_layer)
+    return model
 
 
 def mark_norms() -> None:

@@ -14,6 +14,7 @@ from .capture import listening
 from .capture import put as put_captured
 from .change import noise, shaken, token_weights
 from .digest import digest
+from .drawing import chosen
 from .gloo import broadcast, joined
 from .megatron_checkpoint import save
 from .megatron_device import join
@@ -74,22 +75,57 @@ class Rank:
                     whole = self._assembled(weight, [read(part["name"]) for part in weight["parts"]])
                     piece.weight.copy_(self._own(piece, weight, whole))
 
-    def score(self, sequences: list[list[int]]) -> dict[str, list[float]]:
+    def score(self, sequences: list[list[int]], temperature: float) -> dict[str, list[float]]:
         """Return, on the last stage, number of the sequence → logprob of each token after the first."""
-        found = schedule.run(self.model, self._batches(sequences), self.settings["vocabulary"], train=False)
+        found = self._run(sequences, temperature=temperature)
         return {str(number): values.tolist() for number, values in found.items()}
+
+    def full(self, sequences: list[list[int]], path: str) -> list[str]:
+        """Write, on the last stage, a file for each sequence, and return their numbers."""
+        found = self._run(sequences, full=True)
+        if any(piece.part for piece in self.pieces.values()):  # tensor-parallel ranks hold the same
+            return []
+        for number, table in found.items():
+            put({str(number): table}, {"plane": "file", "path": f"{path}.{number}"})
+        return [str(number) for number in found]
+
+    def next_tokens(self, sequences: list[list[int]], temperature: float, seed: int) -> dict[str, int]:
+        """Return, on the last stage, number of the sequence → a token drawn for it, the same on all ranks that hold it."""
+        found = self._run(sequences, last_only=True)
+        drawn = {}
+        for number, logits in found.items():
+            die = torch.Generator().manual_seed((seed * 1_000_003 + number) * 1_000_003 + len(sequences[number]))
+            drawn[str(number)] = chosen(logits, temperature, die)
+        return drawn
+
+    def routes(self, sequence: list[int]) -> dict[str, list[list[int]]]:
+        """Return number of the layer → the experts that every token went to, of the layers that this rank holds.
+
+        Ranks that share the tokens of a sequence (sequence parallelism) tell of their share alone, so nothing is told there.
+        """
+        seen: dict[str, list[list[int]]] = {}
+        handles = []
+        for layer in self.model.decoder.layers if not self.model.config.sequence_parallel else ():
+            router = getattr(layer.mlp, "router", None)
+            if router is not None:
+
+                def note(_: Any, __: Any, output: Any, name: str = str(layer.layer_number - 1)) -> None:
+                    seen[name] = [row.nonzero().flatten().tolist() for row in output[1]]
+
+                handles.append(router.register_forward_hook(note))
+        self._run([sequence])
+        for handle in handles:
+            handle.remove()
+        return seen
+
+    def _run(self, sequences: Sequence[Sequence[int]], **how: Any) -> Any:
+        return schedule.run(self.model, self._batches(sequences), self.settings["vocabulary"], train=False, **how)
 
     def capture(self, tokens: list[int], path: str) -> dict[str, Any]:
         """Keep what this rank's modules give out in a forward, in a file."""
         with listening([*taps(self.model, self.settings)], len(tokens)) as captured:
             schedule.run(self.model, self._batches([tokens]), self.settings["vocabulary"], train=False)
         return put_captured(captured, f"{path}.{self.rank}")
-
-    def next_token(self, sequence: list[int]) -> int | None:
-        """Return, on the last stage, the likeliest next token."""
-        batches = self._batches([sequence])
-        found = schedule.run(self.model, batches, self.settings["vocabulary"], train=False, last_only=True)
-        return int(found[0].argmax()) if 0 in found else None
 
     def step(self, sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
         """Take an optimizer step; return the norm of the gradient and, on the last stage, the logprobs of its forward."""

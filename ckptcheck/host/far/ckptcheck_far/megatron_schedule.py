@@ -41,10 +41,20 @@ def share(sequences: Sequence[Sequence[int]], multiple: int, weights: Sequence[A
     return batches
 
 
-def run(model: Any, batches: Sequence[dict[str, Any]], vocabulary: int, *, train: bool, last_only: bool = False) -> Any:
+def run(
+    model: Any,
+    batches: Sequence[dict[str, Any]],
+    vocabulary: int,
+    *,
+    train: bool,
+    last_only: bool = False,
+    full: bool = False,
+    temperature: float = 1.0,
+) -> Any:
     """Return, on the last stage, number of the sequence → logprob of each token after the first; else {}.
 
-    last_only: the logits of the token after the last are wanted instead. train: gradients are left in the model.
+    last_only: the logits of the token after the last are wanted instead; full: the logprobs of the whole vocabulary. train:
+    gradients are left in the model.
     """
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
@@ -58,8 +68,13 @@ def run(model: Any, batches: Sequence[dict[str, Any]], vocabulary: int, *, train
         from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
         logits = gather_from_tensor_model_parallel_region(output)[..., :vocabulary].float()  # without the padding rows
+        if temperature != 1.0:
+            logits = logits / temperature
         if last_only:
             return logits.sum(), now["counts"].sum().int(), (now["number"], logits[0, now["real"] - 1])
+        if full:
+            whole = logits[0, : now["real"] - 1].log_softmax(-1)
+            return logits.sum(), now["counts"].sum().int(), (now["number"], whole)
         chosen = logits[:, :-1].log_softmax(-1).gather(-1, now["tokens"][:, 1:, None]).squeeze(-1)
         number = (now["counts"] > 0).sum().int()
         loss = -(chosen * now["counts"]).sum()

@@ -31,6 +31,7 @@ import megatron.core.optimizer  # noqa: E402
 import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import torch  # noqa: E402
 
+from . import plane  # noqa: E402
 from .megatron_layout import take_apart  # noqa: E402
 from .megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
 from .ranks import Ranks  # noqa: E402
@@ -127,10 +128,22 @@ def planned(
     return sorted(plan, key=place)
 
 
-def score(sequences: list[list[int]]) -> list[list[float]]:
+def score(sequences: list[list[int]], temperature: float) -> list[list[float]]:
     """Return the logprob of each token after the first."""
     checked(sequences, STATE.get("vocabulary", 0))
-    return _merged(_ranks().ask("score", sequences=sequences), len(sequences))
+    return _merged(_ranks().ask("score", sequences=sequences, temperature=temperature), len(sequences))
+
+
+def full(sequences: list[list[int]], path: str) -> None:
+    """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
+    checked(sequences, STATE.get("vocabulary", 0))
+    numbers = {number for answer in _ranks().ask("full", sequences=sequences, path=path) for number in answer}
+    found: dict[str, Any] = {}
+    for number in sorted(numbers, key=int):
+        found |= plane.get({"plane": "file", "path": f"{path}.{number}", "tensors": 1, "bytes": 0})
+    plane.put(found, {"plane": "file", "path": path})
+    for number in numbers:
+        os.remove(f"{path}.{number}")
 
 
 def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
@@ -142,12 +155,26 @@ def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
 
 def greedy(tokens: list[int], number: int) -> list[int]:
     """Return the tokens that greedy decoding adds, each by a forward over all before it."""
-    sequence = list(tokens)
-    checked([sequence], STATE.get("vocabulary", 0))
+    return sample([tokens], number, 0.0, 0)[0]
+
+
+def sample(prompts: list[list[int]], number: int, temperature: float, seed: int) -> list[list[int]]:
+    """Return tokens drawn from the model, each by a forward over all before it: megatron-core's trainer keeps no keys."""
+    sequences = [list(prompt) for prompt in prompts]
+    checked(sequences, STATE.get("vocabulary", 0))
     for _ in range(number):
-        answers = _ranks().ask("next_token", sequence=sequence)
-        sequence.append(next(answer for answer in answers if answer is not None))
-    return sequence[len(tokens) :]
+        answers = _ranks().ask("next_tokens", sequences=sequences, temperature=temperature, seed=seed)
+        drawn = {name: token for answer in answers for name, token in answer.items()}
+        for place, sequence in enumerate(sequences):
+            sequence.append(drawn[str(place)])
+    return [sequence[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+
+
+def routes(sequence: list[int]) -> list[list[list[int]]]:
+    """Return the experts that every token goes to: layers, tokens, choices; [] where it cannot be told."""
+    checked([sequence], STATE.get("vocabulary", 0))
+    merged = {int(name): rows for answer in _ranks().ask("routes", sequence=sequence) for name, rows in answer.items()}
+    return [merged[layer] for layer in sorted(merged)]
 
 
 def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
@@ -222,6 +249,9 @@ def _merged(answers: list[dict[str, list[float]]], number: int) -> list[list[flo
 VERBS = {
     "load": load,
     "score": score,
+    "full": full,
+    "sample": sample,
+    "routes": routes,
     "capture": capture,
     "greedy": greedy,
     "step": step,

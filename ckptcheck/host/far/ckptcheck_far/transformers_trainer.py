@@ -15,6 +15,7 @@ from .capture import listening
 from .capture import put as put_captured
 from .change import DECAY, EPSILON, noise, shaken, token_weights
 from .digest import digests as digest_all
+from .drawing import chosen, widen
 from .gloo import broadcast, joined
 from .hf_taps import taps
 from .plane import put
@@ -23,7 +24,7 @@ from .sequences import checked
 STATE: dict[str, Any] = {}
 
 
-def load(folder: str, dtype: str) -> dict[str, Any]:
+def load(folder: str, dtype: str, head_fp32: bool) -> dict[str, Any]:
     """Load a checkpoint. Returns what was started, and name, shape and own name of what is exported."""
     STATE.clear()
     transformers.logging.set_verbosity_error()
@@ -34,16 +35,55 @@ def load(folder: str, dtype: str) -> dict[str, Any]:
         folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
     STATE.update(model=model.to(device).eval(), device=device, optimizer=None, master=[])
+    if head_fp32:
+        widen(model.get_output_embeddings())
     STATE["vocabulary"] = model.get_input_embeddings().weight.shape[0]
     plan = [{"name": name, "shape": [*weight.shape]} for name, weight in _stream()]
     return {"version": transformers.__version__, "torch": torch.__version__, "device": device.type, "plan": plan}
 
 
-def score(sequences: list[list[int]]) -> list[list[float]]:
+def score(sequences: list[list[int]], temperature: float) -> list[list[float]]:
     """Return the logprob of each token after the first, by a forward for each sequence."""
     checked(sequences, STATE["vocabulary"])
     with torch.no_grad():
-        return [_logprobs(sequence).tolist() for sequence in sequences]
+        return [_logprobs(sequence, temperature).tolist() for sequence in sequences]
+
+
+def full(sequences: list[list[int]], path: str) -> None:
+    """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
+    checked(sequences, STATE["vocabulary"])
+    with torch.no_grad():
+        found = {str(n): _logits(tokens)[:-1].log_softmax(-1) for n, tokens in enumerate(sequences)}
+    put(found, {"plane": "file", "path": path})
+
+
+def sample(prompts: list[list[int]], number: int, temperature: float, seed: int) -> list[list[int]]:
+    """Return tokens drawn from the model, for each prompt by steps that keep keys and values."""
+    checked(prompts, STATE["vocabulary"])
+    drawn = []
+    for place, prompt in enumerate(prompts):
+        die = torch.Generator().manual_seed(seed * 1_000_003 + place)
+        tokens, past, found = torch.tensor([prompt], device=STATE["device"]), None, []
+        with torch.no_grad():
+            for _ in range(number):
+                said = STATE["model"](tokens, past_key_values=past, use_cache=True)
+                past = said.past_key_values
+                found.append(chosen(said.logits[0, -1], temperature, die))
+                tokens = torch.tensor([[found[-1]]], device=STATE["device"])
+        drawn.append(found)
+    return drawn
+
+
+def routes(sequence: list[int]) -> list[list[list[int]]]:
+    """Return the experts that every token goes to: layers, tokens, choices; [] for a model that has none."""
+    checked([sequence], STATE["vocabulary"])
+    top = getattr(STATE["model"].config, "num_experts_per_tok", None)
+    if not top:
+        return []
+    tokens = torch.tensor([sequence], device=STATE["device"])
+    with torch.no_grad():
+        layers = STATE["model"](tokens, use_cache=False, output_router_logits=True).router_logits or ()
+    return [logits.view(len(sequence), -1).topk(top, -1).indices.tolist() for logits in layers]
 
 
 def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
@@ -147,8 +187,8 @@ def _logits(sequence: list[int]) -> Any:
     return STATE["model"](tokens, use_cache=False).logits[0].float()
 
 
-def _logprobs(sequence: list[int]) -> Any:
-    logits = _logits(sequence)[:-1]
+def _logprobs(sequence: list[int], temperature: float = 1.0) -> Any:
+    logits = _logits(sequence)[:-1] / temperature
     targets = torch.tensor(sequence[1:], device=logits.device)
     return logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
 
@@ -200,6 +240,9 @@ def _write(changed: dict[str, Any]) -> None:
 VERBS = {
     "load": load,
     "score": score,
+    "full": full,
+    "sample": sample,
+    "routes": routes,
     "capture": capture,
     "greedy": greedy,
     "step": step,

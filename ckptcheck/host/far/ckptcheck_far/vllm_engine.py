@@ -5,18 +5,29 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
-from . import plane, vllm_plain
+from . import plane, vllm_generate, vllm_plain, vllm_switches
 
 PACKAGE = __name__.rpartition(".")[0]
 _running: dict[str, Any] = {}
 
 
 def start(
-    model: str, dtype: str, ranks: int, plain: bool, length: int, cache_bytes: int, options: dict[str, Any]
+    model: str,
+    dtype: str,
+    ranks: int,
+    plain: bool,
+    length: int,
+    cache_bytes: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM()."""
+    """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM().
+
+    switches: see vllm_switches.py.
+    """
     stop()
     os.environ[vllm_plain.VARIABLE] = "1" if plain else "0"
     from vllm import LLM
@@ -48,6 +59,7 @@ def start(
             "disable_log_stats": True,
             **forced,
             **transfer,
+            **vllm_switches.options(switches),
             **options,
         }
     )
@@ -82,6 +94,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "ranks": config.parallel_config.world_size,
         "architecture": (model.architectures or [""])[0],
         "facts": facts,
+        "switches": vllm_switches.resolved(config),
     }
 
 
@@ -194,6 +207,31 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
 
 
+def inflight(
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    parcels: list[dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights while requests are running."""
+    return vllm_generate.inflight(
+        _llm(), prompts, samplings, pause, clear_cache, after, lambda: load(parcels, raw=False), version
+    )
+
+
+def routes(tokens: list[int]) -> list[list[list[int]]]:
+    """Return the experts that each token of a sequence went to: layers, tokens, choices. [] where nothing can tell."""
+    ask("watch", [True])
+    try:
+        score([tokens], 0)
+    finally:
+        seen = ask("watch", [False])[0]
+    return [[row for piece in layer for row in piece] for layer in seen]
+
+
 def _logprobs(request: Any) -> list[float]:
     output = request.outputs[0]
     return [each[token].logprob for token, each in zip(output.token_ids, output.logprobs)]
@@ -245,7 +283,15 @@ def _llm() -> Any:
     return _running["llm"]
 
 
+def _serving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function of vllm_generate the engine that runs."""
+    return lambda **arguments: function(_llm(), **arguments)
+
+
 VERBS = {
     function.__name__: function
-    for function in (start, stop, ask, fetch, load, transfer, score, follow, capture, reset_prefix_cache)
-} | {"version": version, "sleep": sleep, "wake": wake}
+    for function in (
+        *(start, stop, ask, fetch, load, transfer, score, follow, capture, inflight, routes),
+        *(reset_prefix_cache, version, sleep, wake),
+    )
+} | {name: _serving(getattr(vllm_generate, name)) for name in ("generate", "forced", "full", "read")}

@@ -12,6 +12,8 @@ from typing import Any
 
 VARIABLE = "CKPTCHECK_PLAIN"
 """An environment variable, for workers inherit it: 1 for plain mode."""
+watched: dict[int, list[Any]] | None = None
+"""While it is watched: experts of a layer, by their identity → the experts that tokens went to, in the order of layers."""
 _stock: dict[tuple[Any, str], Any] = {}
 
 
@@ -74,6 +76,8 @@ def _experts(
 
     if str(getattr(activation, "value", activation)) != "silu" or self.w1_bias is not None or self.w2_bias is not None:
         raise NotImplementedError("plain mode computes experts with silu and without biases; use stock mode")
+    if watched is not None:
+        watched.setdefault(id(self), []).append(topk_ids.tolist())
     total = torch.zeros(output.shape, dtype=torch.float32, device=output.device)
     for local, (up, down) in enumerate(zip(w1, w2)):
         number = local if expert_map is None else int((expert_map == local).nonzero()[0])

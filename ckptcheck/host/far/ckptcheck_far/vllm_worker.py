@@ -120,6 +120,11 @@ class Extension:
         here = {name: tensor.detach().cpu() for name, tensor in found.items()}
         return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
 
+    def ckptcheck_watch(self, begin: bool) -> list[Any]:
+        """Begin to note, or end and return, the experts that tokens go to, by layer; plain mode's experts tell."""
+        seen, vllm_plain.watched = vllm_plain.watched, {} if begin else None
+        return list((seen or {}).values())
+
     def ckptcheck_listen(self, tokens: int) -> None:
         """Keep what the modules give out in the next forward, of a prompt."""
         self._ckptcheck_listening = contextlib.ExitStack()

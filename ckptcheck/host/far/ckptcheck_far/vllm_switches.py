@@ -1,0 +1,81 @@
+"""The set-up of an engine (ckptcheck/engines/switches.py) in the words of vLLM 0.32, and what vLLM made of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+DYNAMO = "TORCHDYNAMO_DISABLE"
+
+
+def options(switches: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of LLM() for the switches that are given, and settle torch's compiler, which is asked elsewhere."""
+    words = {
+        "prefix_cache": "enable_prefix_caching",
+        "chunked_prefill": "enable_chunked_prefill",
+        "chunk": "max_num_batched_tokens",
+        "async_scheduling": "async_scheduling",
+        "sequences": "max_num_seqs",
+    }
+    found = {word: switches[name] for name, word in words.items() if name in switches}
+    if "logprobs" in switches:
+        found["logprobs_mode"] = f"{switches['logprobs']}_logprobs"
+    if "head_fp32" in switches:
+        found["hf_overrides"] = {"head_dtype": "float32" if switches["head_fp32"] else "model"}
+    if "text" in switches:
+        found |= {
+            "skip_tokenizer_init": not switches["text"],
+            "generation_config": "auto" if switches["text"] else "vllm",
+        }
+    if "compilation" in switches:
+        found["enforce_eager"] = switches["compilation"] == "eager"
+        if switches["compilation"] == "graphs":
+            found["compilation_config"] = {"backend": "eager"}
+    _settle(switches)
+    return found
+
+
+def _settle(switches: dict[str, Any]) -> None:
+    import torch._dynamo.config as dynamo
+
+    compiled = switches.get("compilation", "eager") != "eager"
+    dynamo.disable = not compiled
+    if compiled:
+        os.environ.pop(DYNAMO, None)
+        import torch._inductor.config as inductor
+
+        inductor.emulate_precision_casts = bool(switches.get("precision_casts"))
+    else:
+        os.environ[DYNAMO] = "1"
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """Return what vLLM made of its arguments. config: VllmConfig."""
+    from vllm.config import CompilationMode
+
+    model, scheduler, compilation = config.model_config, config.scheduler_config, config.compilation_config
+    if compilation.mode == CompilationMode.NONE:
+        how = "eager"
+    elif compilation.backend == "inductor":
+        how = "inductor"
+    else:
+        graphs = str(getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode))
+        how = "graphs" if graphs != "NONE" else "traced, and run as eager"
+    return {
+        "prefix_cache": bool(config.cache_config.enable_prefix_caching),
+        "logprobs": str(model.logprobs_mode).removesuffix("_logprobs"),
+        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "chunk": int(scheduler.max_num_batched_tokens),
+        "async_scheduling": bool(scheduler.async_scheduling),
+        "compilation": how,
+        "precision_casts": how == "inductor" and _casts(),
+        "head_fp32": str(model.head_dtype) == "torch.float32",
+        "sequences": int(scheduler.max_num_seqs),
+        "text": not model.skip_tokenizer_init and model.generation_config == "auto",
+    }
+
+
+def _casts() -> bool:
+    import torch._inductor.config as inductor
+
+    return bool(inductor.emulate_precision_casts)

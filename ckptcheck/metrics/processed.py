@@ -1,0 +1,38 @@
+"""The distribution that an engine samples from, made of the model's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def processed(table: NDArray[Any], temperature: float, top_p: float = 1.0, top_k: int = 0) -> NDArray[Any]:
+    """Return logprobs [tokens, vocabulary] divided by a temperature, cut to the top k and then to the top p, summing to 1 again.
+
+    The order is vLLM's and SGLang's: temperature, top-k, top-p; the token that passes p is kept. table: raw logprobs or logits.
+    """
+    import numpy as np
+
+    scaled = normal(table / temperature)
+    if top_k > 0:
+        least = np.sort(scaled, axis=-1)[:, -min(top_k, scaled.shape[-1])][:, None]
+        scaled = normal(np.where(scaled >= least, scaled, -np.inf))
+    if top_p < 1:
+        order = np.argsort(-scaled, axis=-1)
+        ordered = np.exp(np.take_along_axis(scaled, order, -1))
+        kept = np.cumsum(ordered, -1) - ordered < top_p
+        mask = np.zeros_like(kept)
+        np.put_along_axis(mask, order, kept, -1)
+        scaled = normal(np.where(mask, scaled, -np.inf))
+    return scaled
+
+
+def normal(table: NDArray[Any]) -> NDArray[Any]:
+    """Return log_softmax of every row."""
+    import numpy as np
+
+    most = table.max(axis=-1, keepdims=True)
+    result: NDArray[Any] = table - most - np.log(np.exp(table - most).sum(axis=-1, keepdims=True))
+    return result

@@ -1,0 +1,1 @@
+"""Holds an engine's logprobs against a trainer's."""

@@ -1,0 +1,1 @@
+"""NeMo-RL's table of lengths, data, decoding and batches, measured on real engines and trainers."""

@@ -1,0 +1,81 @@
+"""What was measured already, so that a matrix that was cut off goes on where it was: JSON lines, one a measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.parity.gap import Gap
+from ckptcheck.parity.matrix.cells import Cell
+
+FORMAT = "ckptcheck-parity-matrix/1"
+
+
+class Ledger:
+    """Measurements of one matrix. about: what has to be the same for them to belong together.
+
+    path: a file that is read if it is there, and added to; None keeps them in memory. A torn last line, as a kill leaves it, is
+    dropped. Raises CkptcheckError for a file of another matrix.
+    """
+
+    def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
+        self.done: dict[Cell, Gap] = {}
+        self._path = path
+        head = {"format": FORMAT, **json.loads(json.dumps(about))}
+        if path is None:
+            return
+        if path.exists():
+            self._read(path, head)
+        else:
+            self._write(head)
+
+    def add(self, cell: Cell, gap: Gap) -> None:
+        """Keep a measurement; it is on the disk when this returns."""
+        self.done[cell] = gap
+        if self._path is not None:
+            self._write({"cell": asdict(cell), "gap": gap.as_dict()})
+
+    def _read(self, path: Path, head: Mapping[str, Any]) -> None:
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
+        whole = raw[: raw.rfind(b"\n") + 1]
+        lines = [_parsed(line) for line in whole.splitlines()]
+        if not lines or lines[0].get("format") != FORMAT:
+            raise CkptcheckError(f"{path} is no record of a matrix, and will not be overwritten")
+        if other := [key for key in {*head, *lines[0]} if head.get(key) != lines[0].get(key)]:
+            raise CkptcheckError(
+                f"{path} is of another matrix: it has another {', '.join(sorted(other))}",
+                hint="give another file, or the same options",
+            )
+        for line in lines[1:]:
+            try:
+                self.done[Cell(**line["cell"])] = Gap(**line["gap"])
+            except (KeyError, TypeError, ValueError):
+                continue  # measured again
+        if len(whole) != len(raw):
+            os.truncate(path, len(whole))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._path is not None
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CkptcheckError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,108 @@
+"""Holds columns to the form they have to have. What is wrong comes back as defects, each with its column as the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.document import Defect
+from ckptcheck.phrase import count, shape
+from ckptcheck.rollouts.columns import COLUMNS, REQUIRED
+from ckptcheck.rollouts.metadata import Metadata
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def defects(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> list[Defect]:
+    """Return what is wrong. The values of a column are only looked at when its shape is right."""
+    found = [Defect("missing-column", "the column is missing", name) for name in REQUIRED if name not in columns]
+    if found:
+        return found
+    for name, values in columns.items():
+        found += _shape(name, values, columns)
+    if found:
+        return found
+    found += _starts(columns)
+    return found or [*_prompts(columns), *_spans(columns, metadata), *_pairs(columns), *_numbers(columns, metadata)]
+
+
+def _shape(name: str, values: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
+    column = COLUMNS[name]
+    dimensions = 1 + len(column.trailing)
+    if values.ndim != dimensions:
+        yield Defect(
+            "shape", f"it has the shape {shape(values.shape)}, and {count(dimensions, 'dimension')} are due", name
+        )
+        return
+    starts, tokens = columns["starts"], columns["tokens"]
+    due = {
+        "tokens": len(tokens) if tokens.ndim == 1 else None,
+        "sequences": max(0, len(starts) - 1) if starts.ndim == 1 else None,
+        "bounds": None,
+        "spans": None,
+        "positions": len(columns["full_positions"]) if "full_positions" in columns else None,
+    }[column.axis]
+    if due is not None and len(values) != due:
+        noun = {"tokens": "token", "sequences": "sequence", "positions": "position"}[column.axis]
+        yield Defect("length", f"it has {count(len(values), 'row')} for {count(due, noun)}", name)
+    for size, wanted in zip(values.shape[1:], column.trailing, strict=True):
+        if wanted is not None and size != wanted:
+            yield Defect("shape", f"it has the shape {shape(values.shape)}, and its rows have {wanted} numbers", name)
+    if column.axis == "positions" and "full_positions" not in columns:
+        yield Defect("missing-column", f"the column is missing, and {name} needs it", "full_positions")
+
+
+def _starts(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
+    starts, total = columns["starts"], len(columns["tokens"])
+    if not len(starts) or starts[0] != 0 or starts[-1] != total:
+        ends = f"from {starts[0]:,} to {starts[-1]:,}" if len(starts) else "nowhere"
+        yield Defect("bounds", f"sequences reach {ends}, and there are {count(total, 'token')}", "starts")
+    elif (bad := (starts[1:] < starts[:-1]).nonzero()[0]).size:
+        yield Defect("bounds", f"sequence {bad[0]} ends before it begins", "starts")
+
+
+def _prompts(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
+    import numpy as np
+
+    prompts, lengths = columns["prompt_lengths"], np.diff(columns["starts"])
+    if (bad := ((prompts < 0) | (prompts > lengths)).nonzero()[0]).size:
+        first = bad[0]
+        text = f"the prompt of sequence {first} has {prompts[first]:,} of its {count(int(lengths[first]), 'token')}"
+        such = f", the first of {bad.size:,} such prompts" if bad.size > 1 else ""
+        yield Defect("bounds", text + such, "prompt_lengths")
+
+
+def _spans(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[Defect]:
+    if (spans := columns.get("version_spans")) is None:
+        return
+    begins, ends, names = spans[:, 0], spans[:, 1], spans[:, 2]
+    wrong = (begins < 0) | (ends <= begins) | (ends > len(columns["tokens"]))
+    wrong[1:] |= begins[1:] < ends[:-1]
+    if (bad := wrong.nonzero()[0]).size:
+        at = bad[0]
+        yield Defect(
+            "bounds", f"span {at}, tokens {begins[at]:,} to {ends[at]:,}, overlaps another or is none", "version_spans"
+        )
+    elif ((names < 0) | (names >= len(metadata.versions))).any():
+        yield Defect("bounds", "it names a version that the metadata does not list", "version_spans")
+
+
+def _pairs(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
+    for side in ("engine", "trainer"):
+        ids, logprobs = f"{side}_top_ids", f"{side}_top_logprobs"
+        if (ids in columns) != (logprobs in columns):
+            missing, there = (logprobs, ids) if ids in columns else (ids, logprobs)
+            yield Defect("missing-column", f"the column is missing, and {there} needs it", missing)
+        elif ids in columns and columns[ids].shape != columns[logprobs].shape:
+            yield Defect("shape", f"it is not shaped as {logprobs} is", ids)
+
+
+def _numbers(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[Defect]:
+    if (finish := columns.get("finish")) is not None and (
+        (finish < -1) | (finish >= len(metadata.finish_reasons))
+    ).any():
+        yield Defect("bounds", "it names a reason that the metadata does not list", "finish")
+    positions = columns.get("full_positions")
+    if positions is not None and ((positions < 0) | (positions >= len(columns["tokens"]))).any():
+        yield Defect("bounds", "it names tokens that there are not", "full_positions")

@@ -1,0 +1,174 @@
+"""Rollouts as JSON lines, for people: the metadata first, then a sequence a line. Nothing is lost, not a bit of a float."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ckptcheck.checkpoint.document import Defect, clipped
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.rollouts.columns import COLUMNS, REQUIRED, WIDTHS
+from ckptcheck.rollouts.form import defects
+from ckptcheck.rollouts.metadata import FORMAT, Metadata
+from ckptcheck.rollouts.rollouts import Rollouts
+from ckptcheck.writing import replacing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAMES = {"<i2": "I16", "<i4": "I32", "<i8": "I64", "<f4": "F32", "<f8": "F64", "|u1": "U8", "|b1": "BOOL"}
+ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""What JSON has no number for is written as text."""
+
+
+def write_lines(rollouts: Rollouts, path: Path) -> None:
+    """Write JSON lines. Raises CkptcheckError when the rollouts are malformed or it cannot be written."""
+    found = rollouts.defects or tuple(defects(rollouts.columns, rollouts.metadata))
+    if found:
+        raise CkptcheckError(f"these rollouts cannot be written: {found[0].key}: {found[0].text}")
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for line in _lines(rollouts):
+            file.write(line + "\n")
+
+
+def _lines(rollouts: Rollouts) -> Iterator[str]:
+    columns = rollouts.columns
+    dtypes = {name: NAMES[columns[name].dtype.str] for name in COLUMNS if name in columns}
+    yield json.dumps(
+        {"rollouts": FORMAT, "columns": dtypes, "metadata": msgspec.to_builtins(rollouts.metadata.stamped)},
+        ensure_ascii=False,
+    )
+    spans = columns.get("version_spans")
+    positions = columns.get("full_positions")
+    for number in range(rollouts.number):
+        where = rollouts.sequence(number)
+        parts = []
+        for name, column in COLUMNS.items():
+            if name not in columns or column.axis == "bounds":
+                continue
+            if column.axis == "tokens":
+                part = columns[name][where]
+            elif column.axis == "sequences":
+                part = columns[name][number]
+            elif column.axis == "spans":
+                assert spans is not None
+                inside = spans[(spans[:, 0] >= where.start) & (spans[:, 0] < where.stop)]
+                part = inside - [where.start, where.start, 0]
+            else:
+                assert positions is not None
+                chosen = (positions >= where.start) & (positions < where.stop)
+                part = columns[name][chosen] - (where.start if name == "full_positions" else 0)
+            parts.append(f"{json.dumps(name)}: {_json(part)}")
+        yield "{" + ", ".join(parts) + "}"
+
+
+def _json(values: Any) -> str:
+    """Write numbers so that each reads back as itself: numpy's shortest digits of a float32 are fewer than of a float64."""
+    import numpy as np
+
+    found = np.asarray(values)
+    if found.ndim:
+        return "[" + ", ".join(_json(each) for each in found) + "]" if found.ndim > 1 else _flat(found)
+    return _flat(found[None])[1:-1]
+
+
+def _flat(values: NDArray[Any]) -> str:
+    import numpy as np
+
+    if values.dtype.kind != "f":
+        return json.dumps(values.astype(int).tolist())
+    words = values.astype(str).tolist()
+    if not np.isfinite(values).all():
+        words = [f'"{word}"' if word in ODD else word for word in words]
+    return "[" + ", ".join(words) + "]"
+
+
+def read_lines(path: Path) -> Rollouts:
+    """Read JSON lines. What is malformed is in `defects`. Raises CkptcheckError where there is no file that can be read."""
+    try:
+        with path.open("rb") as file:
+            return _gathered(file, path.name)
+    except OSError as error:
+        raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _gathered(file: Iterable[bytes], name: str) -> Rollouts:
+    import numpy as np
+
+    lines = enumerate(file, 1)
+    head, metadata, dtypes = _head(next(lines, (1, b""))[1])
+    if head is not None:
+        return Rollouts(metadata, {}, (head,), name)
+    parts: dict[str, list[Any]] = {column: [] for column in dtypes if COLUMNS[column].axis != "bounds"}
+    lengths = [0]
+    for number, raw in lines:
+        if not raw.strip():
+            continue
+        try:
+            line = json.loads(raw)
+            start = lengths[-1]
+            for column, values in _row(line, dtypes, start).items():
+                parts[column].append(values)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            what = f"it has no {error.args[0]}" if isinstance(error, KeyError) else clipped(str(error))
+            return Rollouts(metadata, {}, (Defect("line", what or "it is no sequence", f"line {number}"),), name)
+        lengths.append(start + len(parts["tokens"][-1]))
+    columns: dict[str, NDArray[Any]] = {"starts": np.array(lengths, "<i8")}
+    for column, rows in parts.items():
+        trailing = tuple(size or 0 for size in COLUMNS[column].trailing)
+        rows = rows or [np.zeros((0, *trailing), WIDTHS[dtypes[column]])]
+        if len({row.shape[1:] for row in rows if len(row)}) > 1:
+            return Rollouts(metadata, {}, (Defect("shape", "its rows differ in shape", column),), name)
+        columns[column] = np.concatenate([row for row in rows if len(row)] or rows[:1])
+    return Rollouts(metadata, columns, tuple(defects(columns, metadata)), name)
+
+
+def _head(raw: bytes) -> tuple[Defect | None, Metadata, dict[str, str]]:
+    """Return what is wrong with the first line, the metadata, and the dtype of every column."""
+    try:
+        head = json.loads(raw)
+        said = head.get("rollouts")
+        if said != FORMAT:
+            raise ValueError(f"its format is {clipped(str(said), 40)!r}, and {FORMAT} is read")
+        metadata = msgspec.convert(head.get("metadata", {}), Metadata)
+        dtypes = head["columns"]
+        for column, dtype in dtypes.items():
+            if column in COLUMNS and dtype not in COLUMNS[column].dtypes:
+                raise ValueError(f"the dtype of {column} is {clipped(str(dtype), 20)}")
+        if missing := [column for column in REQUIRED if column not in dtypes]:
+            raise ValueError(f"it lists no column {missing[0]}")
+        return None, metadata, {column: dtype for column, dtype in dtypes.items() if column in COLUMNS}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
+        return Defect("metadata", f"it cannot be read: {clipped(str(error))}", "line 1"), Metadata(), {}
+
+
+def _row(line: Mapping[str, Any], dtypes: Mapping[str, str], start: int) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
+    row = {}
+    for name, dtype in dtypes.items():
+        column = COLUMNS[name]
+        if column.axis == "bounds":
+            continue
+        given = [line[name]] if column.axis == "sequences" else line[name]
+        values = np.array(_plain(given) if "F" in dtype else given, WIDTHS[dtype])
+        if column.axis == "tokens" and len(values) != len(line["tokens"]):
+            raise ValueError(f"{name} has {len(values):,} rows for {len(line['tokens']):,} tokens")
+        if name == "version_spans":
+            values = values.reshape(-1, 3) + np.array([start, start, 0])
+        elif name == "full_positions":
+            values = values + start
+        row[name] = values
+    return row
+
+
+def _plain(values: Any) -> Any:
+    """Turn what is written as text, and null, into floats."""
+    if isinstance(values, list):
+        return [_plain(each) for each in values]
+    return math.nan if values is None else ODD[values] if isinstance(values, str) else values

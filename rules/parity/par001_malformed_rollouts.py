@@ -1,0 +1,28 @@
+"""The columns of the file do not fit together.
+
+## What it checks
+Header, metadata, dtypes and shapes; that sequences follow each other without gap, prompts lie within their sequences, and
+spans of weight versions do not overlap.
+
+## Why it matters
+Offsets that are off by one pair every logprob with another token. What is computed from them looks like a bad sync.
+
+## How to fix
+Write the file again, or convert the framework's own file with `ckptcheck parity convert`.
+
+## Seen in
+files that were cut off while they were copied
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.parity.judged import Judged
+
+
+@rule("PAR001", "malformed-rollouts", severity="error", on="rollouts")
+def check(judged: Judged) -> Iterator[Problem]:
+    for defect in judged.rollouts.defects:
+        yield Problem(
+            defect.text, judged.rollouts.name or None, defect.key, "write the file again, or convert the source again"
+        )

@@ -1,0 +1,42 @@
+"""A cell of the matrix is beyond the gap that equal precision allows.
+
+## What it checks
+Every cell's mult_prob_error, the mean of exp|Δ| over the tokens, averaged over who drew them, is at most 1.05. A cell in which
+nothing could be compared, or a logprob was not finite, never passes.
+
+## Why it matters
+1.05 is NeMo-RL's limit for new models: beyond it, the gradient is that of another policy than the one that sampled, and
+corrections hide more than they mend.
+
+## How to fix
+See whether the cells that fail share a length (decoding against prefill: `ckptcheck parity probe`), a batch, a way of sampling or a
+trainer, and probe that.
+
+## When it can be wrong
+In bfloat16 a small model can be beyond it with nothing wrong. `--calibrate` measures the floor.
+
+## Seen in
+NVIDIA-NeMo/RL docs/adding-new-models.md; NVIDIA-NeMo/RL#4243, where 60 to 71 % of the sequences were beyond 2
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+
+from ckptcheck import Problem, rule
+from ckptcheck.parity.matrix.trace import MatrixTrace
+
+LIMIT = 1.05
+
+
+@rule("PRB030", "parity-gap", severity="error", on="matrix")
+def check(trace: MatrixTrace) -> Iterator[Problem]:
+    for (row, pair), value in trace.values.items():
+        length, data, decoding, batch = row
+        where = f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}"
+        if not isfinite(value.error):
+            yield Problem(f"{where}: nothing could be compared, or a logprob is not finite")
+        elif value.error > LIMIT:
+            yield Problem(
+                f"{where}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond {LIMIT}",
+                hint="ckptcheck parity probe tells causes apart",
+            )

@@ -1,0 +1,155 @@
+"""The command: reports, limits, exit codes, plots; the same files give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from rolled import changed, rolled
+
+from ckptcheck.cli.app import app
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.metrics import Floor, floor, gap
+from ckptcheck.rollouts import write, write_lines
+
+
+def judge(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, as main() does; the working directory has to be `cwd`."""
+    assert Path.cwd() == cwd
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()) as talk:
+        try:
+            code = app(["parity", "judge", *map(str, arguments)], standalone_mode=False)
+        except CkptcheckError as error:
+            code = 2
+            talk.write(f"{error.message}\n{error.hint or ''}")
+    return subprocess.CompletedProcess([], code, said.getvalue(), talk.getvalue())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for step in range(2):
+        about = {"step": step, "model": "org/m"}
+        write(rolled(sequences=8, seed=step, versions=str(step), metadata=about), tmp_path / f"step{step}.safetensors")
+    write_lines(rolled(sequences=8, versions="0", metadata={"step": 0, "model": "org/m"}), tmp_path / "step0.jsonl")
+    write(changed(rolled(sequences=8), {"column": "trainer_logprobs", "add": -0.2}), tmp_path / "off.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes((tmp_path / "step0.safetensors").read_bytes()[:-100])
+    return tmp_path
+
+
+def test_exit_codes_and_what_is_said(here: Path) -> None:
+    sound = judge("step0.safetensors", cwd=here)
+    assert (sound.returncode, sound.stderr) == (0, "")
+    assert "✓ clean" in sound.stdout
+    off = judge("off.safetensors", "--max-kl", "1", cwd=here)
+    assert off.returncode == 1
+    assert "mult_prob_error is 1.2214 over 256 tokens, and the limit is 1.05" in off.stdout
+    assert "PAR021" not in off.stdout
+    broken = judge("broken.safetensors", cwd=here)
+    assert broken.returncode == 1
+    assert "PAR001" in broken.stdout
+    none = judge("none.safetensors", cwd=here)
+    assert (none.returncode, none.stderr) == (2, "none.safetensors does not exist\n")
+
+
+def test_limits_are_flags(here: Path) -> None:
+    assert judge("off.safetensors", "--no-limits", cwd=here).returncode == 0
+    tight = judge("step0.safetensors", "--max-mult-prob-error", "1.0001", "--format", "json", cwd=here)
+    assert [finding["code"] for finding in json.loads(tight.stdout)["findings"]] == ["PAR020"]
+    found = gap(rolled(sequences=8))
+    assert found is not None
+    floor.write(Floor.of({"engine-repeat": found}), here / "floor.json")
+    off = judge("off.safetensors", "--floor", "floor.json", "--no-limits", cwd=here)
+    assert off.returncode == 1
+    assert "beyond 5 times the floor of equal weights: mult_prob_error 1.221 (" in off.stdout
+
+
+def test_several_files_are_a_series(here: Path) -> None:
+    found = judge("step1.safetensors", "step0.safetensors", "--format", "json", cwd=here)
+    reports = json.loads(found.stdout)
+    assert [report["target"] for report in reports[:2]] == ["step1.safetensors", "step0.safetensors"]
+    assert reports[2]["target"] == "step0.safetensors … step1.safetensors"
+    assert reports[2]["passed"] == ["PAR041"]
+
+
+def test_both_forms_give_the_same_numbers(here: Path) -> None:
+    reports = [
+        json.loads(judge(name, "--format", "json", cwd=here).stdout) for name in ("step0.safetensors", "step0.jsonl")
+    ]
+    assert reports[0]["sections"] == reports[1]["sections"]
+
+
+def test_the_same_files_give_the_same_bytes(here: Path) -> None:
+    command = [sys.executable, "-m", "ckptcheck", "parity", "judge", "off.safetensors", "step0.safetensors"]
+    first, again = (
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False).stdout
+        for seed in "12"
+    )
+    assert first == again
+    assert b"PAR020" in first
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "junit", "github"])
+def test_every_form_has_the_finding(here: Path, form: str) -> None:
+    assert "PAR020" in judge("off.safetensors", "--format", form, cwd=here).stdout
+
+
+def test_it_loads_no_framework(here: Path) -> None:
+    program = (
+        "import sys; from ckptcheck.__main__ import main\n"
+        "sys.argv[1:] = ['parity', 'judge', 'off.safetensors', '--format', 'json']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'vllm', 'matplotlib'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=False)
+    assert found.stderr == "[]\n"
+
+
+def test_worst_tokens_are_decoded(here: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"word{n}": n for n in range(100)}, unk_token="word0")).save(str(here / "tokenizer.json"))
+    assert "'word" in judge("off.safetensors", "--tokenizer", here, cwd=here).stdout
+    (here / "tokenizer.json").write_text("{}")
+    found = judge("off.safetensors", "--tokenizer", here, cwd=here)
+    assert found.returncode == 2
+    assert "cannot read the tokenizer" in found.stderr
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_plots_are_drawn_and_repeat(here: Path) -> None:
+    drawn = [judge("off.safetensors", "--plots", folder, cwd=here) for folder in ("a", "b")]
+    assert all(found.returncode == 1 for found in drawn), drawn[0].stderr
+    names = sorted(path.name for path in (here / "a").iterdir())
+    assert names == [f"off-{plot}.{form}" for plot in ("position", "ratio", "worst") for form in ("png", "svg")]
+    for name in names:
+        assert (here / "a" / name).read_bytes() == (here / "b" / name).read_bytes(), name
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_plots_say_what_they_need(here: Path) -> None:
+    found = judge("off.safetensors", "--plots", "a", cwd=here)
+    assert found.returncode == 2
+    assert "pip install 'ckptcheck[plots]'" in found.stderr
+
+
+def test_the_histogram_counts_every_token() -> None:
+    from ckptcheck.parity.judged import Judged
+    from ckptcheck.parity.plots import histogram
+
+    rollouts = changed(
+        rolled(sequences=8), {"column": "trainer_logprobs", "sequence": 1, "at": 9, "number": 1, "add": -50}
+    )
+    edges, counts = histogram(Judged("x", rollouts))
+    assert counts.sum() == 256
+    assert (edges[0], edges[-1], counts[0]) == (-6, 6, 1)

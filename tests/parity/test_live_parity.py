@@ -1,0 +1,267 @@
+"""Parity on the real vLLM, transformers and megatron-core: sound where all is well, and known causes are told apart.
+
+One engine process serves the module: every set-up is a restart within it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import live
+import numpy as np
+import pytest
+from conftest import needs_engine
+from safetensors.numpy import load_file
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.engines import registry
+from ckptcheck.engines.base import Engine
+from ckptcheck.engines.sampling import Sampling
+from ckptcheck.engines.switches import Switches
+from ckptcheck.engines.vllm import VllmEngine
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.metrics.routing import disagreement
+from ckptcheck.parity.ask import Asking
+from ckptcheck.parity.calibrate import calibrate
+from ckptcheck.parity.full import with_full
+from ckptcheck.parity.matrix.cells import Plan
+from ckptcheck.parity.matrix.ledger import Ledger
+from ckptcheck.parity.matrix.measure import Measurement
+from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.parity.probes.bench import Bench, Setup
+from ckptcheck.parity.probes.catalogue import PROBES, chosen
+from ckptcheck.parity.probes.runner import run_probes
+from ckptcheck.parity.record import record
+from ckptcheck.parity.routes import with_routes
+from ckptcheck.parity.scoring import score
+from ckptcheck.report import Report
+from ckptcheck.rollouts import Metadata, read, write
+from ckptcheck.run import run
+from ckptcheck.trainers.base import Trainer
+from ckptcheck.trainers.megatron import start_megatron
+from ckptcheck.trainers.remote import RemoteTrainer
+from ckptcheck.trainers.transformers import start_transformers
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
+RULES = pack.load()
+UNLIKELY = Sampling(0.7)
+
+
+class Shared:
+    """Engines and trainers of the module. An engine that a run gives up is kept for the next."""
+
+    def __init__(self, folder: Path, exchange: Exchange) -> None:
+        self.folder, self.exchange = folder, exchange
+        self._checkpoints = {name: live.write(name, folder / name) for name in ("llama", "qwen3-moe")}
+        self._engine: Engine | None = None
+        self._trainer: RemoteTrainer | None = None
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        return open_checkpoint(str(self._checkpoints[name]))
+
+    def engine(self, name: str, setup: Setup | None = None) -> Engine:
+        setup = setup or Setup()
+        self._engine = registry.start(
+            "vllm", self._checkpoints[name], dtype=setup.dtype or "float32", length=setup.length or 512,
+            switches=setup.switches, instead=self._engine, scratch=(self.exchange.folder, self.folder),
+        )  # fmt: skip
+        return self._engine
+
+    def trainer(self, name: str, dtype: str = "float32", head_fp32: bool = False) -> RemoteTrainer:
+        host = self._trainer.host if self._trainer is not None else None
+        self._trainer = start_transformers(
+            self.checkpoint(name), self.exchange, dtype=dtype, head_fp32=head_fp32, host=host
+        )
+        return self._trainer
+
+    def probe(
+        self,
+        name: str,
+        *probes: str,
+        sampling: Sampling = UNLIKELY,
+        switches: Switches | None = None,
+        engine: Engine | None = None,
+    ) -> Report:
+        """Run probes; engine: one that runs already, whatever set-up is asked for."""
+        asking = Asking(self.checkpoint(name))
+
+        def beside(dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
+            return cast(Trainer, Kept(self.trainer(name, dtype, head_fp32)))
+
+        def start(setup: Setup, instead: Engine | None) -> Engine:
+            return cast(Engine, Kept(engine or self.engine(name, setup)))
+
+        bench = Bench(
+            asking.usual(24, 3), asking.vocabulary, self.folder, start_trainer=beside, sampling=sampling,
+            setup=Setup(switches or Switches()), ends=asking.ends, chat=asking.chat, response=16, long=24,
+        )  # fmt: skip
+        return run(run_probes(name, bench, start, chosen(probes, ())), RULES)
+
+    def close(self) -> None:
+        for side in (self._engine, self._trainer):
+            if side is not None:
+                side.close()
+
+
+class Kept:
+    """A side that a run may close, and that lives on for the next test."""
+
+    def __init__(self, side: object) -> None:
+        self._side = side
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._side, name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    needs_engine("vllm")
+    needs_engine("megatron")
+    with Exchange() as exchange:
+        made = Shared(tmp_path_factory.mktemp("live"), exchange)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_a_stock_setup_has_stale_caches_and_raw_logprobs_and_nothing_else(shared: Shared) -> None:
+    names = [name for name in PROBES if name not in ("graphs", "inductor", "casts", "ends", "prompt", "head")]
+    report = shared.probe("qwen3-moe", *names)
+    assert not report.crashed
+    assert sorted(set(codes(report))) == ["PRB003", "PRB013", "PRB016"]
+    assert {"PRB001", "PRB002", "PRB005", "PRB006", "PRB009", "PRB012", "PRB014", "PRB015", "PRB017"} <= set(
+        report.passed
+    )
+    assert {"PRB018", "PRB020", "PRB021"} <= set(report.passed)
+    left = next(section for section in report.sections if section.title == "Probes that could not look")
+    assert left.lines == ("scheduling: async_scheduling: vLLM 0.32.0 on CPU made it False by itself",)
+    ways = next(section for section in report.sections if section.title.startswith("A response of"))
+    rows = {(row[0], row[1]): row[2:] for row in ways.rows}
+    assert rows["keep", "kept"][:4] == ("length", 16, 5, 5)
+    assert rows["keep", "kept"][4] > 1e-3  # old keys under new weights
+    assert rows["keep", "cleared"][4] < 1e-4  # computed anew
+    assert rows["wait", "kept"][:4] == ("length", 16, None, None)
+    assert rows["abort", "kept"][:2] == ("abort", 5)
+
+
+def test_which_logprobs_they_are_is_solved_from_the_trainers_logits(shared: Shared) -> None:
+    cut = replace(UNLIKELY, top_k=20)
+    processed = Switches(logprobs="processed")
+    assert codes(shared.probe("llama", "semantics", switches=processed)) == []
+    assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB004"]
+    report = shared.probe("llama", "semantics")
+    assert codes(report) == ["PRB003"]
+    assert "T 1 fits best" in report.sections[0].title
+
+
+def test_a_weight_that_is_not_the_trainers_shows_and_its_cause_is_not_called_a_temperature(shared: Shared) -> None:
+    engine = shared.engine("llama")
+    assert isinstance(engine, VllmEngine)
+    engine.poke("model.layers.1.mlp.down_proj.weight", 7, 30)
+    report = shared.probe("llama", "semantics", "decode", sampling=Sampling(1.0), engine=engine)
+    assert codes(report) == ["PRB005"]
+    assert (
+        "no temperature closes it" in report.findings[0].message
+        or "no temperature closes the gap" in report.findings[0].message
+    )
+    assert "PRB002" in report.passed, "decoding and prefill are wrong alike"
+
+
+def test_rollouts_are_recorded_scored_and_judged_apart(shared: Shared, tmp_path: Path) -> None:
+    asking = Asking(shared.checkpoint("llama"))
+    prompts = asking.usual(30, 5)
+    about = Metadata(model="llama", logprobs="raw", vocabulary=asking.vocabulary)
+    engine = shared.engine("llama")
+    rollouts = record(engine, prompts, Sampling(1.0, max_tokens=12, seed=3), about, batch=2)
+    rollouts = with_full(rollouts, "engine", engine, tmp_path, number=10)
+    write(rollouts, tmp_path / "recorded.safetensors")
+    scored = score(read(tmp_path / "recorded.safetensors"), shared.trainer("llama"), tokens=64, folder=tmp_path)
+    write(scored, tmp_path / "scored.safetensors")
+    again = read(tmp_path / "scored.safetensors")
+    assert not again.defects
+    assert np.abs(again.columns["engine_full_logprobs"] - again.columns["trainer_full_logprobs"]).max() < 1e-4
+    command = [sys.executable, "-m", "ckptcheck", "parity", "judge", "scored.safetensors", "--format", "json"]
+    first, second = (subprocess.run(command, capture_output=True, cwd=tmp_path, check=False).stdout for _ in range(2))
+    assert first == second
+    assert b'"mult_prob_error"' in first
+
+
+def test_the_experts_of_a_recorded_token_are_those_of_the_trainer(shared: Shared, tmp_path: Path) -> None:
+    engine = shared.engine("qwen3-moe")
+    prompts = Asking(shared.checkpoint("qwen3-moe")).usual(10, 2)
+    rollouts = with_routes(record(engine, prompts, Sampling(1.0, max_tokens=5, seed=1), Metadata()), "engine", engine)
+    write(score(rollouts, shared.trainer("qwen3-moe")), tmp_path / "routed.safetensors")
+    found = disagreement(read(tmp_path / "routed.safetensors"))
+    assert found is not None
+    assert found[0].tolist() == [0, 0]
+
+
+def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path: Path) -> None:
+    asking = Asking(shared.checkpoint("llama"))
+    engine, trainer = shared.engine("llama"), shared.trainer("llama")
+    plan = Plan((40,), ("synthetic",), ("greedy", "sampling"), (1, 3), repeats=1, response=8, sequences=3)
+    ledger = Ledger(tmp_path / "matrix.jsonl", {})
+    Measurement(plan, {"vllm": engine}, {"transformers": trainer}, asking.prompts, ledger).run()
+    noise = calibrate(engine, trainer, asking.prompts(24, "synthetic", 3), response=8)
+    assert set(noise.gaps) == {
+        "engine-repeat", "engine-batch", "engine-decode", "trainer-repeat", "trainer-batch", "trainer-engine",
+    }  # fmt: skip
+    assert all(each.abs_max < 1e-4 for each in noise.gaps.values())
+    floor = noise.gaps["trainer-engine"].mult_prob_error
+    trace = MatrixTrace("llama", ledger.done, floor={"transformers:vllm": floor})
+    assert codes(run(trace, RULES)) == []
+    assert len(trace.values) == 4
+    assert all(1 <= value.error < 1.0001 for value in trace.values.values())
+
+
+def test_a_bfloat16_head_is_told_from_a_float32_one_on_either_side(shared: Shared) -> None:
+    report = shared.probe("llama", "head", switches=Switches(head_fp32=True))
+    rows = report.sections[0].rows
+    assert [row[:2] for row in rows] == [
+        ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "float32"),
+    ]  # fmt: skip
+    assert len({row[3] for row in rows}) == 4, "every combination computes something else"
+
+
+def test_megatron_says_of_whole_distributions_experts_and_draws_what_transformers_says(
+    shared: Shared, tmp_path: Path
+) -> None:
+    prompts: Sequence[Sequence[int]] = Asking(shared.checkpoint("qwen3-moe")).usual(12, 2)
+    one = shared.trainer("qwen3-moe")
+    routes, tables = one.routes(prompts[0]), load_file(one.full(prompts, tmp_path))
+    drawn, heat = one.sample(prompts, 4, temperature=0.8, seed=1), one.score(prompts, temperature=0.5)
+    other = start_megatron(shared.checkpoint("qwen3-moe"), shared.exchange)
+    try:
+        assert [[set(row) for row in layer] for layer in other.routes(prompts[0])] == [
+            [set(row) for row in layer] for layer in routes
+        ]
+        found = load_file(other.full(prompts, tmp_path))
+        assert all(np.abs(found[name] - table).max() < 1e-4 for name, table in tables.items())
+        assert [len(each) for each in other.sample(prompts, 4, temperature=0.8, seed=1)] == [4, 4]
+        assert other.sample(prompts, 3, temperature=0) == one.sample(prompts, 3, temperature=0)
+        apart = [
+            abs(a - b)
+            for x, y in zip(other.score(prompts, temperature=0.5), heat, strict=True)
+            for a, b in zip(x, y, strict=True)
+        ]
+        assert max(apart) < 1e-4
+    finally:
+        other.close()
+    assert [len(each) for each in drawn] == [4, 4]
+    raw = one.score(prompts)
+    assert raw != heat

@@ -1,0 +1,122 @@
+"""The matrix: its cells, what is left out, how it goes on, and its table. On the fake engine, with a fake trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from probed import ScoringTrainer
+from refitted import VOCABULARY, weights
+
+from ckptcheck.engines.fake_serving import FakeServing
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.parity.matrix.cells import Plan, cells, left_out, pairs
+from ckptcheck.parity.matrix.ledger import Ledger
+from ckptcheck.parity.matrix.measure import Measurement
+from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.parity.prompts import synthetic
+
+PLAN = Plan(lengths=(24, 40), data=("synthetic",), batches=(1, 3), response=6, sequences=3)
+
+
+class Counting(FakeServing):
+    """Counts what it is asked."""
+
+    asked = 0
+
+    def generate(self, *arguments: object, **named: object) -> list[object]:  # type: ignore[override]
+        Counting.asked += 1
+        return super().generate(*arguments, **named)  # type: ignore[arg-type, return-value]
+
+
+def measure(folder: Path, ledger: Ledger, plan: Plan = PLAN, faults: tuple[str, ...] = ()) -> MatrixTrace:
+    folder.mkdir(exist_ok=True)
+    engine, trainer = Counting(weights(), faults), ScoringTrainer(folder)
+    measurement = Measurement(
+        plan, {"vllm": engine}, {"transformers": trainer}, lambda n, _, k: synthetic(VOCABULARY, n, k), ledger
+    )
+    measurement.run()
+    return MatrixTrace("trial", ledger.done)
+
+
+def test_every_cell_is_measured_in_both_directions(tmp_path: Path) -> None:
+    trace = measure(tmp_path, Ledger(None, {}))
+    assert len(trace.done) == len(list(cells(PLAN))) == 2 * 2 * 2 * 2 * 2
+    assert len(trace.values) == 8
+    for value in trace.values.values():
+        assert value.error == pytest.approx(1, abs=1e-6)
+        assert set(value.directions) == {"engine", "trainer"}
+        assert value.tokens == 2 * 2 * 3 * 6
+
+
+def test_a_fault_of_batches_shows_in_the_rows_of_batches(tmp_path: Path) -> None:
+    trace = measure(tmp_path, Ledger(None, {}), faults=("batch",))
+    off = {row[3]: value.error for (row, _), value in trace.values.items()}
+    assert off[1] == pytest.approx(1, abs=1e-6)
+    assert off[3] == pytest.approx(1.105, abs=1e-3)
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    about, file = {"source": "trial"}, tmp_path / "matrix.jsonl"
+    whole = measure(tmp_path / "a", Ledger(file, about))
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:11]) + lines[11][:20])  # ten measurements, and a torn one
+    Counting.asked = 0
+    ledger = Ledger(file, about)
+    assert len(ledger.done) == 10
+    again = measure(tmp_path / "b", ledger)
+    assert again.values == whole.values
+    assert 0 < Counting.asked < 40
+    assert file.read_text().splitlines(keepends=True) == lines
+    Counting.asked = 0
+    assert measure(tmp_path / "c", Ledger(file, about)).values == whole.values
+    assert Counting.asked == 0
+
+
+def test_a_record_of_another_matrix_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.jsonl"
+    Ledger(file, {"source": "one", "plan": PLAN.as_dict()})
+    with pytest.raises(CkptcheckError, match="is of another matrix: it has another source"):
+        Ledger(file, {"source": "two", "plan": PLAN.as_dict()})
+    file.write_text("my notes\n")
+    with pytest.raises(CkptcheckError, match="is no record of a matrix, and will not be overwritten"):
+        Ledger(file, {})
+    assert file.read_text() == "my notes\n"
+
+
+def test_what_cannot_be_measured_is_named() -> None:
+    plan, why = left_out(replace(PLAN, lengths=(5, 100, 1000), data=("real", "synthetic")), 512, "it has no tokenizer")
+    assert plan.lengths == (100,)
+    assert plan.data == ("synthetic",)
+    assert why == {
+        "length 5": "it leaves no room for a prompt beside 6 tokens of response",
+        "length 1,000": "the model's context ends at 512 tokens (max_position_embeddings)",
+        "real data": "it has no tokenizer",
+    }
+    with pytest.raises(CkptcheckError, match="nothing of the matrix can be measured: length 24"):
+        left_out(PLAN, 16, "")
+
+
+def test_pairs_are_a_trainer_and_an_engine() -> None:
+    assert pairs(["megatron:vllm", "megatron:vllm"], ["vllm"]) == (("megatron", "vllm"),)
+    with pytest.raises(CkptcheckError, match="vllm:megatron is no pair of a trainer and an engine"):
+        pairs(["vllm:megatron"], ["vllm"])
+
+
+def test_the_table_reads_as_the_guide_prints_it(tmp_path: Path) -> None:
+    plan = replace(PLAN, lengths=(24,), decoding=("greedy",), batches=(1,), directions=("engine",))
+    trace = replace(measure(tmp_path, Ledger(None, {}), plan), left={"length 9,000": "the context ends"})
+    assert trace.markdown() == (
+        "| Sequence Length | Data Type | Generation Method | Batch Size | transformers:vllm |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| 24 | Synthetic | Greedy | 1 | 1.000000 ± 0 |\n"
+        "\nNot measured: length 9,000: the context ends.\n"
+    )
+    table, left = trace.sections
+    assert table.columns == (
+        "length", "data", "decoding", "batch", "transformers:vllm", "±", "x ~ engine", "x ~ trainer", "mean |Δ|",
+    )  # fmt: skip
+    assert table.rows[0][:4] == (24, "synthetic", "greedy", 1)
+    assert table.rows[0][7] is None
+    assert left.lines == ("not measured: length 9,000: the context ends",)

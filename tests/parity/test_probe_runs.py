@@ -1,0 +1,154 @@
+"""How probes are run: few starts of the engine, and what does not start or dies is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from probed import CHAT, PROMPTS, ScoringTrainer, probed
+from refitted import VOCABULARY, weights
+
+from ckptcheck import pack
+from ckptcheck.engines.base import Engine
+from ckptcheck.engines.fake_serving import FAULTS, FakeServing
+from ckptcheck.engines.sampling import Sampling
+from ckptcheck.engines.switches import Switches, parsed
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.trouble import HostDied, VerbError
+from ckptcheck.metrics.processed import processed
+from ckptcheck.parity.probes.bench import Bench, Setup
+from ckptcheck.parity.probes.catalogue import PROBES, chosen
+from ckptcheck.parity.probes.inflight import split
+from ckptcheck.parity.probes.runner import run_probes
+from ckptcheck.parity.probes.semantics import solve
+from ckptcheck.parity.probes.trace import ProbeTrace
+from ckptcheck.run import run
+
+RULES = pack.load()
+
+
+def tried(folder: Path, start: object, *names: str, trainer: bool = True, **more: object) -> ProbeTrace:
+    bench = Bench(
+        PROMPTS, VOCABULARY, folder, start_trainer=(lambda *_: ScoringTrainer(folder)) if trainer else None,
+        ends={2: "config.json"}, chat=CHAT, length=64, block=4, response=12, **more,
+    )  # fmt: skip
+    return run_probes("trial", bench, start, chosen(names, ()))
+
+
+def test_a_sound_engine_passes_every_probe_with_few_starts(tmp_path: Path) -> None:
+    started: list[Setup] = []
+
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        started.append(setup)
+        return FakeServing(
+            weights(),
+            switches=setup.switches,
+            length=setup.length,
+            dtype=setup.dtype or "float32",
+            ends=(2,),
+            chat=CHAT[1],
+        )
+
+    trace = tried(tmp_path, start, sampling=Sampling(1.0))
+    assert set(trace.seen) == set(PROBES)
+    assert len(started) == len(set(started)), "no set-up is started twice"
+    report = run(trace, RULES)
+    assert report.findings == ()
+    assert not report.crashed
+    assert len(report.passed) == 21
+    assert {section.title.partition(" ")[0] for section in report.sections} >= {
+        "Decoding",
+        "What",
+        "Against",
+        "A",
+        "Tokens",
+    }
+
+
+def test_without_a_trainer_what_needs_one_is_skipped_and_not_passed(tmp_path: Path) -> None:
+    trace = tried(tmp_path, lambda setup, _: FakeServing(weights()), "decode", "semantics", trainer=False)
+    report = run(trace, RULES)
+    assert dict(report.skipped)["PRB006"] == "it compares with a trainer, and none was asked for (--trainer)"
+    assert set(report.passed) == {"PRB002", "PRB018", "PRB021"}
+
+
+def test_a_setup_that_does_not_start_costs_only_those_that_want_it(tmp_path: Path) -> None:
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        if setup.switches.compilation == "inductor":
+            raise VerbError("fake", "start", "RuntimeError", "no compiler here", "")
+        return FakeServing(weights(), switches=setup.switches)
+
+    report = run(tried(tmp_path, start, "decode", "inductor"), RULES)
+    assert dict(report.skipped) == {
+        "PRB010": "the engine did not start with compilation=inductor: fake could not start: RuntimeError: no compiler here"
+    }
+    assert "PRB002" in report.passed
+
+
+def test_an_engine_that_dies_in_a_probe_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    class Dying(FakeServing):
+        def forced(self, prompt: object, tokens: object) -> object:  # type: ignore[override]
+            raise HostDied("fake died (SIGKILL) when asked to forced")
+
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        return Dying(weights(), switches=setup.switches, length=setup.length)
+
+    report = run(tried(tmp_path, start, "ends", "decode", "length"), RULES)
+    assert report.crashed == (("PRB019", "fake died (SIGKILL) when asked to forced"),)
+    assert set(report.passed) == {"PRB001", "PRB002", "PRB018", "PRB021"}
+    assert report.exit_code("error") == 2
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "uncached"])
+def test_every_fault_of_the_fake_engine_is_found_by_some_rule(fault: str, tmp_path: Path) -> None:
+    switches = {"logprobs": "processed"} if fault == "half" else {}
+    names = [name for name in PROBES if name not in ("graphs", "inductor", "casts")]
+    heat = 0.7 if fault == "half" else 1.0
+    trace = probed(
+        {"faults": [fault], "probes": names, "switches": switches, "sampling": {"temperature": heat}}, tmp_path
+    )
+    report = run(trace, RULES)
+    assert report.findings or (fault == "mute" and report.skipped), fault
+
+
+def test_unknown_probes_and_switches_are_refused() -> None:
+    with pytest.raises(CkptcheckError, match="there is no probe long"):
+        chosen(["long"], ())
+    for text, said in (
+        ("caching=on", "no switch caching"),
+        ("chunk=-1", "whole number"),
+        ("async_scheduling=yes", "on or off"),
+    ):
+        with pytest.raises(CkptcheckError, match=said):
+            parsed([text])
+    assert parsed(["prefix-cache=off"]) == Switches(prefix_cache=False)
+
+
+def test_processed_logprobs_by_hand() -> None:
+    table = np.log(np.array([[0.5, 0.3, 0.15, 0.05]]))
+    assert np.exp(processed(table, 1.0, 1.0, 2)[0]).tolist() == pytest.approx([0.625, 0.375, 0, 0])
+    assert np.exp(processed(table, 1.0, 0.6, 0)[0]).tolist() == pytest.approx(
+        [0.625, 0.375, 0, 0]
+    )  # 0.5 < 0.6: the next is kept
+    assert np.exp(processed(table, 1.0, 0.5, 0)[0]).tolist() == pytest.approx([1, 0, 0, 0])
+    squared = np.array([0.25, 0.09, 0.0225, 0.0025])
+    assert np.exp(processed(table, 0.5)[0]).tolist() == pytest.approx((squared / squared.sum()).tolist())
+
+
+def test_the_temperature_that_closes_the_gap_is_found() -> None:
+    table = processed(np.random.default_rng(0).standard_normal((40, 30)) * 3, 1.0)
+    tokens = [list(np.random.default_rng(1).integers(0, 30, 40))]
+    said = [processed(table, 0.62)[np.arange(40), tokens[0]].tolist()]
+    heat, remains = solve([table], tokens, said)
+    assert heat == pytest.approx(0.62, abs=1e-3)
+    assert remains < 1e-3
+
+
+def test_where_a_response_passes_to_the_new_weights() -> None:
+    old, new = (-1.0, -2.0, -3.0), (-1.5, -2.5, -3.5)
+    assert split(old, old, new) == (3, None)
+    assert split((-1.0, -2.4, -3.4), old, new) == (1, 1)
+    assert split(new, old, new) == (0, 0)
+    near = (-1.5, -2.0, -3.5)  # the second token tells nothing
+    assert split((-1.0, -2.0, -3.5), old, near) == (1, 2)

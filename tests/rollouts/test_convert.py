@@ -1,0 +1,227 @@
+"""Files of frameworks: verl's are real, slime's are written by torch as slime does, prime-rl's and answers are JSON."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptcheck.cli.app import app
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.rollouts import Rollouts, read
+from ckptcheck.rollouts.convert import convert
+
+DATA = Path(__file__).parent.parent / "data" / "rollouts"
+
+
+def column(rollouts: Rollouts, name: str, sequence: int) -> list[float]:
+    return [round(value, 4) for value in rollouts.columns[name][rollouts.sequence(sequence)].tolist()]
+
+
+@pytest.mark.parametrize("name", ["verl-0.9.1.pkl", "verl-0.9.1-numpy.pkl", "verl-0.9.1.pt", "tensordict-0.15.3.pt"])
+def test_every_form_of_a_verl_batch(name: str) -> None:
+    found, kind = convert([DATA / name])
+    assert kind == "verl"
+    assert found.number == 4
+    assert np.diff(found.starts).tolist() == [16, 11, 8, 10]
+    assert found.prompts.tolist() == [6, 4, 5, 2]
+    assert found.columns["response_mask"].sum() == 28
+    for side in ("engine", "trainer", "reference"):
+        values = found.columns[f"{side}_logprobs"]
+        assert (values[found.columns["response_mask"]] < 0).all()
+    assert np.array_equal(found.columns["trainer_logprobs"], found.columns["reference_logprobs"])
+    assert np.abs(found.columns["trainer_logprobs"] - found.columns["engine_logprobs"]).max() < 0.05
+    if name.startswith("verl"):
+        assert found.metadata.step == 7
+        assert found.metadata.trainer is not None
+        assert found.metadata.trainer.temperature == 1.0
+
+
+def test_a_dump_of_texts_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "7.jsonl").write_text(json.dumps({"input": "a", "output": "b", "gts": "", "score": 1.0, "step": 7}))
+    with pytest.raises(CkptcheckError, match="no token ids and no logprobs in it"):
+        convert([tmp_path / "7.jsonl"])
+
+
+def sample(**more: Any) -> dict[str, Any]:
+    """What Sample.to_dict of slime gives."""
+    base = {
+        "group_index": 0, "index": 3, "prompt": "p", "tokens": [1, 2, 3, 4, 5], "response": "r", "response_length": 3,
+        "label": None, "reward": 1.0, "loss_mask": None, "weight_versions": ["7"], "rollout_log_probs": [-0.1, -0.2, -0.3],
+        "rollout_routed_experts": None, "remove_sample": False, "status": "completed", "metadata": {"nested": [{"a": 1}]},
+        "spec_info": {"spec_accept_token_num": 0},
+    }  # fmt: skip
+    return {**base, **more}
+
+
+def test_slime_rollouts(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    routing = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
+    samples = [
+        sample(rollout_routed_experts=routing),
+        sample(loss_mask=[1, 0, 1], weight_versions=["7", "8"], reward={"score": 1.0}, rollout_routed_experts=routing),
+        sample(remove_sample=True, reward=np.float64(0.5), rollout_routed_experts=routing),
+        sample(rollout_log_probs=[-0.1] * 7, rollout_routed_experts=routing),
+        sample(rollout_log_probs=None, rollout_routed_experts=routing),
+    ]
+    torch.save({"rollout_id": 4, "samples": samples}, tmp_path / "4.pt")
+    found, kind = convert([tmp_path / "4.pt"])
+    assert (kind, found.number, found.metadata.step) == ("slime", 3, 4)
+    assert column(found, "engine_logprobs", 0) == [0, 0, -0.1, -0.2, -0.3]
+    assert column(found, "response_mask", 1) == [0, 0, 1, 0, 1]
+    assert column(found, "response_mask", 2) == [0, 0, 0, 0, 0]
+    assert found.metadata.versions == ["7"]
+    assert found.columns["version_spans"].tolist() == [
+        [2, 5, 0],
+        [12, 15, 0],
+    ]  # of two calls it is not known which is where
+    assert found.columns["rewards"].tolist()[::2] == [1.0, 0.5]
+    assert found.columns["engine_routing"][:4].tolist() == routing.tolist()
+    assert found.columns["engine_routing"][4].tolist() == [[-1, -1]] * 3
+    assert [each.number for each in found.metadata.left_out] == [3, 4]
+
+
+def test_slime_train_data(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    data = {
+        "tokens": [torch.tensor([1, 2, 3, 4]), torch.tensor([5, 6, 7])],
+        "response_lengths": [2, 1],
+        "loss_masks": [torch.tensor([1.0, 0.0]), torch.tensor([1.0])],
+        "rollout_log_probs": [torch.tensor([-0.5, -0.25]), torch.tensor([-1.0])],
+        "log_probs": [torch.tensor([-0.5, -0.5]), torch.tensor([-2.0], dtype=torch.bfloat16)],
+        "ref_log_probs": [torch.tensor([-0.5, -0.5]), torch.tensor([-2.0])],
+    }
+    torch.save({"rollout_id": 0, "rank": 0, "rollout_data": data}, tmp_path / "0_0.pt")
+    found, kind = convert([tmp_path / "0_0.pt", tmp_path / "0_0.pt"])
+    assert (kind, found.number, found.metadata.step) == ("slime-train", 4, 0)
+    assert column(found, "trainer_logprobs", 1) == [0, 0, -2.0]
+    assert column(found, "response_mask", 0) == [0, 0, 1, 0]
+
+
+def test_prime_rl_exports(tmp_path: Path) -> None:
+    line = {
+        "schema_version": 1, "step": 9, "export_step": 8, "rank": 0, "token_ids": [5, 6, 7, 8],
+        "loss_mask": [False, False, True, True], "rewards": [None, None, 0.5, 0.5],
+        "inference_logprobs": [0.0, 0.0, -0.5, -0.25], "trainer_logprobs": [0.0, -3.0, -0.5, None],
+    }  # fmt: skip
+    folder = tmp_path / "step_8"
+    folder.mkdir()
+    for rank in range(2):
+        (folder / f"rank_{rank}.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(line) + "\n")
+    found, kind = convert([folder])
+    assert (kind, found.number, found.metadata.step) == ("prime-rl", 4, 8)
+    assert found.prompts.tolist() == [2] * 4
+    assert column(found, "engine_logprobs", 3) == [0, 0, -0.5, -0.25]
+    assert np.isnan(found.columns["trainer_logprobs"][3])  # null stands for what was not finite
+
+
+def test_answers_of_vllm() -> None:
+    found, kind = convert([DATA / "vllm-0.32.0.jsonl"])
+    assert kind == "vllm"
+    assert found.number == 3
+    assert (found.columns["engine_logprobs"] <= 0).all()
+    assert found.metadata.sampling.temperature == 1.0
+    assert set(found.metadata.finish_reasons) <= {"stop", "length"}
+    chat, _ = convert([DATA / "vllm-0.32.0-chat.jsonl"])
+    assert chat.prompts[0] > 5
+    assert (chat.columns["engine_logprobs"][chat.prompts[0] :] < 0).any()
+    spelled, _ = convert([DATA / "vllm-0.32.0-spelled.jsonl"])
+    assert spelled.prompts.tolist() == [3]
+    assert len(spelled.tokens) == 11
+
+
+def test_answers_of_sglang() -> None:
+    found, kind = convert([DATA / "sglang-0.5.23.jsonl"])
+    assert kind == "sglang"
+    assert found.number == 3
+    assert found.metadata.versions == ["default"]
+    assert found.prompts.tolist()[2] == 3
+    response = found.columns["engine_logprobs"][found.prompts[0] : found.starts[1]]
+    assert (response < 0).all()
+
+
+def test_answers_without_ids_say_what_to_ask_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"choices": [{"logprobs": {"token_logprobs": [-1.0], "tokens": ["a"]}}]}))
+    with pytest.raises(CkptcheckError, match="the token ids of a prompt are missing: ask for them"):
+        convert([path])
+
+
+class Status(enum.Enum):
+    """An enum of a trainer's own."""
+
+    DONE = "done"
+
+
+class Evil:
+    """Runs a command when it is unpickled by others."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("echo executed > executed",)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "file holds nothing"),
+        (b"[1, 2", "neither a torch.save file nor JSON"),
+        (b"[]", "file holds nothing"),
+        (b'{"a": 1, "b": 2}', "no rollout file that is known; it holds a, b"),
+        (b'[{"token_ids": [1], "loss_mask": [], "inference_logprobs": []}]', "it has 0 response mask for 1 token"),
+        (b'{"meta_info": {}, "output_ids": [1]}', "token ids of a prompt are missing"),
+        (b'{"choices": [3]}', "not laid out as vllm does it"),
+        (pickle.dumps({"samples": [{"tokens": 3}], "rollout_id": 1}), "not laid out as slime does it: it has no response_length"),
+        (pickle.dumps({"samples": [], "rollout_id": 1}), "could be taken over: there is none"),
+        (pickle.dumps({"responses": 1, "prompts": 2}), "not laid out as verl does it"),
+        (pickle.dumps({"samples": [Evil()], "rollout_id": 1}), "it names posix.system, which no data needs, and it is not run"),
+        (pickle.dumps([1])[:-3], "cannot be read"),
+        (b"PK\x03\x04rest", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_trouble_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(content)
+    with pytest.raises(CkptcheckError, match=text):
+        convert([Path("file")])
+    assert not Path("executed").exists()
+
+
+def test_a_broken_batch_is_a_sentence(tmp_path: Path) -> None:
+    """Whatever bytes are changed: a sentence or rollouts, never another exception."""
+    raw = (DATA / "verl-0.9.1.pkl").read_bytes()
+    draw = np.random.default_rng(0)
+    path = tmp_path / "x.pkl"
+    for _ in range(300):
+        broken = bytearray(raw)
+        for at in draw.integers(0, len(raw), 3):
+            broken[at] = int(draw.integers(0, 256))
+        path.write_bytes(broken)
+        try:
+            convert([path])
+        except CkptcheckError:
+            continue
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.safetensors"
+    app(["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--step", "3", "--model", "org/m",
+         "--logprobs", "processed", "--trainer-temperature", "0.7"], standalone_mode=False)  # fmt: skip
+    assert capsys.readouterr().err == f"4 sequences of verl, 45 tokens, written to {target}\n"
+    found = read(target)
+    assert (found.metadata.step, found.metadata.model, found.metadata.logprobs) == (3, "org/m", "processed")
+    assert found.metadata.trainer is not None
+    assert found.metadata.trainer.temperature == 0.7
+    app(["parity", "convert", str(target), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
+    again = read(tmp_path / "out.jsonl")
+    assert all(np.array_equal(again.columns[name], values) for name, values in found.columns.items())
+    with pytest.raises(CkptcheckError, match="is a pickle, and vllm writes the other"):
+        app(
+            ["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--from", "vllm"],
+            standalone_mode=False,
+        )

@@ -1,0 +1,182 @@
+"""Rollout files: what is written is read back, and what is malformed is said."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.rollouts import Metadata, Rollout, Rollouts, Sampling, Side, gathered, read, write, write_lines
+from ckptcheck.rollouts.files import KEY
+
+
+def some(number: int = 3) -> Rollouts:
+    """Rollouts with every column."""
+    draw = np.random.default_rng(0)
+    rollouts = []
+    for each in range(number):
+        length, prompt = 6 + each, 2
+        response = length - prompt
+        rollouts.append(
+            Rollout(
+                tokens=draw.integers(0, 50, length).tolist(),
+                prompt=prompt,
+                engine=(-draw.random(response)).tolist(),
+                trainer=(-draw.random(length - 1)).tolist(),
+                reference=(-draw.random(length)).tolist(),
+                mask=[1] * (response - 1) + [0],
+                versions=["7"] * (response - 1) + ["8"],
+                reward=0.5,
+                finish="stop" if each else "length",
+                engine_routing=draw.integers(0, 300, (length - 1, 2, 4)),
+                trainer_routing=draw.integers(0, 300, (length, 2, 4)),
+                engine_top=(draw.integers(0, 50, (response, 3)), -draw.random((response, 3))),
+            )
+        )
+    about = Metadata("a/model", 0, Side("vllm", "0.32.0"), Side("megatron"), sampling=Sampling(1.0), vocabulary=50)
+    full = -draw.random((2, 5)).astype(np.float32)
+    return gathered(rollouts, about).with_columns(full_positions=np.array([3, 9], "<i8"), engine_full_logprobs=full)
+
+
+@pytest.mark.parametrize("writer", [write, write_lines])
+def test_what_is_written_is_read_back(tmp_path: Path, writer: object) -> None:
+    rollouts = some()
+    path = tmp_path / "rollouts"
+    writer(rollouts, path)  # type: ignore[operator]
+    found = read(path)
+    assert found.defects == ()
+    assert found.columns.keys() == rollouts.columns.keys()
+    for name, values in rollouts.columns.items():
+        assert found.columns[name].dtype.itemsize == values.dtype.itemsize, name
+        assert np.array_equal(found.columns[name], values), name
+    assert found.metadata == rollouts.metadata.stamped
+    before = path.read_bytes()
+    writer(rollouts, path)  # type: ignore[operator]
+    assert path.read_bytes() == before
+
+
+def test_lines_lose_no_bit(tmp_path: Path) -> None:
+    values = np.array([-1e-45, -0.1, -3.4028235e38, -1 / 3, np.nan, -np.inf], np.float32)
+    rollouts = gathered([Rollout(list(range(7)), 1, engine=values.tolist())])
+    write_lines(rollouts, tmp_path / "r.jsonl")
+    found = read(tmp_path / "r.jsonl").columns["engine_logprobs"][1:]
+    assert found.tobytes() == values.tobytes()
+
+
+def test_logprobs_are_placed_by_their_number() -> None:
+    for given in ([-1.0, -2.0], [-9.0, -1.0, -2.0], [0.0, -9.0, -1.0, -2.0]):
+        columns = gathered([Rollout([1, 2, 3, 4], 2, engine=given)]).columns
+        assert columns["engine_logprobs"][2:].tolist() == [-1.0, -2.0]
+
+
+def test_what_does_not_fit_is_left_out_and_named() -> None:
+    sound = Rollout([1, 2, 3], 1, engine=[-1.0, -2.0])
+    odd = [
+        Rollout([1, 2, 3], 1, engine=[-1.0] * 4),
+        Rollout([1, 2, 3], 1),
+        Rollout([1, 2], 5, engine=[]),
+        Rollout([1, 2**40], 1, engine=[-1.0]),
+        Rollout([1, 2], 1, engine=["x"]),
+    ]
+    found = gathered([sound, *odd])
+    assert found.number == 1
+    assert [(each.number, each.reason) for each in found.metadata.left_out] == [
+        (1, "it has 4 engine logprobs for 3 tokens, 2 of them after the prompt"),
+        (2, "it has no engine logprobs, and others have"),
+        (3, "its prompt has 5 of its 2 tokens"),
+        (4, "it has a token id that is no 32-bit number"),
+        (5, "its engine logprobs are not all numbers"),
+    ]
+
+
+def test_blocks_are_whole_sequences() -> None:
+    rollouts = some(9)
+    for size in (1, 10, 10_000):
+        blocks = list(rollouts.blocks(size))
+        assert [blocks[0].first, blocks[-1].last] == [0, 9]
+        assert all(one.last == other.first for one, other in pairwise(blocks))
+        assert np.array_equal(
+            np.concatenate([block.positions for block in blocks]), np.concatenate([np.arange(6 + n) for n in range(9)])
+        )
+        assert sum(int(block.mask.sum()) for block in blocks) == sum(3 + n for n in range(9))
+
+
+PROMPT = "the prompt of sequence 1 has 99 of its 7 tokens, the first of 2 such prompts"
+CHANGES = [
+    ({"starts": np.array([0, 6, 5, 21])}, "starts", "sequence 1 ends before it begins"),
+    ({"starts": np.array([0, 6, 13, 22])}, "starts", "sequences reach from 0 to 22, and there are 21 tokens"),
+    ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", PROMPT),
+    ({"engine_logprobs": np.zeros(20, "<f4")}, "engine_logprobs", "it has 20 rows for 21 tokens"),
+    ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is due"),
+    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension are due"),
+    ({"tokens": None}, "tokens", "the column is missing"),
+    ({"version_spans": np.array([[0, 3, 9]])}, "version_spans", "it names a version that the metadata does not list"),
+    ({"version_spans": np.array([[0, 3, 0], [2, 5, 0]])}, "version_spans", "span 1, tokens 2 to 5, overlaps another or is none"),
+    ({"finish": np.array([0, 1, 7], "<i2")}, "finish", "it names a reason that the metadata does not list"),
+    ({"full_positions": np.array([3, 99])}, "full_positions", "it names tokens that there are not"),
+    ({"engine_top_ids": None}, "engine_top_ids", "the column is missing, and engine_top_logprobs needs it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "key", "text"), CHANGES)
+def test_malformed_columns_are_said(tmp_path: Path, change: dict[str, np.ndarray], key: str, text: str) -> None:
+    path = tmp_path / "r.safetensors"
+    write(some(), path)
+    text_of = read(path).metadata
+    columns = {**load_file(path), **change}
+    import msgspec
+
+    save_file(
+        {name: values for name, values in columns.items() if values is not None},
+        path,
+        {KEY: msgspec.json.encode(text_of).decode()},
+    )
+    assert (key, text) in [(defect.key, defect.text) for defect in read(path).defects]
+
+
+def test_other_files_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for content, text in [
+        (b"", "the file is empty"),
+        (b"\x00" * 20, "the file begins with zero bytes where the length of its header should be"),
+        (b"{}\n", "it cannot be read: its format is 'None', and ckptcheck-rollouts/1 is read"),
+        (
+            b"{nonsense\n",
+            "it cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
+    ]:
+        path.write_bytes(content)
+        assert [defect.text for defect in read(path).defects] == [text]
+    save_file({"tokens": np.zeros(3, "<i4")}, path)
+    assert [defect.text for defect in read(path).defects] == ["it holds no rollouts: the header has no such entry"]
+    save_file({"tokens": np.zeros(3, "<i4")}, path, {KEY: '{"format": "other/9"}'})
+    assert [defect.text for defect in read(path).defects] == [
+        "its format is 'other/9', and ckptcheck-rollouts/1 is read"
+    ]
+    with pytest.raises(CkptcheckError, match="does not exist"):
+        read(tmp_path / "none")
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write_lines(some(), path)
+    lines = path.read_text().splitlines()
+    for broken, text in [
+        (lines[2][:-20], "line 3"),
+        ("{}", "line 3"),
+        (lines[2].replace("engine_logprobs", "engine"), "line 3"),
+    ]:
+        path.write_text("\n".join([*lines[:2], broken, *lines[3:]]))
+        assert [defect.key for defect in read(path).defects] == [text]
+
+
+def test_nothing_malformed_is_written(tmp_path: Path) -> None:
+    bad = some().with_columns(engine_logprobs=np.zeros(3, "<f4"))
+    for writer in (write, write_lines):
+        with pytest.raises(CkptcheckError, match="engine_logprobs: it has 3 rows for 21 tokens"):
+            writer(bad, tmp_path / "r")
+    assert list(tmp_path.iterdir()) == []
