@@ -47,6 +47,7 @@ def test_case(case: Case, tmp_path: Path) -> None:
         return
     if case.rule.on == "history":
         _holds(case, run(history(case.table, tmp_path / "syncs.jsonl"), [case.rule]))
+        return
     if case.rule.on in ("rollouts", "rollout-series"):
         make = judged if case.rule.on == "rollouts" else series
         _holds(case, run(make(case.table), [case.rule]))
