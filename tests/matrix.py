@@ -1,6 +1,6 @@
 """Refits live, over trainer layouts, engine ranks, models, dtypes and transports: ``make matrix``.
 
-    python -m tests.matrix [--only TEXT ...] [--list]
+    python -m tests.matrix [--only WORD ...] [--but WORD ...] [--list]
 
 Every cell is a whole trial (see ckptcheck/refit/README.md) on the real megatron-core and the real engine. Weights have to be
 those of a cold load to the last bit, logprobs within the floor that the cell measures: 1e-5 nats in float32. Processes are
@@ -58,7 +58,7 @@ class Cell:
     perturb: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.model} {self.layout or 'TP1'} → {self.engine} TP{self.ranks} {self.dtype} {self.transport}" + (
+        return f"{self.model} {self.layout or 'TP1'} → {self.engine} ×{self.ranks} {self.dtype} {self.transport}" + (
             " perturbed" if self.perturb else ""
         )
 
@@ -243,13 +243,19 @@ def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[
     )
 
 
+def matches(words: list[str], all_of: list[str], none_of: list[str]) -> bool:
+    """Whether a cell's name has all of some words and none of others."""
+    return set(all_of) <= set(words) and not set(none_of) & set(words)
+
+
 def main() -> None:
     """Run the cells that were asked for."""
     parser = argparse.ArgumentParser(description="Refits, live, cell by cell.")
     parser.add_argument("--only", nargs="*", default=[], help="cells whose name has all of these words")
+    parser.add_argument("--but", nargs="*", default=[], help="and none of these")
     parser.add_argument("--list", action="store_true", help="name the cells")
     asked = parser.parse_args()
-    chosen = [cell for cell in cells() if all(word in str(cell).split() for word in asked.only)]
+    chosen = [cell for cell in cells() if matches(str(cell).split(), asked.only, asked.but)]
     if asked.list:
         print(*chosen, sep="\n")
         return

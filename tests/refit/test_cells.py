@@ -42,6 +42,6 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell
     assert len(trace.syncs[0].manifest) > 20 * cell.ranks
     assert all(step.grad_norm > 0 and not step.unchanged for step in trace.steps)
     if cell.dtype == "float32":
-        assert trace.floor.sides.most == 1e-5
+        assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5
     assert all(gaps(scoring).trainer.within(trace.floor.sides) for scoring in trace.scorings)
     assert all(scoring.speech for scoring in trace.scorings)
