@@ -27,6 +27,7 @@ import live  # noqa: E402
 import smollm2  # noqa: E402
 
 from ckptcheck import pack  # noqa: E402
+from ckptcheck.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
 from ckptcheck.engines import registry  # noqa: E402
 from ckptcheck.engines.vllm import VllmOptions  # noqa: E402
@@ -58,8 +59,9 @@ class Cell:
     perturb: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.model} {self.layout or 'TP1'} → {self.engine} ×{self.ranks} {self.dtype} {self.transport}" + (
-            " perturbed" if self.perturb else ""
+        return (
+            f"{self.model} {str(self.layout) or 'TP1'} → {self.engine} ×{self.ranks} {self.dtype} {self.transport}"
+            + (" perturbed" if self.perturb else "")
         )
 
 
@@ -134,17 +136,15 @@ class Bench:
         self.exchange.__exit__(None, None, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, cell: Cell) -> tuple[RefitTrace, Report]:
-        """Run the trial of a cell and judge it."""
-        ckpt = open_checkpoint(str(self._model(cell.model)))
+    def run(self, cell: Cell, source: Checkpoint | None = None) -> tuple[RefitTrace, Report]:
+        """Run the trial of a cell and judge it. source: in place of the cell's model."""
+        ckpt = source or open_checkpoint(str(self.model(cell.model)))
         rows = ckpt.tensors[ckpt.anatomy.embedding].shape[0]
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         started: list[bool] = []
 
         def start_trainer() -> Any:
-            trainer = start_megatron(ckpt, self.exchange, layout=cell.layout, dtype=cell.dtype, host=self._host)
-            self._host = trainer.host
-            return trainer
+            return self.trainer(ckpt, cell.layout, cell.dtype)
 
         def start(checkpoint: Path) -> Any:
             started.append(True)
@@ -176,7 +176,13 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
         return trace, run(trace, RULES)
 
-    def _model(self, name: str) -> Path:
+    def trainer(self, source: Checkpoint, layout: Layout, dtype: str = "float32") -> Any:
+        """Load a trainer in the process of the one before."""
+        trainer = start_megatron(source, self.exchange, layout=layout, dtype=dtype, host=self._host)
+        self._host = trainer.host
+        return trainer
+
+    def model(self, name: str) -> Path:
         if name == "smollm2":
             return smollm2.default_folder()
         folder = self.folder / name

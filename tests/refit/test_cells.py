@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import needs_engine
 from matrix import Bench, Cell
 
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.judging import gaps
+from ckptcheck.refit.source import opened
 from ckptcheck.trainers.layout import Layout
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
@@ -45,3 +48,14 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell
         assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5
     assert all(gaps(scoring).trainer.within(trace.floor.sides) for scoring in trace.scorings)
     assert all(scoring.speech for scoring in trace.scorings)
+
+
+def test_a_megatron_run_is_synced_from_another_layout(bench: Bench, tmp_path: Path) -> None:
+    """Megatron's own saver writes it on two ranks; it is exported, loaded on one rank, and the engine starts from it."""
+    needs_engine("vllm")
+    model = open_checkpoint(str(bench.model("qwen3")))
+    bench.trainer(model, Layout(tp=2)).checkpoint(tmp_path / "run")
+    source = opened(str(tmp_path / "run"), tmp_path / "source")
+    trace, report = bench.run(Cell("qwen3", Layout(), steps=0), source)
+    assert (report.verdict, report.findings) == ("clean", ()), trace.broken
+    assert {weight.name for weight in trace.weights} == set(model.tensors)

@@ -131,7 +131,10 @@ MOMENTS = [
     *((f"engine:{verb}:1", None) for verb in VERBS["engine"] if verb != "ask-memory"),
     *((f"trainer:{verb}:1", None) for verb in VERBS["trainer"]),
     *(("engine:start:2", "reference for step 1"), ("engine:load:2", "sync after step 1")),
-    *(("engine:load:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", "score after step 1")),
+    *(
+        ("engine:load:3", "the same sync with other buckets"),
+        ("engine:reset_prefix_cache:2", "measure the noise of both sides"),
+    ),
     ("trainer:export:3", "reference for step 1"),
 ]
 
