@@ -47,7 +47,7 @@ RULES = [rule for rule in pack.load() if rule.on == "refit"]
 
 @dataclass(frozen=True)
 class Cell:
-    """ranks: of the engine. perturb: noise in place of an optimizer step; the same in every layout, so a reference serves many."""
+    """ranks: of the engine. engine_dtype: where it is not the trainer's. perturb: noise in place of an optimizer step; the same in every layout, so a reference serves many."""
 
     model: str
     layout: Layout
@@ -57,6 +57,7 @@ class Cell:
     engine: str = "vllm"
     steps: int = 1
     perturb: float | None = None
+    engine_dtype: str = ""
 
     def __str__(self) -> str:
         return (
@@ -189,16 +190,17 @@ class Bench:
         return folder if folder.exists() else live.write(name, folder)
 
     def _engine(self, cell: Cell, checkpoint: Path) -> Any:
+        dtype = cell.engine_dtype or cell.dtype
         kept = self._kept.setdefault((cell.engine, cell.ranks), [])
         if kept:
             engine = kept.pop()
             try:
-                engine.restart(checkpoint, VllmOptions(cell.dtype, cell.ranks))
+                engine.restart(checkpoint, VllmOptions(dtype, cell.ranks))
             except BaseException:
                 engine.close()
                 raise
         else:
-            engine = registry.start(cell.engine, checkpoint, dtype=cell.dtype, ranks=cell.ranks, scratch=(self.folder,))
+            engine = registry.start(cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, scratch=(self.folder,))
         return Lent(engine, kept)
 
     def _reference(self, cell: Cell, checkpoint: Path) -> Any:

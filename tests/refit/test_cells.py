@@ -59,3 +59,10 @@ def test_a_megatron_run_is_synced_from_another_layout(bench: Bench, tmp_path: Pa
     trace, report = bench.run(Cell("qwen3", Layout(), steps=0), source)
     assert (report.verdict, report.findings) == ("clean", ()), trace.broken
     assert {weight.name for weight in trace.weights} == set(model.tensors)
+
+
+def test_an_engine_that_rounds_what_it_is_sent_is_named(bench: Bench) -> None:
+    needs_engine("vllm")
+    trace, report = bench.run(Cell("llama", Layout(), engine_dtype="bfloat16", steps=0))
+    assert [finding.code for finding in report.findings] == ["REF035"], trace.broken
+    assert "tensors are kept in BF16 and sent in F32" in report.findings[0].message
