@@ -47,7 +47,8 @@ RULES = [rule for rule in pack.load() if rule.on == "refit"]
 
 @dataclass(frozen=True)
 class Cell:
-    """ranks: of the engine. engine_dtype: where it is not the trainer's. perturb: noise in place of an optimizer step; the same in every layout, so a reference serves many."""
+    """ranks: of the engine. engine_dtype: where it is not the trainer's. perturb: noise in place of an optimizer step; the same in
+    every layout, so a reference serves many."""
 
     model: str
     layout: Layout
