@@ -30,7 +30,6 @@ from ckptcheck import pack  # noqa: E402
 from ckptcheck.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
 from ckptcheck.engines import registry  # noqa: E402
-from ckptcheck.engines.vllm import VllmOptions  # noqa: E402
 from ckptcheck.host.exchange import Exchange  # noqa: E402
 from ckptcheck.refit.judging import gaps  # noqa: E402
 from ckptcheck.refit.settings import Settings  # noqa: E402
@@ -193,15 +192,14 @@ class Bench:
     def _engine(self, cell: Cell, checkpoint: Path) -> Any:
         dtype = cell.engine_dtype or cell.dtype
         kept = self._kept.setdefault((cell.engine, cell.ranks), [])
-        if kept:
-            engine = kept.pop()
-            try:
-                engine.restart(checkpoint, VllmOptions(dtype, cell.ranks))
-            except BaseException:
-                engine.close()
-                raise
-        else:
-            engine = registry.start(cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, scratch=(self.folder,))
+        engine = registry.start(
+            cell.engine,
+            checkpoint,
+            dtype=dtype,
+            ranks=cell.ranks,
+            instead=kept.pop() if kept else None,
+            scratch=(self.folder,),
+        )
         return Lent(engine, kept)
 
     def _reference(self, cell: Cell, checkpoint: Path) -> Any:
