@@ -192,14 +192,15 @@ class Bench:
     def _engine(self, cell: Cell, checkpoint: Path) -> Any:
         dtype = cell.engine_dtype or cell.dtype
         kept = self._kept.setdefault((cell.engine, cell.ranks), [])
-        engine = registry.start(
-            cell.engine,
-            checkpoint,
-            dtype=dtype,
-            ranks=cell.ranks,
-            instead=kept.pop() if kept else None,
-            scratch=(self.folder,),
-        )
+        before = kept.pop() if kept else None
+        try:
+            engine = registry.start(
+                cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, instead=before, scratch=(self.folder,)
+            )
+        except BaseException:
+            if before is not None:
+                before.close()
+            raise
         return Lent(engine, kept)
 
     def _reference(self, cell: Cell, checkpoint: Path) -> Any:
