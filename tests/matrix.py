@@ -30,6 +30,8 @@ from ckptcheck import pack  # noqa: E402
 from ckptcheck.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
 from ckptcheck.engines import registry  # noqa: E402
+from ckptcheck.environments.interpreter import interpreter  # noqa: E402
+from ckptcheck.errors import CkptcheckError  # noqa: E402
 from ckptcheck.host.exchange import Exchange  # noqa: E402
 from ckptcheck.refit.judging import gaps  # noqa: E402
 from ckptcheck.refit.settings import Settings  # noqa: E402
@@ -267,6 +269,13 @@ def main() -> None:
     if asked.list:
         print(*chosen, sep="\n")
         return
+    try:
+        for name in {"megatron", *(cell.engine for cell in chosen)}:
+            interpreter(name)
+    except CkptcheckError as missing:
+        sys.exit(f"{missing.message} ({missing.hint}; or make engines)")
+    if any(cell.model == "smollm2" for cell in chosen) and not (smollm2.default_folder() / smollm2.DONE).is_file():
+        smollm2.build(smollm2.default_folder())
     failed, begin = 0, time.monotonic()
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     with Bench() as bench:
