@@ -273,7 +273,7 @@ def main() -> None:
         for name in {"megatron", *(cell.engine for cell in chosen)}:
             interpreter(name)
     except CkptcheckError as missing:
-        sys.exit(f"{missing.message} ({missing.hint}; or make engines)")
+        sys.exit(f"{missing.message}: {(missing.hint or '').partition(',')[0]} (make engines)")
     if any(cell.model == "smollm2" for cell in chosen) and not (smollm2.default_folder() / smollm2.DONE).is_file():
         smollm2.build(smollm2.default_folder())
     failed, begin = 0, time.monotonic()
