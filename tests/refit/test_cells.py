@@ -11,6 +11,7 @@ from matrix import Bench, Cell
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.judging import gaps
+from ckptcheck.refit.names import origin
 from ckptcheck.refit.source import opened
 from ckptcheck.trainers.layout import Layout
 
@@ -47,6 +48,12 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell
         assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5
     assert all(gaps(scoring).trainer.within(trace.floor.sides) for scoring in trace.scorings)
     assert all(scoring.speech for scoring in trace.scorings)
+    named = {
+        name: origin(trace, [name]) for _, name in trace.cold if "layers.1." in name and name.endswith("_proj.weight")
+    }
+    assert named
+    assert all(", which megatron holds as decoder.layers.1." in said for name, said in named.items() if "qkv" in name)
+    assert all(("PP rank 1)" in said) == (cell.layout.pp == 2) for said in named.values())
 
 
 def test_a_megatron_run_is_synced_from_another_layout(bench: Bench, tmp_path: Path) -> None:
