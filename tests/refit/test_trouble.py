@@ -131,15 +131,18 @@ def test_without_a_fault_the_report_is_whole_and_says_what_it_cost(place: Path) 
 
 
 VERBS = {
-    "engine": ("start", "ask-manifest", "ask-memory", "score", "ask-scramble", "load", "ask-leftovers"),
-    "trainer": ("load", "export", "score", "greedy", "digests", "step"),
+    "engine": ("start", "ask-manifest", "ask-memory", "score", "follow", "ask-scramble", "load", "ask-leftovers"),
+    "trainer": ("load", "export", "score", "greedy", "digests", "step", "perturb"),
 }
 MOMENTS = [
     *(("trainer:import:1", "start of the trainer"), ("engine:import:1", "cold load")),
     *((f"engine:{verb}:1", None) for verb in VERBS["engine"] if verb != "ask-memory"),
     *((f"trainer:{verb}:1", None) for verb in VERBS["trainer"]),
     *(("engine:start:2", "reference for step 1"), ("engine:load:2", "sync after step 1")),
-    *(("engine:load:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", "score after step 1")),
+    *(
+        ("engine:load:3", "the same sync with other buckets"),
+        ("engine:reset_prefix_cache:2", "measure the noise of both sides"),
+    ),
     ("trainer:export:3", "reference for step 1"),
 ]
 
@@ -189,7 +192,8 @@ def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch
     assert outcome.code == 2
     assert [finding["code"] for finding in outcome.report["findings"]] == ["REF005", "REF008"]
     assert outcome.report["counts"]["tensors"] > 0
-    assert len(outcome.report["sections"][0]["rows"]) == 3
+    costs = next(table for table in outcome.report["sections"] if table["title"].startswith("cost"))
+    assert len(costs["rows"]) == 3
     assert outcome.why.startswith("could not finish step 2")
 
 
