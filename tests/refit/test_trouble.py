@@ -188,6 +188,13 @@ def test_out_of_memory_and_of_room(place: Path, fault: str, words: str) -> None:
     assert words in outcome.why
 
 
+def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:
+    outcome = refit(place, "engine:load:1:nonsense")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert outcome.why.startswith("could not finish first sync: TypeError: ")
+    assert "Traceback" in outcome.err
+
+
 def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCHECK_ROTARY", "1")
     outcome = refit(place, "trainer:step:2:killed", steps="2")
