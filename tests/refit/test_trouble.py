@@ -191,7 +191,7 @@ def test_out_of_memory_and_of_room(place: Path, fault: str, words: str) -> None:
 def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:
     outcome = refit(place, "engine:load:1:nonsense")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
-    assert outcome.why.startswith("could not finish first sync: TypeError: ")
+    assert outcome.why.startswith("could not finish first sync: AttributeError: ")
     assert "Traceback" in outcome.err
 
 
