@@ -58,7 +58,7 @@ def read(path: Path) -> Rollouts:
         size = path.stat().st_size
         with path.open("rb") as file:
             raw = file.read(min(size, FIRST_READ))
-            if raw.lstrip()[:1] == b"{" and raw[:1] in b"{ \t\r\n":
+            if raw[:1] == b"{" and 0 not in raw[:8]:  # of safetensors these are a length, which ends in zeros
                 return read_lines(path)
             length = 8 + int.from_bytes(raw[:8], "little")
             if FIRST_READ < length <= min(size, MAX_HEADER + 8):
