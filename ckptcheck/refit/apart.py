@@ -14,6 +14,10 @@ class Gap:
     most: float = 0.0
     mean: float = 0.0
 
+    def times(self, factor: float) -> Gap:
+        """Return so many times this."""
+        return Gap(factor * self.most, factor * self.mean)
+
     def within(self, other: Gap) -> bool:
         """Whether neither the largest nor the mean is larger than the other's."""
         return self.most <= other.most and self.mean <= other.mean
