@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -19,6 +19,9 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.refit.trace import RefitTrace
+    from ckptcheck.report import Report
+    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -60,10 +63,29 @@ class Dtype(enum.StrEnum):
 
 def refit(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint or a Megatron run on this disk.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]", help="A Hugging Face checkpoint or a Megatron run on this disk.", show_default=False
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help="The inference engine: vllm or sglang.")] = "vllm",
-    trainer: Annotated[TrainerName, typer.Option(help="What holds the weights.")] = TrainerName.megatron,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A running SGLang or vLLM that should serve SOURCE; repeated: that should serve the same.",
+        ),
+    ] = None,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Overwrite the servers' weights and have them load SOURCE.")
+    ] = False,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Also attach to servers on other machines.")
+    ] = False,
+    trainer: Annotated[
+        TrainerName | None,
+        typer.Option(help="What holds the weights.", show_default="megatron; with --attach transformers"),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")] = 1,
@@ -128,6 +150,9 @@ def refit(
             show_default="900, 600, 600, 300, and what reading the weights takes",
         ),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
@@ -141,6 +166,7 @@ def refit(
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck import pack
+    from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
     from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
@@ -156,6 +182,8 @@ def refit(
 
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
+    if source is None and not attach:
+        raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     route = registry.route(engine, transport)
     if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
         raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
@@ -175,7 +203,26 @@ def refit(
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         left.callback(_put_away, folder, keep)
-        ckpt = opened(source, folder / "source", hf_config)
+        ckpt = opened(source, folder / "source", hf_config) if source is not None else None
+        layout = Layout(tp=tp, pp=pp, ep=ep)
+        if attach:
+            chosen = trainer or TrainerName.transformers
+
+            def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
+                """Start the trainer that gives the logprobs."""
+                return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, (exchange.folder,))
+
+            wanted = attaching.Wanted(
+                attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
+                logprobs=check_logprobs, python=engine_python,
+            )  # fmt: skip
+            report = run(attaching.attach(ckpt, wanted, out.talk), rules)
+            interruption.overhear()
+            left.close()
+            _deliver(report, rules, format, output, fail_on, verbose)
+        assert ckpt is not None
+        assert source is not None
+        held_by = trainer or TrainerName.megatron
         embedding = ckpt.anatomy.embedding
         if embedding is None:
             raise CkptcheckError(f"{source} has no token embedding that could be found")
@@ -185,8 +232,7 @@ def refit(
 
         def start_trainer() -> Trainer:
             """Start the trainer, and end it when all is over."""
-            layout = Layout(tp=tp, pp=pp, ep=ep)
-            held = _trainer(ckpt, exchange, trainer, layout, dtype.value, trainer_python, scratch)
+            held = _trainer(ckpt, exchange, held_by, layout, dtype.value, trainer_python, scratch)
             left.callback(held.close)
             left.callback(interruption.overhear)
             if quantize is None:
@@ -209,8 +255,28 @@ def refit(
             source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
             folder=folder, say=out.talk,
         )  # fmt: skip
-        report = run(trial.run(), rules)
+        trace = trial.run()
         interruption.overhear()
+        if record is not None:
+            _record(trace, record)
+        report = run(trace, rules)
+    _deliver(report, rules, format, output, fail_on, verbose)
+
+
+def _record(trace: RefitTrace, path: Path) -> None:
+    from ckptcheck.history.record import Record
+    from ckptcheck.refit.recorded import recorded
+
+    file = Record(path)
+    for sync in recorded(trace):
+        file.append(sync)
+
+
+def _deliver(
+    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
+) -> NoReturn:
+    from ckptcheck.cli import output as out
+
     out.deliver([report], rules, format.value, output, verbose=verbose)
     sys.stdout.flush()
     raise typer.Exit(report.exit_code(fail_on.value))
