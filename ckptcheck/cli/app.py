@@ -17,6 +17,7 @@ from ckptcheck.cli.engine import engine
 from ckptcheck.cli.history import history
 from ckptcheck.cli.manifest import manifest, verify
 from ckptcheck.cli.parity import parity
+from ckptcheck.cli.preflight import preflight
 from ckptcheck.cli.refit import refit
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command()(scan)
 app.command()(diff)
 app.command()(refit)
+app.command()(preflight)
 app.command("refit history")(history)
 app.command()(manifest)
 app.command()(verify)

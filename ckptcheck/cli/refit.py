@@ -32,12 +32,19 @@ class TrainerName(enum.StrEnum):
     transformers = "transformers"
 
 
-class Transport(enum.StrEnum):
-    """How weights reach the engine."""
+class Scheme(enum.StrEnum):
+    """What weights are packed into on their way."""
 
-    reload = "reload"
-    gloo = "gloo"
-    load_weights = "load_weights"
+    w4a16 = "w4a16"
+    w8a8 = "w8a8"
+    fp8 = "fp8"
+
+
+class Quantizer(enum.StrEnum):
+    """Whose reading of the ignore list decides what is packed."""
+
+    compressed_tensors = "compressed-tensors"
+    slime = "slime"
 
 
 class Mode(enum.StrEnum):
@@ -61,7 +68,7 @@ def refit(
             metavar="[SOURCE]", help="A Hugging Face checkpoint or a Megatron run on this disk.", show_default=False
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
+    engine: Annotated[str, typer.Option(help="The inference engine: vllm or sglang.")] = "vllm",
     attach: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,7 +93,29 @@ def refit(
     engine_mode: Annotated[
         Mode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
     ] = Mode.plain,
-    transport: Annotated[Transport, typer.Option(help="How weights reach the engine.")] = Transport.reload,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            help="How weights reach the engine: reload, gloo or load_weights (vllm); tensor, flattened_bucket, gloo or disk"
+            " (sglang).",
+            show_default="the first",
+        ),
+    ] = None,
+    quantize: Annotated[
+        Scheme | None, typer.Option(help="Pack the weights on their way, as an engine serves them that is quantized.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENTRY",
+            help="An entry of the list of modules that are not packed; repeatable.",
+            show_default="head and routers",
+        ),
+    ] = None,
+    trainer_quantizer: Annotated[
+        Quantizer,
+        typer.Option(help="Who packs: compressed-tensors as the engine reads the list, or slime by its own reading."),
+    ] = Quantizer.compressed_tensors,
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
@@ -155,14 +184,17 @@ def refit(
         raise CkptcheckError("with both checks turned off there is nothing to check")
     if source is None and not attach:
         raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
-    if engine not in registry.ENGINES:
-        raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
+    route = registry.route(engine, transport)
+    if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
+        raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
+    if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
+        raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
     rules = pack.load()
     settings = Settings(
         steps=steps,
         bucket_bytes=round(bucket_mb * 1e6),
         other_bytes=max(1, round(bucket_mb * 1e6 / 9)),
-        transport=transport.value,
+        transport=route,
         perturb=perturb,
         weights=check_weights,
         logprobs=check_logprobs,
@@ -203,7 +235,13 @@ def refit(
             held = _trainer(ckpt, exchange, held_by, layout, dtype.value, trainer_python, scratch)
             left.callback(held.close)
             left.callback(interruption.overhear)
-            return held
+            if quantize is None:
+                return held
+            packing = _packing(
+                held, quantize.value, engine, engine_python, ignore, trainer_quantizer.value, exchange, folder
+            )
+            left.callback(packing.close)
+            return packing
 
         def start(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
@@ -263,6 +301,41 @@ def _trainer(
     if layout.world > 1:
         raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
     return start_transformers(ckpt, exchange, dtype=dtype, python=python, scratch=scratch)
+
+
+def _packing(
+    held: Trainer,
+    name: str,
+    engine: str,
+    python: Path | None,
+    ignore: list[str] | None,
+    quantizer: str,
+    exchange: Exchange,
+    folder: Path,
+) -> Trainer:
+    """Pack what the trainer holds on its way to the engine, with the compressors that the engine's own Python has."""
+    from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.environments.interpreter import interpreter
+    from ckptcheck.trainers.quantized import QuantizedTrainer
+    from ckptcheck.trainers.remote import RemoteTrainer
+    from ckptcheck.trainers.schemes import IGNORED, scheme
+    from ckptcheck.trainers.transformers import start_transformers
+
+    shapes = {weight.name: weight.shape for weight in held.weights()}
+    architecture = held.info.architecture or None
+    chosen = scheme(
+        name, shapes, architecture, engine, ignore=IGNORED if ignore is None else ignore, quantizer=quantizer
+    )
+
+    def reference(checkpoint: Path, before: Trainer | None) -> Trainer:
+        """Start transformers with unpacked weights, or load them into the process that has the last ones."""
+        host = before.host if isinstance(before, RemoteTrainer) else None
+        return start_transformers(open_checkpoint(str(checkpoint)), exchange, host=host, scratch=(folder,))
+
+    found = interpreter(engine, python)
+    return QuantizedTrainer(
+        held, chosen, python=found.python, variables=found.variables, start=reference, exchange=exchange, folder=folder
+    )
 
 
 def _put_away(folder: Path, keep: bool) -> None:
