@@ -63,7 +63,10 @@ class Turn:
 
     @cached_property
     def stale(self) -> tuple[str, ...]:
-        """Tensors of the engine that did not change, though something they are made of was sent with other numbers."""
+        """Tensors of the engine that did not change, though something they are made of was sent with other numbers.
+
+        A norm or a bias counts only where the engine held it as it was sent: where it rounds, a step may be lost in it.
+        """
         if not self.before.held or not self.after.held:
             return ()
         names = self.after.sent.keys()
@@ -73,7 +76,11 @@ class Turn:
             if key in self.before.held
             and key not in self.turned
             and self.moved.intersection(parts(key.partition("/")[2], names))
+            and (self._exact(key) or not SMALL.search(key))
         )
+
+    def _exact(self, key: str) -> bool:
+        return self.before.alike and self.before.sent.get(key.partition("/")[2]) == self.before.held[key]
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
