@@ -36,8 +36,8 @@ from ckptcheck.phrase import count, few
 )
 def check(history: History) -> Iterator[Problem]:
     for turn in history.turns:
-        if turn.stale:
-            names = [key.partition("/")[2] for key in turn.stale]
+        if stale := history.stale(turn):
+            names = [key.partition("/")[2] for key in stale]
             yield Problem(
                 f"{history.name(turn.index)}: {count(len(set(names)), 'tensor')} of the engine did not change though other"
                 f" numbers were sent: {few(set(names))}",
