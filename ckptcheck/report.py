@@ -93,6 +93,7 @@ class Report:
             "verdict": self.verdict,
             "findings": [
                 {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
+                | ({"line": finding.line} if finding.line else {})
                 for finding in self.findings
             ],
             "passed": list(self.passed),

@@ -17,14 +17,15 @@ class Problem:
     """What a check saw, and where. The runner adds which rule saw it and how grave it is.
 
     message: one sentence a person who has never seen the tool understands, without a final full stop.
-    file: the file it concerns, relative to the target; key: the tensor or JSON path inside it.
-    hint: what to do next, as an imperative.
+    file: the file it concerns, relative to the target; key: the tensor or JSON path inside it; line: where in a file that
+    people write, counted from 1. hint: what to do next, as an imperative.
     """
 
     message: str
     file: str | None = None
     key: str | None = None
     hint: str | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Finding:
     file: str | None = None
     key: str | None = None
     hint: str | None = None
+    line: int | None = None
 
     @property
     def place(self) -> str:
-        """The file and the key, as far as they are known: ``config.json num_hidden_layers``."""
-        return " ".join(part for part in (self.file, self.key) if part)
+        """The file, the line and the key, as far as they are known: ``config.json num_hidden_layers``, ``job.yaml:12 seed``."""
+        file = f"{self.file}:{self.line}" if self.file and self.line else self.file
+        return " ".join(part for part in (file, self.key) if part)
 
 
 class Skip(Exception):

@@ -113,7 +113,9 @@ def _aspect(evidence: Evidence, kind: str) -> Any:
 
 
 def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:
-    return Finding(rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint)
+    return Finding(
+        rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint, problem.line
+    )
 
 
 def _last_words(error: BaseException) -> str:

@@ -28,6 +28,10 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     faults   [{kind, name, other, since}]  what the fake engine does wrong in a trial; ranks, draft: how it is made;
     trainer  {unsteady, apart}          what the fake trainer does wrong; cache: the engine keeps prefixes
     settings {name = value}             of the trial, see refit/settings.py
+    job      the text of a job's configuration; name: its file (job.yaml); a base becomes the folder model beside it
+    files    {name = text}              further files of a job; overrides ["key=value"]; told {engine_version, te_version}
+    syncs    [{…}]                      the weight syncs of a record, see recorded.py; damage {line = text}; cut bytes
+    servers  [{…}]                      running servers, see attached.py; reference {…} and unfit, trainer {off, untold}
     expect   ["file key: message"]      skip = "the reason" where the rule must be skipped
     python   "test_file.py::test"       the test that plays a case which no files can show, such as a race
 """
@@ -54,7 +58,7 @@ ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 MEGATRON = ROOT / "fixtures" / "megatron"
 KEYS = frozenset(re.findall(r"^ {4}(\w+)  ", __doc__, re.MULTILINE)) | frozenset(
-    ("rename", "unset", "text", "copy", "append", "truncate", "skip", "row", "arguments")
+    "rename unset text copy append truncate skip row arguments name overrides told damage cut reference unfit".split()  # noqa: SIM905
 )
 """Those above that begin a line, and those that share one."""
 

@@ -1,6 +1,6 @@
 """Refits live, over trainer layouts, engine ranks, models, dtypes and transports: ``make matrix``.
 
-    python -m tests.matrix [--only TEXT ...] [--list]
+    python -m tests.matrix [--only WORD ...] [--but WORD ...] [--list]
 
 Every cell is a whole trial (see ckptcheck/refit/README.md) on the real megatron-core and the real engine. Weights have to be
 those of a cold load to the last bit, logprobs within the floor that the cell measures: 1e-5 nats in float32. Processes are
@@ -27,9 +27,11 @@ import live  # noqa: E402
 import smollm2  # noqa: E402
 
 from ckptcheck import pack  # noqa: E402
+from ckptcheck.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
 from ckptcheck.engines import registry  # noqa: E402
-from ckptcheck.engines.vllm import VllmOptions  # noqa: E402
+from ckptcheck.environments.interpreter import interpreter  # noqa: E402
+from ckptcheck.errors import CkptcheckError  # noqa: E402
 from ckptcheck.host.exchange import Exchange  # noqa: E402
 from ckptcheck.refit.judging import gaps  # noqa: E402
 from ckptcheck.refit.settings import Settings  # noqa: E402
@@ -46,7 +48,8 @@ RULES = [rule for rule in pack.load() if rule.on == "refit"]
 
 @dataclass(frozen=True)
 class Cell:
-    """ranks: of the engine. perturb: noise in place of an optimizer step; the same in every layout, so a reference serves many."""
+    """ranks: of the engine. engine_dtype: where it is not the trainer's. perturb: noise in place of an optimizer step; the same in
+    every layout, so a reference serves many."""
 
     model: str
     layout: Layout
@@ -56,26 +59,32 @@ class Cell:
     engine: str = "vllm"
     steps: int = 1
     perturb: float | None = None
+    engine_dtype: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model} {self.layout or 'TP1'} → {self.engine} TP{self.ranks} {self.dtype} {self.transport}" + (
-            " perturbed" if self.perturb else ""
+        return (
+            f"{self.model} {str(self.layout) or 'TP1'} → {self.engine} ×{self.ranks} {self.dtype} {self.transport}"
+            + (" perturbed" if self.perturb else "")
         )
 
 
 LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
+ROUTES = ("tensor", "gloo", "flattened_bucket", "disk")
+"""Of SGLang, whose engines have one rank here."""
 
 
 def cells() -> Iterator[Cell]:
     """Yield the matrix. Engines of two ranks come last and are perturbed: a cold load of one takes a minute."""
     for layout in (Layout(), Layout(pp=2), Layout(tp=3)):
         yield Cell("smollm2", layout)
+        yield Cell("smollm2", layout, transport="tensor", engine="sglang")
     tiny = [("llama", LAYOUTS), ("qwen3", LAYOUTS), ("qwen3-moe", (*LAYOUTS, Layout(ep=2)))]
     for dtype in ("float32", "bfloat16"):
         for model, layouts in tiny:
             for number, layout in enumerate(layouts):
                 yield Cell(model, layout, dtype=dtype, transport=TRANSPORTS[number % 2])
+                yield Cell(model, layout, dtype=dtype, transport=ROUTES[number % 4], engine="sglang")
     yield Cell("smollm2", Layout(tp=3), dtype="bfloat16", transport="gloo")
     for model, layouts in tiny:
         for number, layout in enumerate(layouts):
@@ -134,17 +143,15 @@ class Bench:
         self.exchange.__exit__(None, None, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, cell: Cell) -> tuple[RefitTrace, Report]:
-        """Run the trial of a cell and judge it."""
-        ckpt = open_checkpoint(str(self._model(cell.model)))
+    def run(self, cell: Cell, source: Checkpoint | None = None) -> tuple[RefitTrace, Report]:
+        """Run the trial of a cell and judge it. source: in place of the cell's model."""
+        ckpt = source or open_checkpoint(str(self.model(cell.model)))
         rows = ckpt.tensors[ckpt.anatomy.embedding].shape[0]
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         started: list[bool] = []
 
         def start_trainer() -> Any:
-            trainer = start_megatron(ckpt, self.exchange, layout=cell.layout, dtype=cell.dtype, host=self._host)
-            self._host = trainer.host
-            return trainer
+            return self.trainer(ckpt, cell.layout, cell.dtype)
 
         def start(checkpoint: Path) -> Any:
             started.append(True)
@@ -176,23 +183,30 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
         return trace, run(trace, RULES)
 
-    def _model(self, name: str) -> Path:
+    def trainer(self, source: Checkpoint, layout: Layout, dtype: str = "float32") -> Any:
+        """Load a trainer in the process of the one before."""
+        trainer = start_megatron(source, self.exchange, layout=layout, dtype=dtype, host=self._host)
+        self._host = trainer.host
+        return trainer
+
+    def model(self, name: str) -> Path:
         if name == "smollm2":
             return smollm2.default_folder()
         folder = self.folder / name
         return folder if folder.exists() else live.write(name, folder)
 
     def _engine(self, cell: Cell, checkpoint: Path) -> Any:
+        dtype = cell.engine_dtype or cell.dtype
         kept = self._kept.setdefault((cell.engine, cell.ranks), [])
-        if kept:
-            engine = kept.pop()
-            try:
-                engine.restart(checkpoint, VllmOptions(cell.dtype, cell.ranks))
-            except BaseException:
-                engine.close()
-                raise
-        else:
-            engine = registry.start(cell.engine, checkpoint, dtype=cell.dtype, ranks=cell.ranks, scratch=(self.folder,))
+        before = kept.pop() if kept else None
+        try:
+            engine = registry.start(
+                cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, instead=before, scratch=(self.folder,)
+            )
+        except BaseException:
+            if before is not None:
+                before.close()
+            raise
         return Lent(engine, kept)
 
     def _reference(self, cell: Cell, checkpoint: Path) -> Any:
@@ -243,16 +257,29 @@ def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[
     )
 
 
+def matches(words: list[str], all_of: list[str], none_of: list[str]) -> bool:
+    """Whether a cell's name has all of some words and none of others."""
+    return set(all_of) <= set(words) and not set(none_of) & set(words)
+
+
 def main() -> None:
     """Run the cells that were asked for."""
     parser = argparse.ArgumentParser(description="Refits, live, cell by cell.")
     parser.add_argument("--only", nargs="*", default=[], help="cells whose name has all of these words")
+    parser.add_argument("--but", nargs="*", default=[], help="and none of these")
     parser.add_argument("--list", action="store_true", help="name the cells")
     asked = parser.parse_args()
-    chosen = [cell for cell in cells() if all(word in str(cell).split() for word in asked.only)]
+    chosen = [cell for cell in cells() if matches(str(cell).split(), asked.only, asked.but)]
     if asked.list:
         print(*chosen, sep="\n")
         return
+    try:
+        for name in {"megatron", *(cell.engine for cell in chosen)}:
+            interpreter(name)
+    except CkptcheckError as missing:
+        sys.exit(f"{missing.message}: {(missing.hint or '').partition(',')[0]} (make engines)")
+    if any(cell.model == "smollm2" for cell in chosen) and not (smollm2.default_folder() / smollm2.DONE).is_file():
+        smollm2.build(smollm2.default_folder())
     failed, begin = 0, time.monotonic()
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     with Bench() as bench:

@@ -43,8 +43,9 @@ class FakeTrainer:
 
     unsteady: its second forward pass differs. apart: it computes otherwise than the engine. drifting: so does its training.
     babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
-    has. dtype: says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two
-    ranks, whose copies of a norm differ from that step on.
+    has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
+    says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
+    whose copies of a norm differ from that step on.
     """
 
     info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
@@ -58,12 +59,16 @@ class FakeTrainer:
         drifting: bool = False,
         babbling: float | None = None,
         extra: str = "",
+        packs: str = "",
+        inputs: bool = False,
         dtype: str = "F32",
         megatron: bool = False,
         unlike: int | None = None,
     ) -> None:
         self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
-        self._megatron = megatron
+        self._megatron, self._packs = megatron, packs
+        if inputs:
+            self.info = replace(self.info, facts={"inputs": "the engine rounds them"})
         if megatron:
             self.info = TrainerInfo("megatron", "1", "float32", "TP2·PP2", "FakeForCausalLM")
         self._held, self._folder = weights(), folder
@@ -116,7 +121,7 @@ class FakeTrainer:
     def export(self, bucket_bytes: int) -> list[Parcel]:
         groups: list[dict[str, np.ndarray]] = [{}]
         extra = {self._extra: np.zeros(4, np.float32)} if self._extra else {}
-        for name, values in (self._held | extra).items():
+        for name, values in (self._exported() | extra).items():
             if groups[-1] and sum(each.nbytes for each in groups[-1].values()) + values.nbytes > bucket_bytes:
                 groups.append({})
             groups[-1][name] = values
@@ -134,7 +139,14 @@ class FakeTrainer:
         raise NotImplementedError
 
     def digests(self) -> dict[str, str]:
-        return {name: digest(values) for name, values in self._held.items()}
+        return {name: digest(values) for name, values in self._exported().items()}
+
+    def _exported(self) -> dict[str, np.ndarray]:
+        weight = f"{self._packs}.weight"
+        if weight not in self._held:
+            return dict(self._held)
+        packed = {f"{weight}_packed": self._held[weight], f"{weight}_scale": np.ones(1, np.float32)}
+        return {name: values for name, values in self._held.items() if name != weight} | packed
 
     def replicas(self) -> tuple[str, ...]:
         return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
@@ -159,7 +171,9 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `trainer` with what is wrong with it, `settings`."""
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `trainer` with what is wrong with it, `settings`,
+    `version`: name and version that the engine says of itself.
+    """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]
     started: list[bool] = []
@@ -170,7 +184,11 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
         more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
-        return FakeEngine(tensors, own, **more)
+        engine = FakeEngine(tensors, own, **more)
+        if "version" in table:
+            name, version = table["version"]
+            engine.info = replace(engine.info, name=name, version=version)
+        return engine
 
     trainer = FakeTrainer(folder, **table.get("trainer", {}))
     settings = Settings(**{"bucket_bytes": 1000, "other_bytes": 300, "decode": 4, **table.get("settings", {})})

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attached import attached
 from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
 from gridded import measured
+from jobs import job
 from localized import localization
 from probed import probed
+from recorded import history
 from refitted import played
 from rolled import judged, series
 
@@ -23,11 +28,25 @@ from ckptcheck.checkpoint.options import Options
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.report import Report
 from ckptcheck.rule import Rule
-from ckptcheck.run import run
+from ckptcheck.run import Evidence, run
 from ckptcheck.values.measure import attach
 
 RULES = pack.load()
 CASES = list(all_cases())
+MADE: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
+    "refit": played,
+    "job": job,
+    "servers": lambda table, _: attached(table),
+    "engines": lambda table, _: attached(table),
+    "history": lambda table, folder: history(table, folder / "syncs.jsonl"),
+    "rollouts": lambda table, _: judged(table),
+    "rollout-series": lambda table, _: series(table),
+    "matrix": lambda table, _: measured(table),
+    "probe": probed,
+    "comparison": comparison,
+    "localization": lambda table, _: localization(table),
+}
+"""What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "Seen in"]
 
 
@@ -37,24 +56,8 @@ def test_case(case: Case, tmp_path: Path) -> None:
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
         return
-    if case.rule.on == "refit":
-        _holds(case, run(played(case.table, tmp_path), [case.rule]))
-        return
-    if case.rule.on in ("rollouts", "rollout-series"):
-        make = judged if case.rule.on == "rollouts" else series
-        _holds(case, run(make(case.table), [case.rule]))
-        return
-    if case.rule.on == "matrix":
-        _holds(case, run(measured(case.table), [case.rule]))
-        return
-    if case.rule.on == "probe":
-        _holds(case, run(probed(case.table, tmp_path), [case.rule]))
-        return
-    if case.rule.on == "comparison":
-        _holds(case, run(comparison(case.table, tmp_path), [case.rule]))
-        return
-    if case.rule.on == "localization":
-        _holds(case, run(localization(case.table), [case.rule]))
+    if (made := MADE.get(case.rule.on)) is not None:
+        _holds(case, run(made(case.table, tmp_path), [case.rule]))
         return
     ckpt = opened(build(case.table, tmp_path / "ckpt"))
     if "options" in case.table:

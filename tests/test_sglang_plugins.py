@@ -38,3 +38,19 @@ def test_a_plugin_is_an_entry_point_here_and_in_what_is_started(
     [found] = metadata.entry_points(group="sglang.srt.plugins", name="length")
     assert found.load() is len
     assert os.environ["PYTHONPATH"].split(os.pathsep) == ["/elsewhere", str(tmp_path)]
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("int8", 1 / 254), ("float8_e4m3fn", 1 / 16)])
+def test_inputs_are_rounded_token_by_token(dtype: str, off: float) -> None:
+    needs("torch")
+    import torch
+
+    from ckptcheck.host.far.ckptcheck_far.sglang_eight import rounded
+
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 1e3, 1e-3, 1, 0])[:, None]
+    found = rounded(x, getattr(torch, dtype))
+    largest = x.abs().amax(-1, keepdim=True)
+    assert bool(((found - x).abs() <= largest * off * 1.001).all())
+    assert float((found[0] - x[0]).abs().max()) > 0
+    assert not found[4].any()
+    assert torch.equal(rounded(found[:4], getattr(torch, dtype)).round(decimals=3), found[:4].round(decimals=3))

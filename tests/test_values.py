@@ -18,16 +18,19 @@ from conftest import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckptcheck.values.crew as crew
 import ckptcheck.values.measure as measuring
 from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.report import Report
 from ckptcheck.run import run
+from ckptcheck.values.crew import Crew
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.look import CHUNK, look
 from ckptcheck.values.measure import attach
 from ckptcheck.values.stats import RUN, Values, joined
+from ckptcheck.values.worker import Batch
 
 RULES = pack.load()
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -194,6 +197,30 @@ def test_reading_mapping_and_cutting_give_the_same(folder: Path, monkeypatch: py
         monkeypatch.setattr(measuring, "READ", size)
         for options in ({"jobs": 1}, {"jobs": 2}, {"jobs": 2, "use_mmap": False}):
             assert values(folder, **options) == plain, (size, options)
+        ckpt = attach(open_checkpoint(str(folder)), jobs=2, early=True)
+        assert ckpt.values == plain
+        ckpt.release()
+
+
+def test_processes_begin_before_anybody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given as much as fits into their pipes; what they were given is theirs, and the rest is not lost."""
+    monkeypatch.setattr(measuring, "WORTH_A_CREW", 0)
+    monkeypatch.setattr(measuring, "BATCH", 64)
+    handed: list[Batch] = []
+    monkeypatch.setattr(
+        Crew, "_give", lambda self, process, batch, give=Crew._give: (give(self, process, batch), handed.append(batch))
+    )
+    plain = values(folder, use_mmap=False)
+    ckpt = attach(open_checkpoint(str(folder)), jobs=2, early=True)
+    assert len(handed) == 2 * crew.FIRST
+    assert ckpt.values == plain
+    ckpt.release()
+    monkeypatch.setattr(crew, "PIPE", 100)
+    handed.clear()
+    ckpt = attach(open_checkpoint(str(folder)), jobs=2, early=True)
+    assert len(handed) < 2 * crew.FIRST
+    assert ckpt.values == plain
+    ckpt.release()
 
 
 def test_progress_reaches_the_end(folder: Path) -> None:

@@ -78,13 +78,17 @@ class Folder:
         """Read up to `length` bytes; never past a link that leaves the target."""
         if (leaves := self.files[name].leaves) is not None:
             raise PermissionError(f"it is a link to {leaves}, outside the checkpoint")
-        with (self._path / name).open("rb", buffering=0) as file:
-            file.seek(start)
+        file = os.open(
+            f"{self._path}/{name}", os.O_RDONLY
+        )  # a third of the time of `open`: samples are thousands of reads
+        try:
             parts = []
-            while length > 0 and (part := file.read(min(length, 1 << 26))):
+            while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
                 parts.append(part)
-                length -= len(part)
+                start, length = start + len(part), length - len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            os.close(file)
 
 
 def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:

@@ -6,15 +6,18 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from ckptcheck.cli.diff import diff
 from ckptcheck.cli.doctor import doctor
 from ckptcheck.cli.engine import engine
+from ckptcheck.cli.history import history
 from ckptcheck.cli.manifest import manifest, verify
 from ckptcheck.cli.parity import parity
+from ckptcheck.cli.preflight import preflight
 from ckptcheck.cli.refit import refit
 from ckptcheck.cli.rules import rule, rules
 from ckptcheck.cli.scan import scan
@@ -23,8 +26,20 @@ from ckptcheck.errors import CkptcheckError
 INTERRUPTED = 130
 """What typer returns after Ctrl-C. Here it is one more way of not having checked: 2."""
 
+
+class TwoWords(typer.core.TyperGroup):
+    """Also knows commands of two words, beside the one-word command they begin with: ``refit history FILE``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take two words where both together name a command; a file of that name is ``./history``."""
+        if (both := " ".join(args[:2])) in self.commands and len(args) > 1:
+            args = [both, *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="ckptcheck",
+    cls=TwoWords,
     help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,6 +49,8 @@ app = typer.Typer(
 app.command()(scan)
 app.command()(diff)
 app.command()(refit)
+app.command()(preflight)
+app.command("refit history")(history)
 app.command()(manifest)
 app.command()(verify)
 app.command()(rules)

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CORE = ("safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "xxhash", "rich", "typer")
+CORE = (
+    "safetensors", "msgspec", "numpy", "huggingface-hub", "tokenizers", "jinja2", "pyyaml", "xxhash", "rich", "typer",
+)  # fmt: skip
 OPTIONAL = {
     "torch": "builds the example checkpoints; a scan never needs it",
     "transformers": "builds the example checkpoints; a scan never needs it",

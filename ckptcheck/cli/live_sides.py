@@ -112,24 +112,13 @@ class Sides:
 def sides(
     source: str, *, timeout: float, engine_python: Path | None = None, trainer_python: Path | None = None
 ) -> Iterator[Sides]:
-    """Open a source for live work. Raises CkptcheckError for one that has errors of its own: a run would only show those."""
-    from ckptcheck import pack
-    from ckptcheck.checkpoint.open import open_checkpoint
-    from ckptcheck.run import run
-    from ckptcheck.trainers.megatron_settings import refuse_critic
+    """Open a source for live work, a Megatron run as well; see `opened` for what it raises."""
+    from ckptcheck.cli.interruption import Interruption
+    from ckptcheck.refit.source import opened
 
-    ckpt = open_checkpoint(source)
-    refuse_critic(ckpt.config, source)
-    ckpt.no_values = "only headers are read before a run"
-    report = run(ckpt, pack.load())
-    if number := report.number("error"):
-        raise CkptcheckError(
-            f"{source} has {number} error{'s' if number > 1 else ''} of its own, the first: {report.findings[0].message}",
-            hint=f"ckptcheck scan {source}",
-        )
-    folder = Path(tempfile.mkdtemp(prefix="ckptcheck-parity-"))
-    try:
-        with ExitStack() as stack:
-            yield Sides(source, ckpt, folder, stack, timeout, engine_python, trainer_python)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with Interruption() as interruption, ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="ckptcheck-parity-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        ckpt = opened(source, folder / "source")
+        stack.callback(interruption.overhear)
+        yield Sides(source, ckpt, folder, stack, timeout, engine_python, trainer_python)

@@ -11,7 +11,10 @@ import typer
 from ckptcheck.cli.scan import FailOn, Format
 
 JOBS = typer.Option(min=1, help="Tensors read at a time.", show_default="cores")
-TARGET = typer.Argument(metavar="TARGET", help="A folder, a .safetensors file, an index, or hf://org/name@revision.")
+TARGET = typer.Argument(
+    metavar="TARGET",
+    help="A folder (Hugging Face or Megatron), a .safetensors file, an index, or hf://org/name@revision.",
+)
 
 
 def manifest(
@@ -21,12 +24,12 @@ def manifest(
 ) -> None:
     """Write down dtype, shape and digest (xxh3-128) of every tensor."""
     from ckptcheck import manifest as manifests
-    from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.checkpoint.open import open_target
     from ckptcheck.cli.output import progress_bar, talk
     from ckptcheck.phrase import count
 
     with progress_bar(target) as progress:
-        taken = manifests.take(open_checkpoint(target, jobs=jobs), jobs=jobs, progress=progress)
+        taken = manifests.take(open_target(target, jobs=jobs), jobs=jobs, progress=progress)
     manifests.write(taken, output)
     talk(f"{count(len(taken.tensors), 'tensor')} written to {output}")
 
@@ -47,13 +50,13 @@ def verify(
     """
     from ckptcheck import manifest as manifests
     from ckptcheck import pack
-    from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.checkpoint.open import open_target
     from ckptcheck.cli import output as out
     from ckptcheck.run import run
 
     known = manifests.read(manifest)
     with out.progress_bar(target) as progress:
-        evidence = manifests.compare(open_checkpoint(target, jobs=jobs), known, jobs=jobs, progress=progress)
+        evidence = manifests.compare(open_target(target, jobs=jobs), known, jobs=jobs, progress=progress)
     rules = pack.load()
     report = run(evidence, rules)
     out.deliver([report], rules, format.value, output)

@@ -100,7 +100,7 @@ def record(
                 model=source, step=step, logprobs=logprobs, vocabulary=asking.vocabulary, max_model_len=room
             )
             with out.progress_bar("answering", bytewise=False) as advance:
-                found = recorded(running, asked, sampling, about, batch=batch, advance=advance)
+                found = recorded(running, asked, sampling, about, batch=batch, timeout=timeout, advance=advance)
             if full:
                 found = with_full(found, "engine", running, live.folder, number=full)
             if routing:

@@ -178,7 +178,7 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
                 if "trainer-engine" in noise.gaps:
                     floor[f"{trainer}:{engine}"] = noise.gaps["trainer-engine"].mult_prob_error
                 more.append(noise.section())
-            Measurement(plan, engines, trainers, asking.prompts, ledger, say=out.talk).run()
+            Measurement(plan, engines, trainers, asking.prompts, ledger, timeout=live.timeout, say=out.talk).run()
         except (HostDied, HostHung, VerbError) as error:
             broken["the matrix"] = str(error)
         infos: list[EngineInfo | TrainerInfo] = [

@@ -109,7 +109,8 @@ def probe(
         bench = Bench(
             asking.usual(length, 4, prompts), asking.vocabulary, live.folder, start_trainer=beside,
             sampling=Sampling(temperature, top_p, top_k), setup=Setup(parsed(switch or [])), ends=asking.ends,
-            chat=asking.chat, length=room, response=response, long=long, dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
+            chat=asking.chat, length=room, response=response, long=long, timeout=timeout,
+            dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
         )  # fmt: skip
         report = run(run_probes(source, bench, start, probes), rules)
     out.deliver([report], rules, format.value, output, verbose=verbose)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -19,6 +19,9 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
+    from ckptcheck.refit.trace import RefitTrace
+    from ckptcheck.report import Report
+    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -29,12 +32,19 @@ class TrainerName(enum.StrEnum):
     transformers = "transformers"
 
 
-class Transport(enum.StrEnum):
-    """How weights reach the engine."""
+class Scheme(enum.StrEnum):
+    """What weights are packed into on their way."""
 
-    reload = "reload"
-    gloo = "gloo"
-    load_weights = "load_weights"
+    w4a16 = "w4a16"
+    w8a8 = "w8a8"
+    fp8 = "fp8"
+
+
+class Quantizer(enum.StrEnum):
+    """Whose reading of the ignore list decides what is packed."""
+
+    compressed_tensors = "compressed-tensors"
+    slime = "slime"
 
 
 class Mode(enum.StrEnum):
@@ -53,10 +63,29 @@ class Dtype(enum.StrEnum):
 
 def refit(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint or a Megatron run on this disk.")
-    ],
-    engine: Annotated[str, typer.Option(help="The inference engine: vllm.")] = "vllm",
-    trainer: Annotated[TrainerName, typer.Option(help="What holds the weights.")] = TrainerName.megatron,
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]", help="A Hugging Face checkpoint or a Megatron run on this disk.", show_default=False
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="The inference engine: vllm or sglang.")] = "vllm",
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A running SGLang or vLLM that should serve SOURCE; repeated: that should serve the same.",
+        ),
+    ] = None,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Overwrite the servers' weights and have them load SOURCE.")
+    ] = False,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Also attach to servers on other machines.")
+    ] = False,
+    trainer: Annotated[
+        TrainerName | None,
+        typer.Option(help="What holds the weights.", show_default="megatron; with --attach transformers"),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")] = 1,
@@ -64,7 +93,29 @@ def refit(
     engine_mode: Annotated[
         Mode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
     ] = Mode.plain,
-    transport: Annotated[Transport, typer.Option(help="How weights reach the engine.")] = Transport.reload,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            help="How weights reach the engine: reload, gloo or load_weights (vllm); tensor, flattened_bucket, gloo or disk"
+            " (sglang).",
+            show_default="the first",
+        ),
+    ] = None,
+    quantize: Annotated[
+        Scheme | None, typer.Option(help="Pack the weights on their way, as an engine serves them that is quantized.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENTRY",
+            help="An entry of the list of modules that are not packed; repeatable.",
+            show_default="head and routers",
+        ),
+    ] = None,
+    trainer_quantizer: Annotated[
+        Quantizer,
+        typer.Option(help="Who packs: compressed-tensors as the engine reads the list, or slime by its own reading."),
+    ] = Quantizer.compressed_tensors,
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
@@ -99,6 +150,9 @@ def refit(
             show_default="900, 600, 600, 300, and what reading the weights takes",
         ),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
@@ -112,6 +166,7 @@ def refit(
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck import pack
+    from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
     from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
@@ -127,14 +182,19 @@ def refit(
 
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
-    if engine not in registry.ENGINES:
-        raise CkptcheckError(f"there is no engine {engine}", hint=f"there is {', '.join(registry.ENGINES)}")
+    if source is None and not attach:
+        raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
+    route = registry.route(engine, transport)
+    if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
+        raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
+    if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
+        raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
     rules = pack.load()
     settings = Settings(
         steps=steps,
         bucket_bytes=round(bucket_mb * 1e6),
         other_bytes=max(1, round(bucket_mb * 1e6 / 9)),
-        transport=transport.value,
+        transport=route,
         perturb=perturb,
         weights=check_weights,
         logprobs=check_logprobs,
@@ -143,7 +203,26 @@ def refit(
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         left.callback(_put_away, folder, keep)
-        ckpt = opened(source, folder / "source", hf_config)
+        ckpt = opened(source, folder / "source", hf_config) if source is not None else None
+        layout = Layout(tp=tp, pp=pp, ep=ep)
+        if attach:
+            chosen = trainer or TrainerName.transformers
+
+            def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
+                """Start the trainer that gives the logprobs."""
+                return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, (exchange.folder,))
+
+            wanted = attaching.Wanted(
+                attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
+                logprobs=check_logprobs, python=engine_python,
+            )  # fmt: skip
+            report = run(attaching.attach(ckpt, wanted, out.talk), rules)
+            interruption.overhear()
+            left.close()
+            _deliver(report, rules, format, output, fail_on, verbose)
+        assert ckpt is not None
+        assert source is not None
+        held_by = trainer or TrainerName.megatron
         embedding = ckpt.anatomy.embedding
         if embedding is None:
             raise CkptcheckError(f"{source} has no token embedding that could be found")
@@ -153,11 +232,16 @@ def refit(
 
         def start_trainer() -> Trainer:
             """Start the trainer, and end it when all is over."""
-            layout = Layout(tp=tp, pp=pp, ep=ep)
-            held = _trainer(ckpt, exchange, trainer, layout, dtype.value, trainer_python, scratch)
+            held = _trainer(ckpt, exchange, held_by, layout, dtype.value, trainer_python, scratch)
             left.callback(held.close)
             left.callback(interruption.overhear)
-            return held
+            if quantize is None:
+                return held
+            packing = _packing(
+                held, quantize.value, engine, engine_python, ignore, trainer_quantizer.value, exchange, folder
+            )
+            left.callback(packing.close)
+            return packing
 
         def start(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
@@ -171,8 +255,28 @@ def refit(
             source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
             folder=folder, say=out.talk,
         )  # fmt: skip
-        report = run(trial.run(), rules)
+        trace = trial.run()
         interruption.overhear()
+        if record is not None:
+            _record(trace, record)
+        report = run(trace, rules)
+    _deliver(report, rules, format, output, fail_on, verbose)
+
+
+def _record(trace: RefitTrace, path: Path) -> None:
+    from ckptcheck.history.record import Record
+    from ckptcheck.refit.recorded import recorded
+
+    file = Record(path)
+    for sync in recorded(trace):
+        file.append(sync)
+
+
+def _deliver(
+    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
+) -> NoReturn:
+    from ckptcheck.cli import output as out
+
     out.deliver([report], rules, format.value, output, verbose=verbose)
     sys.stdout.flush()
     raise typer.Exit(report.exit_code(fail_on.value))
@@ -197,6 +301,41 @@ def _trainer(
     if layout.world > 1:
         raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
     return start_transformers(ckpt, exchange, dtype=dtype, python=python, scratch=scratch)
+
+
+def _packing(
+    held: Trainer,
+    name: str,
+    engine: str,
+    python: Path | None,
+    ignore: list[str] | None,
+    quantizer: str,
+    exchange: Exchange,
+    folder: Path,
+) -> Trainer:
+    """Pack what the trainer holds on its way to the engine, with the compressors that the engine's own Python has."""
+    from ckptcheck.checkpoint.open import open_checkpoint
+    from ckptcheck.environments.interpreter import interpreter
+    from ckptcheck.trainers.quantized import QuantizedTrainer
+    from ckptcheck.trainers.remote import RemoteTrainer
+    from ckptcheck.trainers.schemes import IGNORED, scheme
+    from ckptcheck.trainers.transformers import start_transformers
+
+    shapes = {weight.name: weight.shape for weight in held.weights()}
+    architecture = held.info.architecture or None
+    chosen = scheme(
+        name, shapes, architecture, engine, ignore=IGNORED if ignore is None else ignore, quantizer=quantizer
+    )
+
+    def reference(checkpoint: Path, before: Trainer | None) -> Trainer:
+        """Start transformers with unpacked weights, or load them into the process that has the last ones."""
+        host = before.host if isinstance(before, RemoteTrainer) else None
+        return start_transformers(open_checkpoint(str(checkpoint)), exchange, host=host, scratch=(folder,))
+
+    found = interpreter(engine, python)
+    return QuantizedTrainer(
+        held, chosen, python=found.python, variables=found.variables, start=reference, exchange=exchange, folder=folder
+    )
 
 
 def _put_away(folder: Path, keep: bool) -> None:

@@ -73,6 +73,14 @@ def generations(said: Iterable[Mapping[str, Any]]) -> list[Generation]:
     ]
 
 
+def by_rank(names: Iterable[tuple[int, str]], ranks: int) -> list[list[str]]:
+    """Sort names by the rank that holds them."""
+    wanted: list[list[str]] = [[] for _ in range(ranks)]
+    for rank, name in names:
+        wanted[rank].append(name)
+    return wanted
+
+
 def parcel(bucket: Parcel) -> dict[str, Any]:
     """Say a parcel as a far side takes it."""
     return {

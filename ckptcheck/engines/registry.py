@@ -36,7 +36,53 @@ def _vllm(
     return VllmEngine(checkpoint, options, python=python, **more)
 
 
-ENGINES: Mapping[str, Callable[..., Engine]] = {"vllm": _vllm}
+def _sglang(
+    checkpoint: Path,
+    *,
+    dtype: str,
+    ranks: int,
+    mode: str,
+    length: int,
+    switches: Switches,
+    python: Path | None,
+    instead: Engine | None,
+    **more: Any,
+) -> Engine:
+    from ckptcheck.engines.sglang import Mode, SglangEngine, SglangOptions
+
+    if mode not in ("plain", "stock"):
+        raise CkptcheckError(f"SGLang has no mode {mode}", "there are plain and stock")
+    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches=switches)
+    if isinstance(instead, SglangEngine) and instead.options.mode == mode:
+        instead.restart(checkpoint, options)
+        return instead
+    if instead is not None:
+        instead.close()
+    return SglangEngine(checkpoint, options, python=python, **more)
+
+
+ENGINES: Mapping[str, Callable[..., Engine]] = {"vllm": _vllm, "sglang": _sglang}
+
+
+def routes(name: str) -> tuple[str, ...]:
+    """Return how weights can reach an engine, the usual way first. Raises CkptcheckError for a name that is not known."""
+    if name == "vllm":
+        from ckptcheck.engines.vllm import VllmEngine
+
+        return VllmEngine.transports
+    if name == "sglang":
+        from ckptcheck.engines.sglang import SglangEngine
+
+        return SglangEngine.transports
+    raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
+
+
+def route(name: str, wanted: str | None) -> str:
+    """Return the way that was asked for, the usual one where none was. Raises CkptcheckError for one that it has not."""
+    known = routes(name)
+    if wanted is not None and wanted not in known:
+        raise CkptcheckError(f"weights do not reach {name} by {wanted}", f"there is {', '.join(known)}")
+    return wanted or known[0]
 
 
 def start(

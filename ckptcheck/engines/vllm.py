@@ -216,11 +216,8 @@ class VllmEngine:
 
     def fetch(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
         """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
-        wanted: dict[int, list[str]] = {}
-        for rank, name in names:
-            wanted.setdefault(rank, []).append(name)
         path = folder.resolve() / "fetched.safetensors"
-        self._host.call("fetch", wanted=[wanted.get(rank, []) for rank in range(self.info.ranks)], path=str(path))
+        self._host.call("fetch", wanted=reading.by_rank(names, self.info.ranks), path=str(path))
         return path
 
     def memory(self) -> int:

@@ -108,7 +108,7 @@ class Gap:
 def gap(rollouts: Rollouts, one: str = "engine", other: str = "trainer") -> Gap | None:
     """Compare two columns of logprobs under the response mask; None where no pair of finite numbers could be compared.
 
-    one, other: which sides; `trainer` and `reference` for the first step. Memory: some 100 MB for blocks, and 4 bytes a token.
+    one, other: which sides; `trainer` and `reference` for the first step. Memory: 4 bytes a token, and a few MB.
     """
     sums = Sums(rollouts, swapped=rollouts.metadata.sampled_by == "trainer")
     for block in rollouts.blocks():

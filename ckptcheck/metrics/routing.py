@@ -22,7 +22,7 @@ def disagreement(rollouts: Rollouts) -> tuple[NDArray[np.float64], int] | None:
     if one is None or other is None or one.shape[1:] != other.shape[1:]:
         return None
     differing, tokens = np.zeros(one.shape[1]), 0
-    for block in rollouts.blocks(1 << 16):
+    for block in rollouts.blocks():
         a, b = (np.asarray(x[block.where]) for x in (one, other))
         known = (a >= 0).all((1, 2)) & (b >= 0).all((1, 2))
         a, b = np.sort(a[known], 2), np.sort(b[known], 2)

@@ -45,52 +45,67 @@ class Sums:
             return
         r = p - q
         apart = np.abs(r)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            self._add(q, p, r, apart)
-            error = np.exp(apart)
-            self._by_sequence(block, at, apart, error)
-        self._of["error"] = self._of.get("error", 0.0) + float(error.sum())
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            error = self._add(q, p, r)
+            self._by_place(block, at, apart, r, error)
         self.tokens += len(at)
         self._max["abs"] = max(self._max["abs"], float(apart.max()))
         self._kept.append(apart.astype(np.float32))
-        self._profile(block, at, apart, r)
         self._note_worst(block, at, q, p, apart)
 
-    def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any], apart: NDArray[Any]) -> None:
+    def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
+        """Add what is summed over tokens; return exp|r|."""
         import numpy as np
 
         from ckptcheck.metrics.gap import CLIP, ESS_BOUND
 
         log = -r if self._swapped else r
         rho = np.exp(log)
+        error = np.maximum(rho, 1 / rho)
         weight = np.clip(rho, 1 / ESS_BOUND, ESS_BOUND)
         # 1 - e^x instead of e^x: correlation does not change, and near-certain tokens do not cancel each other out
-        u, v = -np.expm1(q), -np.expm1(p)
+        u, v = 1 - np.exp(q), 1 - np.exp(p)
         distance = np.abs(u - v)
         self._max["prob"] = max(self._max["prob"], float(distance.max()))
-        terms = {
-            "abs": apart, "q": q, "p": p, "log": log, "square": log * log, "k3": np.expm1(log) - log, "rho": rho,
-            "rho2": rho * rho, "weight": weight, "weight2": weight * weight, "prob": distance, "prob2": distance * distance,
-            "u": u, "v": v, "uu": u * u, "vv": v * v, "uv": u * v, "clipped": np.abs(rho - 1) > CLIP,
+        sums = {
+            "q": q, "p": p, "log": log, "k3": np.expm1(log) - log, "rho": rho, "weight": weight, "prob": distance, "u": u, "v": v,
         }  # fmt: skip
-        for name, values in terms.items():
+        products = {
+            "square": (log, log), "rho2": (rho, rho), "weight2": (weight, weight), "prob2": (distance, distance),
+            "uu": (u, u), "vv": (v, v), "uv": (u, v),
+        }  # fmt: skip
+        for name, values in sums.items():
             self._of[name] = self._of.get(name, 0.0) + float(values.sum())
+        clipped = np.count_nonzero(rho > 1 + CLIP) + np.count_nonzero(rho < 1 - CLIP)
+        self._of["clipped"] = self._of.get("clipped", 0.0) + clipped
+        for name, (
+            one,
+            other,
+        ) in products.items():  # einsum makes no copy, and unlike dot it does not depend on threads
+            self._of[name] = self._of.get(name, 0.0) + float(np.einsum("i,i->", one, other))
+        return np.asarray(error)
 
-    def _by_sequence(self, block: Block, at: NDArray[Any], apart: NDArray[Any], error: NDArray[Any]) -> None:
+    def _by_place(
+        self, block: Block, at: NDArray[Any], apart: NDArray[Any], r: NDArray[Any], error: NDArray[Any]
+    ) -> None:
+        """Add per sequence, and per power of two of the place in the response.
+
+        Tokens of one sequence and one power follow each other: such runs are summed first, and runs are few.
+        """
         import numpy as np
 
-        owners, number = block.owners[at] - block.first, block.last - block.first
-        part = slice(block.first, block.last)
-        self._counts[part] = np.bincount(owners, minlength=number)
-        self._abs[part] = np.bincount(owners, apart, number)
-        self._error[part] = np.bincount(owners, error, number)
-
-    def _profile(self, block: Block, at: NDArray[Any], apart: NDArray[Any], r: NDArray[Any]) -> None:
-        import numpy as np
-
-        place = np.maximum(block.positions[at] - self._rollouts.prompts[block.owners[at]], 0)
+        owners = block.owners[at]
+        place = np.maximum(block.positions[at] - block.rollouts.prompts[owners], 0)
         bins = np.frexp(place)[1]  # 0, 1, 2-3, 4-7, …
-        for row, weights in enumerate((None, apart, r)):
+        begins = np.flatnonzero(np.concatenate([[True], (owners[1:] != owners[:-1]) | (bins[1:] != bins[:-1])]))
+        counts = np.diff(begins, append=len(at))
+        summed = [np.add.reduceat(values, begins) for values in (apart, r, error)]
+        owners, bins = owners[begins] - block.first, bins[begins]
+        number, part = block.last - block.first, slice(block.first, block.last)
+        self._counts[part] = np.bincount(owners, counts, number)
+        self._abs[part] = np.bincount(owners, summed[0], number)
+        self._error[part] = np.bincount(owners, summed[2], number)
+        for row, weights in enumerate((counts, summed[0], summed[1])):
             self._bins[row] += np.bincount(bins, weights, MOST_BINS)
 
     def _note_worst(
@@ -119,6 +134,7 @@ class Sums:
 
         number = self.tokens
         mean = {name: value / number for name, value in self._of.items()}
+        mean |= {"abs": float(self._abs.sum()) / number, "error": float(self._error.sum()) / number}
         apart = np.concatenate(self._kept)
         quantiles = np.percentile(apart, PERCENTILES, overwrite_input=True).tolist()
         with np.errstate(invalid="ignore", divide="ignore"):

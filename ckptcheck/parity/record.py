@@ -8,6 +8,7 @@ from math import isfinite
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Generation, Sampling
+from ckptcheck.host.patience import within
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, Side, gathered
 from ckptcheck.rollouts import Sampling as Drawn
 
@@ -21,16 +22,18 @@ def record(
     metadata: Metadata,
     *,
     batch: int = 8,
+    timeout: float | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Rollouts:
     """Have the engine answer every prompt, `batch` at a time, and return what it said.
 
-    A seed is counted up from prompt to prompt. advance: told how many of how many are done.
+    A seed is counted up from prompt to prompt. timeout: seconds for each batch. advance: told how many of how many are done.
     """
     made: list[Generation] = []
     for begin in range(0, len(prompts), batch):
         asked = prompts[begin : begin + batch]
-        made += engine.generate(asked, [seeded(sampling, begin + place) for place in range(len(asked))])
+        with within(timeout):
+            made += engine.generate(asked, [seeded(sampling, begin + place) for place in range(len(asked))])
         if advance is not None:
             advance(len(made), len(prompts))
     return gathered(

@@ -40,7 +40,7 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
         rows.append(("allowed", None, trace.floor.loads, trace.floor.loads, allowed.most, allowed.mean))
         yield Section(
             "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
-            ("after", "step", "cold: prefill", "decoding", "trainer: most", "mean"),
+            ("after", "step", "cold load: prefill", "decoding", "trainer: most", "mean"),
             tuple(rows),
         )
     if trace.steps:

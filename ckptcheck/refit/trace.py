@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
+from ckptcheck.engines.known_bad import Running
 from ckptcheck.refit.cost import costs
 from ckptcheck.refit.floor import Floor
 from ckptcheck.refit.nap import Nap
@@ -142,3 +143,11 @@ class RefitTrace:
             "tensors": sum(len(sync.manifest) for sync in self.syncs),
             "bytes": sum(sync.nbytes for sync in self.syncs),
         }
+
+    def aspect(self, kind: str) -> tuple[Running, ...] | None:
+        """Offer rules on ``engines`` what runs."""
+        if kind != "engines" or self.engine is None:
+            return None
+        engine, facts = self.engine, self.engine.facts
+        device, mode = facts.get("device", ""), facts.get("mode", "stock")
+        return (Running(engine.name, engine.version, device, engine.architecture, mode),)

@@ -33,7 +33,8 @@ def _annotation(target: str, finding: Finding) -> str:
     """Annotate the file where the repository can have it; name the target in the text where it cannot."""
     title = {"title": f"{finding.code} {finding.name}"}
     if finding.file and not target.startswith(HUB):
-        where, properties = finding.key, {"file": path_of(target, finding.file)} | title
+        line = {"line": str(finding.line)} if finding.line else {}
+        where, properties = finding.key, {"file": path_of(target, finding.file)} | line | title
     else:
         where, properties = " ".join(part for part in (target, finding.place) if part), title
     return _command(COMMANDS[finding.severity], properties, where, finding.message, hint=finding.hint)

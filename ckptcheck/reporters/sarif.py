@@ -1,8 +1,8 @@
 """SARIF 2.1.0, which GitHub code scanning and editors read: one run, whatever the number of targets.
 
 A file's path is relative to the repository; what is on the Hub is named by its path there, because code scanning
-refuses a whole upload for one location with another scheme. Locations have no line: a tensor has none, and a line
-would make the upload action read whole shards to fingerprint it.
+refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
+tensor has none, and a line would make the upload action read whole shards to fingerprint it.
 
 What kept a rule from looking is a notification. A run with a crashed rule, or a target that could not be checked, is
 marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer sees.
@@ -96,7 +96,7 @@ def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
             "ruleIndex": index[finding.code],
             "level": LEVELS[finding.severity],
             "message": {"text": _sentences(finding)},
-            "locations": [_location(report.target, finding.file, finding.key)],
+            "locations": [_location(report.target, finding.file, finding.key, finding.line)],
             "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{seen[identity]}"},
         }
 
@@ -112,7 +112,7 @@ def _plain(text: str) -> str:
     return printable(text).replace("{", "{{").replace("}", "}}").replace("](", "] (")
 
 
-def _location(target: str, file: str | None, key: str | None = None) -> dict[str, Any]:
+def _location(target: str, file: str | None, key: str | None = None, line: int | None = None) -> dict[str, Any]:
     path = path_of(target, file)
     artifact: dict[str, Any] = {"uri": _uri(path)}
     if target.startswith(HUB):
@@ -120,6 +120,8 @@ def _location(target: str, file: str | None, key: str | None = None) -> dict[str
     elif not artifact["uri"].startswith("file:"):
         artifact["uriBaseId"] = ROOT
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact}}
+    if line:
+        location["physicalLocation"]["region"] = {"startLine": line}
     if key:
         location["logicalLocations"] = [{"fullyQualifiedName": printable(key)}]
     return location

@@ -24,6 +24,10 @@ Worker = subprocess.Popen[bytes] | Forked
 
 AHEAD = 2
 """Batches given to a process: one to look at and the next."""
+FIRST = 8
+"""Batches given to it before it is listened to, while this process does something else; only while they fit into its pipe."""
+PIPE = 1 << 15
+"""Bytes of batches that fit into a pipe with room to spare."""
 
 
 class Crew:
@@ -33,6 +37,7 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         self._busy: dict[Worker, deque[Batch]] = {}
         self._idle: list[Worker] = []
+        self._waiting: deque[Batch] | None = None
         for _ in range(number):
             self._idle.append(self._start())
 
@@ -49,14 +54,25 @@ class Crew:
         self._idle, self._busy = [], {}
         self._selector.close()
 
-    def work(self, batches: Iterable[Batch], lost: Container[str] = ()) -> Iterator[tuple[Batch, list[Seen] | None]]:
+    def begin(self, batches: Iterable[Batch]) -> None:
+        """Say what there is to do, and give each process a first share of it. A second call changes nothing."""
+        if self._waiting is not None:
+            return
+        self._waiting = deque(batches)
+        room = dict.fromkeys(self._idle, PIPE)
+        for process in [*self._idle] * FIRST:
+            if self._waiting and (nbytes := len(msgspec.msgpack.encode(self._waiting[0]))) <= room[process]:
+                room[process] -= nbytes
+                self._give(process, self._waiting.popleft())
+
+    def work(self, lost: Container[str] = ()) -> Iterator[tuple[Batch, list[Seen] | None]]:
         """Yield each batch with what it showed as it comes, None where the process died over it.
 
         Each process has the next batch waiting while it is at one, so that it never waits for this process. What waits
         for it fits into its pipe: else each might wait for the other to read. lost: shards not to look at, which may grow.
         """
         decoder = msgspec.msgpack.Decoder(list[Seen])
-        waiting = deque(batches)
+        waiting = self._waiting if self._waiting is not None else deque()
         while True:
             for process in [*self._idle, *self._busy] * AHEAD:
                 while waiting and waiting[0].shard in lost:

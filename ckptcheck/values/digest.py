@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-from ckptcheck.errors import EvidenceError
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-
-READ = 1 << 23
+from ckptcheck.values.stream import BrokenTensor, Stream
 
 
-def digests(ckpt: Checkpoint, *, jobs: int = 1, progress: Callable[[int, int], None] | None = None) -> dict[str, str]:
-    """Return tensor → hexadecimal digest of its bytes in the file, for the loaded files.
+def digests(
+    streams: Mapping[str, Stream],
+    *,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    broken: dict[str, str] | None = None,
+) -> dict[str, str]:
+    """Return tensor → hexadecimal digest of its bytes in row-major order.
 
-    Raises EvidenceError where a file cannot be read to the end: a digest of half a tensor is none.
+    broken: takes tensor → why, for those that are there no more; without it they are errors. Raises EvidenceError where a
+    file cannot be read to the end: a digest of half a tensor is none.
     """
     import xxhash
 
-    total = sum(tensor.nbytes for tensor in ckpt.tensors.values())
+    total = sum(stream.nbytes for stream in streams.values())
     done = 0
 
-    def digest(name: str) -> str:
-        shard, tensor = ckpt.shards[ckpt.holders[name]], ckpt.tensors[name]
+    def digest(name: str) -> str | None:
         state = xxhash.xxh3_128()
-        at, end = (shard.data_start + offset for offset in tensor.data_offsets)
-        while at < end:
-            try:
-                part = ckpt.source.read(shard.name, at, min(READ, end - at))
-            except OSError as error:
-                raise EvidenceError(f"cannot read {shard.name}: {error.strerror or error}") from error
-            if not part:
-                raise EvidenceError(f"{shard.name} ends before {name} does")
-            state.update(part)
-            at += len(part)
+        try:
+            for block in streams[name].blocks():
+                state.update(block)
+        except BrokenTensor as error:
+            if broken is None:
+                raise
+            broken[name] = error.message
+            return None
         return state.hexdigest()
 
     found = {}
     pool = ThreadPoolExecutor(jobs)
     try:
-        for name, value in zip(ckpt.tensors, pool.map(digest, ckpt.tensors), strict=True):
-            found[name] = value
-            done += ckpt.tensors[name].nbytes
+        for name, value in zip(streams, pool.map(digest, streams), strict=True):
+            if value is not None:
+                found[name] = value
+            done += streams[name].nbytes
             if progress is not None:
                 progress(done, total)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import gc
@@ -11,6 +12,9 @@ import sys
 import threading
 import warnings
 from typing import IO
+
+ANSWERS = 1 << 19
+"""Bytes of answers that may wait for this process, where the system allows it."""
 
 
 def may_fork() -> bool:
@@ -25,6 +29,8 @@ class Forked:
         """others: streams to other workers, which the child must not keep open: their end would not be seen."""
         there, self_in = os.pipe()
         self_out, back = os.pipe()
+        with contextlib.suppress(OSError):  # so that answers about embeddings, 40 KB each, may wait to be read
+            fcntl.fcntl(back, fcntl.F_SETPIPE_SZ, ANSWERS)
         with warnings.catch_warnings():  # Python counts threads of native libraries too; the worker calls none of those
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()

@@ -1,28 +1,23 @@
-"""The value pass: cuts the files into pieces, has them looked at, and joins what they showed."""
+"""The value pass: has the files looked at, piece by piece, and joins what the pieces showed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.values.crew import Crew
 from ckptcheck.values.device import DeviceLook
-from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.look import Seen, look
 from ckptcheck.values.stats import Gathering, Values, joined
-from ckptcheck.values.worker import Batch, Look, Piece, look_at
+from ckptcheck.values.work import BATCH, Work, identity_of, plan_of
+from ckptcheck.values.worker import Batch, Look, look_at
 
-BATCH = 1 << 26
-"""Bytes given to a worker at a time."""
-PIECES = 400
-"""The most pieces in a batch: two batches have to fit into a pipe, 64 KiB."""
 READ = 1 << 23
 """Bytes read at a time where files are not mapped."""
 WORTH_A_CREW = 1 << 28
@@ -52,96 +47,57 @@ Progress = Callable[[int, int], None]
 
 def measure(
     source: Source,
-    shards: Mapping[str, Shard],
+    work: Work,
     *,
     jobs: int = 1,
     crew: Crew | None = None,
     look: Look = look,
-    rows: Mapping[str, int] = {},
     progress: Progress | None = None,
 ) -> Values:
-    """Look at every value of these shards. progress: called with bytes done and in all.
+    """Look at every value. progress: called with bytes done and in all.
 
-    crew: processes that map the files; it is closed afterwards. Without one they are read here, by `jobs` threads, and
-    looked at with `look`. rows: matrix → bytes of a row, of those whose rows are to be glanced at.
+    crew: processes that map the files, and may have begun; it is closed afterwards. Without one the files are read here, by
+    `jobs` threads, and looked at with `look`.
 
     Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
     """
-    whole = {name: shard for name, shard in shards.items() if shard.readable and _tiled(shard)}
-    tensors = [(shard, name) for shard in whole.values() for name in shard.tensors]
-    total = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
-    batches = list(_batches(source, whole, rows, BATCH if crew is not None else READ))
+    tensors = [(shard, name) for shard in work.shards.values() for name in shard.tensors]
     values, gathered = Values(), [Gathering() for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
-    before = {name: _identity(source, name) for name in whole}
     done = 0
-    looked = _mapped(crew, source, batches, values) if crew is not None else _read(source, batches, jobs, values, look)
+    looked = (
+        _mapped(crew, source, work, values) if crew is not None else _read(source, work.batches, jobs, values, look)
+    )
     for batch, seen in looked:
         done += batch.nbytes
         if progress is not None:
-            progress(done, total)
+            progress(done, work.nbytes)
         for piece, found in zip(batch.pieces, seen, strict=True):
             gathered[piece.tensor].add(found, piece.offset)
-            start = piece.begin - whole[batch.shard].data_start
+            start = piece.begin - work.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in found.zero_runs)
-    for name, identity in before.items():
-        if name not in values.shrunk and name not in values.unread and _identity(source, name) != identity:
+    for name, identity in work.identities.items():
+        if name not in values.shrunk and name not in values.unread and identity_of(source, name) != identity:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: joined(pieces) for name, pieces in runs.items()})
-    values.looked_at.update(whole.keys() - values.shrunk.keys() - values.unread.keys())
+    values.looked_at.update(work.shards.keys() - values.shrunk.keys() - values.unread.keys())
     for (shard, name), whole_tensor in zip(tensors, gathered, strict=True):
         if shard.name in values.shrunk or shard.name in values.unread:
             continue
         tensor = shard.tensors[name]
         values.tensors[name] = whole_tensor.stats(name, shard.name, tensor.dtype, tensor.shape)
-        if name in rows:
+        if name in work.rows:
             values.row_peaks[name] = whole_tensor.peaks()
             values.row_marks[name] = whole_tensor.marks()
     return values
 
 
-def _tiled(shard: Shard) -> bool:
-    """Whether every tensor lies within the file, so that each can be read."""
-    size = shard.size - shard.data_start
-    return all(
-        0 <= tensor.data_offsets[0] <= tensor.data_offsets[1] <= size
-        and tensor.dtype in FORMATS
-        and tensor.nbytes % (FORMATS[tensor.dtype].bits // 8) == 0
-        for tensor in shard.tensors.values()
-    )
-
-
-def _batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> Iterator[Batch]:
-    """Cut the data of the shards into batches: small tensors together, large ones in pieces of whole elements."""
-    number = 0
-    for shard in shards.values():
-        path = str(source.local / shard.name) if source.local is not None else shard.name
-        pieces: list[Piece] = []
-        room = most
-        for name, tensor in shard.tensors.items():
-            row = rows.get(name, 0)
-            width = FORMATS[tensor.dtype].bits // 8
-            unit = row or width
-            begin, end = tensor.data_offsets
-            at = begin
-            while at < end:
-                nbytes = min(end - at, room // unit * unit or unit)
-                pieces.append(Piece(shard.data_start + at, nbytes, tensor.dtype, number, (at - begin) // width, row))
-                at += nbytes
-                room -= nbytes
-                if room < 8 or len(pieces) == PIECES:
-                    yield Batch(shard.name, path, shard.size, pieces)
-                    pieces, room = [], most
-            number += 1
-        if pieces:
-            yield Batch(shard.name, path, shard.size, pieces)
-
-
-def _mapped(crew: Crew, source: Source, batches: list[Batch], values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
+def _mapped(crew: Crew, source: Source, work: Work, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
     """Have the files mapped and looked at by processes of their own."""
     lost: set[str] = set()
     with crew:
-        for batch, seen in crew.work(batches, lost):
+        crew.begin(work.batches)
+        for batch, seen in crew.work(lost):
             if seen is not None:
                 yield batch, seen
             elif batch.shard not in lost:
@@ -180,17 +136,6 @@ def _read(
                 yield batch, seen
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _identity(source: Source, name: str) -> tuple[int, ...] | None:
-    """What changes when a file is replaced or written to; None where it cannot be told."""
-    if source.local is None:
-        return None
-    try:
-        status = os.stat(Path(source.local) / name)
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _may_be_mapped(source: Source) -> bool:
@@ -235,28 +180,28 @@ def attach(
 
     device: where to look at them, as torch names it; Raises CkptcheckError where torch sees no such device.
 
-    early: start the processes that will be needed now, so that they are ready by the time the headers are read; then the
-    caller has to call `ckpt.release()` when it is done.
+    early: start the processes now and give them something to look at while the rules on headers run; then the caller has to
+    call `ckpt.release()` when it is done.
     """
     number = jobs or os.cpu_count() or 1
     total = sum(file.size for name, file in ckpt.files.items() if name.endswith(ckpt.endings))
     on_device = DeviceLook(device) if device != "cpu" else None
     mapped = on_device is None and use_mmap and total >= WORTH_A_CREW and _may_be_mapped(ckpt.source)
-    started = Crew(number) if mapped and early else None
+    started = Crew(number) if mapped and early else None  # before the headers are read: what is forked is small
+
+    def plan() -> Work:
+        return plan_of(ckpt.source, ckpt.shards, _rows(ckpt), BATCH if mapped else READ)
+
+    begun = None
     if started is not None:
         ckpt.release = started.close
+        begun = plan()
+        started.begin(begun.batches)
 
     def read() -> Values:
         crew = started if started is not None else Crew(number) if mapped else None
-        return measure(
-            ckpt.source,
-            ckpt.shards,
-            jobs=number,
-            crew=crew,
-            look=on_device or look,
-            rows=_rows(ckpt),
-            progress=progress,
-        )
+        work = begun if begun is not None else plan()
+        return measure(ckpt.source, work, jobs=number, crew=crew, look=on_device or look, progress=progress)
 
     ckpt.value_reader = read
     ckpt.jobs = number

@@ -1,11 +1,14 @@
 """A tensor is not what it was when the manifest was taken.
 
 ## What it checks
-Every tensor of the manifest that is still there has the dtype, the shape and the digest it had.
+Every tensor of the manifest that is still there has the dtype, the shape and the digest it had. Of a Megatron run, the
+tensors are those of the whole model and of its optimizer, put together from their chunks; one whose place in a file holds
+something else, as in a file of another save, is a finding too.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for
-the old one. The format has no checksum.
+the old one. safetensors has no checksum; torch's archives have one, which `torch.load` does not look at, and which two
+files that were swapped do not break.
 
 ## How to fix
 Fetch the file again, or take a new manifest if the change was meant.
@@ -37,6 +40,14 @@ def check(seen: Verification) -> Iterator[Problem]:
             )
         else:
             changed.setdefault(found.file, []).append(name)
+    if seen.broken:
+        name, reason = next(iter(seen.broken.items()))
+        number = count(len(seen.broken), "tensor is", "tensors are")
+        yield Problem(
+            f"{number} no longer where {'it was' if len(seen.broken) == 1 else 'they were'}: {few(list(seen.broken))}; {reason}",
+            key=name,
+            hint="fetch the file again, or take a new manifest if the change was meant",
+        )
     for file, names in changed.items():
         yield Problem(
             f"{count(len(names), 'tensor has', 'tensors have')} other values than when the manifest was taken: {few(names)}",

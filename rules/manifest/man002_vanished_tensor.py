@@ -23,7 +23,7 @@ from ckptcheck.phrase import count, few
 
 @rule("MAN002", "vanished-tensor", severity="error", on="manifest")
 def check(seen: Verification) -> Iterator[Problem]:
-    vanished = [name for name in seen.manifest.tensors if name not in seen.now]
+    vanished = [name for name in seen.manifest.tensors if name not in seen.now and name not in seen.broken]
     new = {entry.digest: name for name, entry in seen.now.items() if name not in seen.manifest.tensors}
     renamed = {
         name: new[seen.manifest.tensors[name].digest] for name in vanished if seen.manifest.tensors[name].digest in new

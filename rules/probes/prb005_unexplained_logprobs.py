@@ -27,6 +27,9 @@ from ckptcheck.parity.probes.limits import LOOSE
 from ckptcheck.parity.probes.semantics import SemanticsSeen
 from ckptcheck.parity.probes.trace import ProbeTrace, asked
 
+HOT = 10.0
+"""Nobody samples at that temperature: there all logprobs are nearly alike, and would explain anything."""
+
 
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=asked("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
@@ -34,7 +37,7 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
     gap = seen.gaps[seen.meaning]
     if gap.mult_prob_error <= LOOSE or seen.shift:
         return
-    if seen.remains < gap.mean / 3:
+    if seen.remains < gap.mean / 3 and HOT > seen.solved > 1 / HOT:
         told = f"temperature {seen.solved:.3g} closes it to {seen.remains:.2g} nats; asked for was {seen.sampling.temperature:g}"
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
     else:

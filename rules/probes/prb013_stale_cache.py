@@ -32,10 +32,10 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
     seen = trace.of("stale", StaleSeen)
     if not seen.ok:
         raise Skip(f"the engine refused the update: {seen.answer}")
-    if seen.cached and seen.gap.largest > 1e-4:
+    if seen.stale:
+        off = "the first token is another" if seen.other else f"logprobs are up to {seen.gap.largest:.3g} nats other"
         yield Problem(
-            f"after a weight update that resets nothing {seen.cached} tokens still come from the prefix cache, and"
-            f" logprobs are off by up"
-            f" to {seen.gap.largest:.3g} nats from those of another cache salt",
+            f"after a weight update that resets nothing {seen.cached} tokens still come from the prefix cache: {off} than under"
+            " another cache salt",
             hint="reset the prefix cache with every update, or give every version its own cache_salt",
         )

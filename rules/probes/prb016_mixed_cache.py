@@ -27,8 +27,9 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 
 @rule("PRB016", "mixed-cache", severity="info", on="probe", when=asked("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for each in trace.of("inflight", InflightSeen).passages:
-        if each.off is not None and each.off > 1e-4:
+    seen = trace.of("inflight", InflightSeen)
+    for each in seen.passages:
+        if each.off is not None and each.off > seen.unlike:
             yield Problem(
                 f"{each.way}: after the update {each.tokens - (each.changed or 0)} tokens were decoded partly from"
                 f" keys and values of the old"

@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, megatron, refit, tolerance, values
+from tests.benchmarks import diagnosis, diff, headers, megatron, parity, refit, tolerance, values, watch
 
 if __name__ == "__main__":
     headers.main()
@@ -10,3 +10,5 @@ if __name__ == "__main__":
     tolerance.main()
     diagnosis.main()
     refit.main()
+    parity.main()
+    watch.main()

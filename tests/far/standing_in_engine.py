@@ -75,6 +75,18 @@ def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
     return [dataclasses.asdict(each) for each in ENGINE.score(sequences, decode=decode)]
 
 
+def follow(sequences: list[list[int]], prompt: int) -> Any:
+    return ENGINE.follow(sequences, prompt)
+
+
+def sleep(level: int) -> None:
+    pass
+
+
+def wake() -> None:
+    pass
+
+
 def reset_prefix_cache() -> None:
     ENGINE.reset_prefix_cache()
 
@@ -83,5 +95,6 @@ def fetch(wanted: list[list[str]], path: str) -> None:
     ENGINE.fetch([(0, name) for name in wanted[0]], Path(path).parent)
 
 
-SERVED = {"start": start, "ask": ask, "load": load_parcels, "transfer": transfer, "score": score, "fetch": fetch}
-VERBS = faulty("engine", {**SERVED, "reset_prefix_cache": reset_prefix_cache})
+SERVED = {"start": start, "ask": ask, "load": load_parcels, "transfer": transfer, "score": score, "follow": follow}
+REST = {"fetch": fetch, "sleep": sleep, "wake": wake, "reset_prefix_cache": reset_prefix_cache}
+VERBS = faulty("engine", {**SERVED, **REST})

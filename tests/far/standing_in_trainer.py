@@ -36,10 +36,14 @@ def greedy(tokens: list[int], number: int) -> Any:
 
 def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
     scores = score(sequences)
+    perturb(0.05, seed)
+    return {"scores": scores, "grad_norm": 1.0, "unchanged": []}
+
+
+def perturb(scale: float, seed: int) -> None:
     draw = np.random.default_rng(seed)
     for name, values in HELD.items():
-        HELD[name] = (values * (1 + 0.05 * draw.standard_normal(values.shape))).astype(np.float32)
-    return {"scores": scores, "grad_norm": 1.0, "unchanged": []}
+        HELD[name] = (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
 
 
 def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -64,5 +68,13 @@ def digests() -> dict[str, str]:
     return {name: digest(values) for name, values in HELD.items()}
 
 
-SERVED = {"load": load, "score": score, "greedy": greedy, "step": step, "export": export, "send": send}
+SERVED = {
+    "load": load,
+    "score": score,
+    "greedy": greedy,
+    "step": step,
+    "export": export,
+    "send": send,
+    "perturb": perturb,
+}
 VERBS = faulty("trainer", {**SERVED, "digests": digests})

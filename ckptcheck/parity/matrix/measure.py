@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Sampling
+from ckptcheck.host.patience import within
 from ckptcheck.parity.gap import Gap, gap
 from ckptcheck.parity.matrix.cells import Cell, Plan, cells
 from ckptcheck.parity.matrix.ledger import Ledger
@@ -19,7 +20,10 @@ Drawn = tuple[list[Tokens], list[int], list[tuple[float, ...]]]
 
 
 class Measurement:
-    """engines, trainers: by name, running. prompts: (length, data, number) → prompts that leave room for the response."""
+    """engines, trainers: by name, running. prompts: (length, data, number) → prompts that leave room for the response.
+
+    timeout: seconds for each cell.
+    """
 
     def __init__(
         self,
@@ -29,10 +33,12 @@ class Measurement:
         prompts: Callable[[int, str, int], Sequence[Tokens]],
         ledger: Ledger,
         *,
+        timeout: float | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._plan, self._engines, self._trainers = plan, engines, trainers
         self._prompts, self._ledger, self._say = prompts, ledger, say
+        self._timeout = timeout
         self._drawn: dict[tuple[object, ...], Drawn] = {}
 
     def run(self) -> None:
@@ -45,7 +51,9 @@ class Measurement:
             if number:
                 each = (time.monotonic() - began) / number
                 self._say(f"{number} of {len(left)} measured, {_span(each * (len(left) - number))} left")
-            self._ledger.add(cell, self._measured(cell))
+            with within(self._timeout):
+                found = self._measured(cell)
+            self._ledger.add(cell, found)
 
     def _measured(self, cell: Cell) -> Gap:
         """Draw, or take what was drawn last where only the trainer is another, and compare."""

@@ -60,7 +60,8 @@ class Bench:
     sampling: what the user's job samples with. setup: what the user's engine is started with. chat: a conversation's text,
     its tokens and its messages by the checkpoint's own template, None where it has none. folder: for what is written on
     the way. length: tokens of the longest sequence. block: tokens that the prefix cache keeps together. response, long:
-    tokens of the usual and of the long response. dtype, head_fp32: of the user's trainer. trainer_info: of the first one.
+    tokens of the usual and of the long response. dtype, head_fp32: of the user's trainer. timeout: seconds for any
+    one probe in one set-up. trainer_info: of the first one.
     """
 
     prompts: Sequence[Tokens]
@@ -77,6 +78,7 @@ class Bench:
     long: int = 64
     dtype: str = "float32"
     head_fp32: bool = False
+    timeout: float | None = None
     say: Callable[[str], None] = lambda _: None
     _trainer: Trainer | None = None
     _kept: tuple[str, bool] = ("", False)

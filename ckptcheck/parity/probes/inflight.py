@@ -12,8 +12,8 @@ from ckptcheck.parity.probes.bench import Bench, Probe
 from ckptcheck.report import Section
 
 TOKENS, AFTER = 16, 5
-UNLIKE = 1e-4
-"""Nats from which a logprob is not the same."""
+UNLIKE, NARROW = 1e-4, 0.05
+"""Nats from which a logprob is not the same, in float32 and in narrower types."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class Passage:
 
 @dataclass(frozen=True)
 class InflightSeen:
-    """One passage for each way."""
+    """One passage for each way. unlike: nats from which a logprob is not the same."""
 
     passages: tuple[Passage, ...]
+    unlike: float = UNLIKE
 
     @property
     def section(self) -> Section:
@@ -92,7 +93,7 @@ def probe(bench: Bench) -> Probe:
         found.append(_passage(engine, prompt, made, pause, clear, seen.answer.ok, version, (old, new)))
     engine.refit(updates[0], engine.transports[0])
     engine.reset_prefix_cache()
-    return InflightSeen(tuple(found))
+    return InflightSeen(tuple(found), unlike(engine))
 
 
 def _passage(
@@ -114,14 +115,21 @@ def _passage(
         engine.reset_prefix_cache()
         truths.append(engine.follow([sequence], len(prompt))[0] if made.tokens else ())
     before, after = truths
-    earliest, changed = split(made.logprobs, before, after)
+    earliest, changed = split(made.logprobs, before, after, unlike(engine))
     off = gap([made.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
     return Passage(
         pause, clear, ok, made.finish, len(made.tokens), TOKENS, earliest, changed, told, bool(made.versions), off
     )
 
 
-def split(said: Sequence[float], before: Sequence[float], after: Sequence[float]) -> tuple[int, int | None]:
+def unlike(engine: Engine) -> float:
+    """Return the nats from which a logprob of this engine is not the same."""
+    return UNLIKE if engine.info.dtype == "float32" else NARROW
+
+
+def split(
+    said: Sequence[float], before: Sequence[float], after: Sequence[float], unlike: float = UNLIKE
+) -> tuple[int, int | None]:
     """Return the first token that is not of the old weights, None where all are; and from where on it could be.
 
     Tokens that both weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first
@@ -129,8 +137,8 @@ def split(said: Sequence[float], before: Sequence[float], after: Sequence[float]
     """
     earliest = 0
     for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):
-        if abs(value - old) > max(UNLIKE, 0.1 * abs(new - old)):
+        if abs(value - old) > unlike:
             return earliest, place
-        if abs(new - old) > 10 * UNLIKE:
+        if abs(new - old) > 10 * unlike:
             earliest = place + 1
     return earliest, None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ckptcheck.engines.base import Engine, EngineInfo
+from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.parity.probes.bench import Bench, Probe, Setup, StartEngine
 from ckptcheck.parity.probes.trace import ProbeTrace
@@ -35,7 +36,8 @@ class _Run:
         """Let a probe go on to the next set-up that it needs, or to its end."""
         self.waiting.pop(name, None)
         try:
-            self.waiting[name] = advance()
+            with within(self.bench.timeout):
+                self.waiting[name] = advance()
         except StopIteration as end:
             self.seen[name] = end.value
         except Skip as skip:
@@ -57,7 +59,8 @@ class _Run:
             self.bench.say(f"starting the engine: {setup}")
             before, self.engine, self.current, self.spare = self.engine or self.spare, None, None, None
             try:
-                self.engine = self.start(setup, before)
+                with within(self.bench.timeout):
+                    self.engine = self.start(setup, before)
             except (HostDied, HostHung, VerbError) as error:
                 if isinstance(error, VerbError):
                     self.spare = before  # its process lives, and can start another

@@ -1,5 +1,7 @@
 """A process group between one sender (rank 0, the trainer) and the workers of an engine (rank 1 and up), over loopback.
 
+A member may have made its end with torch.distributed (SGLang does), so keys are named as there.
+
 The near side chooses {"host", "port", "world_size", "key", "timeout"} and gives it to both. The sender holds the store at
 that port; a key is for one sync. Both sides know from the plan what is sent, so only bytes travel.
 """
@@ -24,7 +26,13 @@ def join(group: dict[str, Any], rank: int) -> Any:
     options = ProcessGroupGloo._Options()
     options._timeout = patience
     options._devices = [ProcessGroupGloo.create_device(hostname=group["host"])]  # else that of the machine's name
-    made = ProcessGroupGloo(PrefixStore(str(group["key"]), store), rank, world, options)
+    for prefix in (
+        str(group["key"]),
+        f"{group['key']}/",
+        "cpu/",
+    ):  # as torch.distributed nests them: SGLang's end is its
+        store = PrefixStore(prefix, store)
+    made = ProcessGroupGloo(store, rank, world, options)
     made.barrier().wait()
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 FILES = ("file", "memory")
@@ -37,6 +38,13 @@ def get(parcel: dict[str, Any]) -> dict[str, Any]:
     if len(tensors) != parcel["tensors"]:
         raise ValueError(f"{parcel['path']} holds {len(tensors)} tensors, and {parcel['tensors']} were put there")
     return tensors
+
+
+def opened(bucket: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) of a bucket as a near side says it, in the order in which it is sent."""
+    found = get(bucket["address"])
+    for name in bucket["names"]:
+        yield name, found[name]
 
 
 def _file(address: dict[str, Any]) -> str:

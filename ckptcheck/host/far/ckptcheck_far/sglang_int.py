@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .sglang_experts import mixed, no_runner
+
 
 def register() -> None:
     """Replace what needs CUDA. SGLang logs what is raised here and goes on without the plugin."""
@@ -36,7 +38,7 @@ def register() -> None:
     CompressedTensorsWNA16.apply_weights = _linear
     CompressedTensorsWNA16MoE.process_weights_after_loading = _stay
     CompressedTensorsWNA16MoE.restore_weights_before_loading = _stay
-    CompressedTensorsWNA16MoE.create_moe_runner = _no_runner
+    CompressedTensorsWNA16MoE.create_moe_runner = no_runner
     CompressedTensorsWNA16MoE.apply_weights = _experts
 
 
@@ -51,10 +53,6 @@ def _stay(scheme: Any, layer: Any) -> None:
         raise NotImplementedError("on a CPU there are only symmetric integers without act-order")
 
 
-def _no_runner(scheme: Any, layer: Any, moe_runner_config: Any) -> None:
-    scheme.moe_runner_config = moe_runner_config
-
-
 def _linear(scheme: Any, layer: Any, x: Any, bias: Any) -> Any:
     import torch
 
@@ -63,28 +61,13 @@ def _linear(scheme: Any, layer: Any, x: Any, bias: Any) -> Any:
 
 
 def _experts(scheme: Any, layer: Any, dispatch_output: Any) -> Any:
-    """Run the tokens of each expert through it: SiLU of the gate times up, then down, weighted by the router."""
-    import torch
-    from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
-
-    x = dispatch_output.hidden_states
-    weights, chosen = dispatch_output.topk_output[:2]
-    out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
-        if expert < 0:
-            continue  # a padded token
-        token, rank = (chosen == expert).nonzero(as_tuple=True)
-        gate_up, down = (
-            dequantized(packed[expert].T, scale[expert].T, scheme.num_bits).to(x.dtype)
-            for packed, scale in (
-                (layer.w13_weight_packed, layer.w13_weight_scale),
-                (layer.w2_weight_packed, layer.w2_weight_scale),
-            )
+    def matrices(expert: int) -> tuple[Any, Any]:
+        return (
+            dequantized(layer.w13_weight_packed[expert].T, layer.w13_weight_scale[expert].T, scheme.num_bits),
+            dequantized(layer.w2_weight_packed[expert].T, layer.w2_weight_scale[expert].T, scheme.num_bits),
         )
-        gate, up = torch.nn.functional.linear(x[token], gate_up).chunk(2, -1)
-        result = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
-        out.index_add_(0, token, result * weights[token, rank, None].to(result.dtype))
-    return StandardCombineInput(hidden_states=out)
+
+    return mixed(dispatch_output, matrices, lambda x: x)
 
 
 def dequantized(packed: Any, scale: Any, bits: int) -> Any:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import plane, vllm_generate, vllm_plain, vllm_switches
+from . import inventory, vllm_generate, vllm_plain, vllm_switches
 
 PACKAGE = __name__.rpartition(".")[0]
 _running: dict[str, Any] = {}
@@ -119,12 +119,7 @@ def ask(method: str, arguments: list[Any]) -> list[Any]:
 
 def fetch(wanted: list[list[str]], path: str) -> None:
     """Write tensors of all ranks to one file."""
-    parts = ask("fetch", [wanted, path])
-    plane.put(
-        {name: tensor for part in parts for name, tensor in plane.get(part).items()}, {"plane": "file", "path": path}
-    )
-    for part in parts:
-        os.remove(part["path"])
+    inventory.gather(ask, wanted, path)
 
 
 def load(parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:

@@ -7,12 +7,10 @@ return is plain data. vLLM imports this module in each worker before it loads th
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
-from . import capture, hf_taps, marks, plane, tensors, vllm_gloo, vllm_plain
-from .digest import digests
+from . import capture, hf_taps, inventory, plane, tensors, vllm_gloo, vllm_plain
 
 vllm_plain.settle()
 vllm_gloo.register()
@@ -22,8 +20,6 @@ REBUILT = ("W_UK", "W_UK_T", "W_UV", "W_K", "W_V")
 
 DRAFT = "draft:"
 """Before the names of a draft model's tensors."""
-DIGEST = 5
-"""Where the digest stands in an entry of the manifest."""
 
 
 class Extension:
@@ -34,72 +30,24 @@ class Extension:
     vllm_config: Any
 
     def ckptcheck_manifest(self, seen: bool = True) -> dict[str, Any]:
-        """Return [name, kind, dtype, shape, bytes, digest, place, opaque] of every tensor; digests only where `seen`."""
-        entries: list[list[Any]] = []
-        owners: dict[Any, int] = {}  # aliases share the digest of the first
-        digested: list[Any] = []
-        for name, kind, tensor, opaque in self._ckptcheck_tensors():
-            where = tensors.place(tensor)
-            if not hasattr(tensor, "shape"):
-                entries.append([name, kind, "", [], 0, "", where, opaque])
-                continue
-            opaque = "it is on the meta device: it holds no numbers" if tensor.device.type == "meta" else opaque
-            nbytes, shape = tensor.numel() * tensor.element_size(), list(tensor.shape)
-            entries.append([name, kind, tensors.dtype_name(tensor), shape, nbytes, "", where, opaque])
-            if seen and not opaque:
-                same = (where or len(entries), tuple(shape), tensor.stride(), tensor.dtype)
-                entries[-1][DIGEST] = owners.setdefault(same, len(digested))
-                if owners[same] == len(digested):
-                    digested.append(tensor)
-        values = digests(digested)
-        for entry in entries:
-            if entry[DIGEST] != "":
-                entry[DIGEST] = values[entry[DIGEST]]
-        return {"rank": self.rank, "entries": entries}
+        """Say what this rank holds (see `inventory`)."""
+        return inventory.manifest(self.rank, self._ckptcheck_tensors(), seen)
 
     def ckptcheck_scramble(self) -> dict[str, Any]:
-        """Mark every parameter and the derived tensors that updates rebuild; tensors that share memory once."""
-        done: dict[str, str] = {}
-        left: dict[str, str] = {}
-        owners: dict[Any, str] = {}
-        for name, kind, tensor, opaque in self._ckptcheck_tensors():
-            if kind == "buffer":
-                continue
-            if name.startswith(DRAFT) and self._ckptcheck_foreign_draft():
-                left[name] = "its draft model has a checkpoint of its own, so no sync is meant to write it"
-                continue
-            if kind == "derived" and name.rpartition(".")[2] not in REBUILT:
-                left[name] = opaque or "nothing says that an update rebuilds it"
-                continue
-            why = opaque or marks.why_not(tensor)
-            if why:
-                left[name] = why
-                continue
-            owner = owners.setdefault((tensors.place(tensor), tuple(tensor.shape), tensor.stride()), name)
-            if owner == name:
-                marks.scramble(tensor, marks.seed(self.rank, name))
-            done[name] = owner
-        self._ckptcheck_marked = done
-        return {"rank": self.rank, "names": list(done), "left": left}
+        """Mark every parameter and the derived tensors that updates rebuild."""
+        foreign = self._ckptcheck_foreign_draft()
+        told, self._ckptcheck_marked = inventory.scramble(self.rank, self._ckptcheck_tensors(), REBUILT, foreign)
+        return told
 
     def ckptcheck_leftovers(self) -> dict[str, Any]:
-        """Return [name, marked, elements, runs, blank, runs of it] of tensors that an update did not write wholly."""
-        found = []
-        marked = getattr(self, "_ckptcheck_marked", {})
-        for name, _, tensor, _ in self._ckptcheck_tensors():
-            if name not in marked or not hasattr(tensor, "shape") or marks.why_not(tensor):
-                continue
-            count, ranges = marks.left(tensor, marks.seed(self.rank, marked[name]))
-            blank, blanks = marks.blank(tensor)
-            if count or blank:
-                found.append([name, count, tensor.numel(), ranges, blank, blanks])
-        return {"rank": self.rank, "entries": found}
+        """Say which of them an update did not write wholly."""
+        return inventory.leftovers(self.rank, self._ckptcheck_tensors(), getattr(self, "_ckptcheck_marked", {}))
 
     def ckptcheck_load(self, parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
         """Give the parcels to reload_weights, or raw to the model's own load_weights; an exception is an answer."""
         import torch
 
-        stream = ((name, tensor) for parcel in parcels for name, tensor in _opened(parcel))
+        stream = ((name, tensor) for parcel in parcels for name, tensor in plane.opened(parcel))
         try:
             with torch.no_grad(), blank_memory():
                 if raw:
@@ -112,13 +60,8 @@ class Extension:
         return {"rank": self.rank, "returned": None}
 
     def ckptcheck_fetch(self, wanted: list[list[str]], path: str) -> dict[str, Any]:
-        """Put tensors on the plane of files, named RANK/NAME. wanted: names, by rank."""
-        names = set(wanted[self.rank])
-        found = {
-            f"{self.rank}/{n}": t for n, _, t, _ in self._ckptcheck_tensors() if n in names and hasattr(t, "shape")
-        }
-        here = {name: tensor.detach().cpu() for name, tensor in found.items()}
-        return plane.put(here, {"plane": "file", "path": f"{path}.{self.rank}"})
+        """Put tensors on the plane of files. wanted: names, by rank."""
+        return inventory.fetch(self.rank, self._ckptcheck_tensors(), wanted, path)
 
     def ckptcheck_watch(self, begin: bool) -> list[Any]:
         """Begin to note, or end and return, the experts that tokens go to, by layer; plain mode's experts tell."""
@@ -140,22 +83,11 @@ class Extension:
 
     def ckptcheck_poke(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a flat element: a fault, to see that it is found."""
-        import torch
-
-        with torch.inference_mode():
-            tensor = next(found for n, _, found, _ in self._ckptcheck_tensors() if n == name)
-            size = tensor.element_size()
-            flat = tensor.detach().view(-1).view(torch.uint8)
-            flat[index * size + bit // 8] ^= 1 << bit % 8
+        inventory.poke(self._ckptcheck_tensors(), name, index, bit)
 
     def ckptcheck_memory(self) -> list[int]:
-        """Return the process and the bytes that it holds: on the device, on CPU its resident memory."""
-        import torch
-
-        if self.model_runner.device.type == "cuda":
-            return [os.getpid(), torch.cuda.memory_allocated(self.model_runner.device)]
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return [os.getpid(), int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")]
+        """Return the process and the bytes that it holds."""
+        return inventory.memory(self.model_runner.device)
 
     def _ckptcheck_tensors(self) -> Iterator[tuple[str, str, Any, str]]:
         yield from tensors.walk(self.model_runner.get_model())
@@ -169,12 +101,6 @@ class Extension:
         config = self.vllm_config
         draft = getattr(config.speculative_config, "draft_model_config", None)
         return draft is not None and draft.model != config.model_config.model
-
-
-def _opened(parcel: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    found = plane.get(parcel["address"])
-    for name in parcel["names"]:
-        yield name, found[name]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,254 @@
+"""SGLang, in a process tree of its own (see ckptcheck_far/sglang_engine.py). Read against SGLang 0.5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptcheck.engines import reading
+from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
+from ckptcheck.engines.switches import Switches, untaken
+from ckptcheck.environments.interpreter import interpreter
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.host import Host
+from ckptcheck.host.patience import otherwise
+
+MODULE = "ckptcheck_far.sglang_engine"
+LOAD = 900.0
+"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
+ANSWER = 600.0
+"""Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
+VARIABLES = {
+    "GLOO_SOCKET_IFNAME": "lo",  # it would meet at the address of the machine's name
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+Mode = Literal["plain", "stock"]
+
+
+@dataclass(frozen=True)
+class SglangOptions:
+    """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
+
+    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. tokens: that the
+    cache has room for. switches: how it is set up. more: further arguments of sglang.Engine.
+    """
+
+    dtype: str = "float32"
+    ranks: int = 1
+    mode: Mode = "plain"
+    length: int = 512
+    tokens: int = 4096
+    switches: Switches = field(default_factory=Switches)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SglangEngine:
+    """An SGLang that holds a checkpoint; see `base.Engine`. Use as a context manager.
+
+    python: the user's own interpreter that has SGLang, None for the environment sglang-cpu.
+
+    Raises CkptcheckError where SGLang is not installed, VerbError, HostDied or HostHung where it does not start. A tensor
+    that does not fit the engine's kills SGLang, so `refit` then raises HostDied with SGLang's words.
+    """
+
+    transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "disk")
+    pauses: tuple[str, ...] = ("retract", "in_place", "abort", "wait")
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        options: SglangOptions | None = None,
+        *,
+        python: Path | None = None,
+        timeout: float | None = None,
+        log: Path | None = None,
+        scratch: Sequence[Path] = (),
+    ) -> None:
+        self.options = options = options or SglangOptions()
+        found = interpreter("sglang", python)
+        env: dict[str, str | None] = {**found.variables, **VARIABLES}
+        self._host = Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        try:
+            self.restart(checkpoint, options, timeout=timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SglangEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
+        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was."""
+        self.options = options = options or self.options
+        said = self._host.call(
+            "start",
+            timeout=otherwise(LOAD) if timeout is None else timeout,
+            model=str(checkpoint.resolve()),
+            dtype=options.dtype,
+            ranks=options.ranks,
+            plain=options.mode == "plain",
+            length=options.length,
+            tokens=options.tokens,
+            switches=options.switches.given(),
+            options=dict(options.more),
+        )
+        self.info = EngineInfo(
+            "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
+        )
+        where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
+        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
+
+    def manifest(self, *, loader: bool = False) -> Manifest:
+        """Digest every parameter, buffer and derived tensor on every rank, where they live.
+
+        loader: ask by way of a custom weight loader, as one would a server; then as they are while weights are loaded.
+        """
+        return reading.manifest(self._call("ask", method="manifest", arguments=[], loader=loader))
+
+    def scramble(self) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
+        return reading.scrambled(self._ask("scramble"))
+
+    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly."""
+        return reading.leftovers(self._ask("leftovers"))
+
+    def refit(
+        self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None, flush: bool = True
+    ) -> Answer:
+        """Update the weights by one of SGLang's routes (see ckptcheck_far/sglang_update.py).
+
+        Parcels of gloo are addressed to one group (see group.py), whose rank 0 sends meanwhile. flush: have SGLang forget
+        its cache with the last bucket, which is what it does unless told otherwise. Raises CkptcheckError for a transport
+        that SGLang has not.
+        """
+        said = self._parcels(parcels, transport)
+        return reading.answer(self._call("update", timeout=timeout, parcels=said, transport=transport, flush=flush))
+
+    def inflight(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        parcels: Sequence[Parcel],
+        *,
+        pause: str,
+        clear_cache: bool,
+        after: int,
+        version: str,
+    ) -> Inflight:
+        """Update the weights by the tensor route once the first response has `after` tokens.
+
+        pause: wait does not pause, and begin_weight_update waits for the requests; the others are SGLang's. in_place with
+        clear_cache is answered with a failure, though the weights are written.
+        """
+        said = self._call(
+            "inflight",
+            prompts=_lists(prompts),
+            samplings=[asdict(one) for one in each(sampling, len(prompts))],
+            parcels=self._parcels(parcels, "tensor"),
+            pause=pause,
+            clear_cache=clear_cache,
+            after=after,
+            version=version,
+        )
+        return Inflight(reading.answer(said["answer"]), tuple(reading.generations(said["generations"])))
+
+    def _parcels(self, parcels: Sequence[Parcel], transport: str) -> list[dict[str, Any]]:
+        if transport not in self.transports:
+            raise CkptcheckError(f"SGLang is not updated by {transport}; known are {', '.join(self.transports)}")
+        if not parcels:
+            raise CkptcheckError("there is nothing to send")
+        return [reading.parcel(parcel) for parcel in parcels]
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
+        """Score sequences; decode: how many tokens to add greedily."""
+        return reading.scores(self._call("score", sequences=_lists(sequences), decode=decode))
+
+    def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
+        """Return the logprobs of the tokens after the first `prompt` ones, each by a step of decoding (forced)."""
+        return [tuple(each) for each in self._call("follow", sequences=_lists(sequences), prompt=prompt)]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
+    ) -> list[Generation]:
+        """Return a response for each prompt, all asked at once unless one has a seed. salt: see `base.Engine`."""
+        asked = [asdict(one) for one in each(sampling, len(prompts))]
+        return reading.generations(self._call("generate", prompts=_lists(prompts), samplings=asked, salt=salt))
+
+    def forced(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+        """Have these tokens decoded after the prompt until SGLang itself would stop: at an end token."""
+        return reading.generations([self._call("forced", prompt=list(prompt), tokens=list(tokens))])[0]
+
+    def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+        path = folder.resolve() / "full-engine.safetensors"
+        self._call("full", sequences=_lists(sequences), path=str(path))
+        return path
+
+    def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts that every token went to: layers, tokens, choices; [] where the model has none."""
+        found: list[list[list[int]]] = self._call("routes", tokens=list(tokens))
+        return found
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached keys and values."""
+        self._call("reset_prefix_cache")
+
+    def fetch(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
+        """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
+        path = folder.resolve() / "fetched.safetensors"
+        self._call("fetch", wanted=reading.by_rank(names, self.info.ranks), path=str(path))
+        return path
+
+    def memory(self) -> int:
+        """Return the bytes that the schedulers hold: on the device, on CPU their resident memory."""
+        return sum(dict(self._ask("memory")).values())
+
+    def version(self, value: str | None = None) -> str:
+        """Return the weight version that the engine reports, set first where a value is given."""
+        found: str = self._call("version", value=value)
+        return found
+
+    def sleep(self, tags: Sequence[str] | None = None) -> None:
+        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. On a CPU it stays."""
+        self._call("sleep", tags=None if tags is None else list(tags))
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again (resume_memory_occupation)."""
+        self._call("wake", tags=None if tags is None else list(tags))
+
+    def check(self, action: str) -> Mapping[str, Any]:
+        """Ask SGLang's own weight checker (snapshot, compare, checksum): ok, message, checksums of each rank."""
+        found: Mapping[str, Any] = self._call("check", action=action)
+        return found
+
+    def poke(self, name: str, index: int, bit: int) -> None:
+        """Flip a bit of a tensor on every rank: a fault, for tests."""
+        self._ask("poke", name, index, bit)
+
+    def processes(self) -> tuple[int, ...]:
+        """Return the process id of every rank's scheduler."""
+        return tuple(self._call("processes"))
+
+    def close(self) -> None:
+        """End it and all it started; may be called twice."""
+        self._host.close()
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        found: list[Any] = self._call("ask", method=method, arguments=list(arguments))
+        return found
+
+    def _call(self, verb: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+        return self._host.call(verb, timeout=otherwise(ANSWER) if timeout is None else timeout, **arguments)
+
+
+def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(map(int, tokens)) for tokens in sequences]

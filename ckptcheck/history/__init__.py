@@ -1,0 +1,1 @@
+"""The record of the last weight syncs, and what it tells."""

@@ -1,0 +1,271 @@
+"""SGLang behind a host: one engine at a time, its scheduler and detokenizer in processes of their own.
+
+A tensor that does not fit kills SGLang's scheduler, and that kills whoever started it; so this process dies with it, and
+its guardian sees that nothing is left. Read against SGLang 0.5.23; calls that 0.5.17 lacks are left out there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from . import inventory, sglang_generate, sglang_plugins, sglang_switches, sglang_update
+from .sglang_processes import fork_ready
+
+PACKAGE = __name__.rpartition(".")[0]
+PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
+PLAIN = {"integers": f"{PACKAGE}.sglang_int:register", "eight": f"{PACKAGE}.sglang_eight:register"}
+_running: dict[str, Any] = {}
+
+
+def start(
+    model: str,
+    dtype: str,
+    ranks: int,
+    plain: bool,
+    length: int,
+    tokens: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Load a checkpoint. length: of the longest sequence, with what is decoded; tokens: that the cache has room for.
+
+    switches: see sglang_switches.py. options: of sglang.Engine.
+    """
+    stop()
+    private = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
+    if "offered" not in _running:
+        _running["offered"] = plain
+        sglang_plugins.offer(private, {**PLUGINS, **(PLAIN if plain else {})})
+    if _running["offered"] != plain:
+        raise ValueError("a process of SGLang is plain or stock for as long as it lives")
+    import torch
+
+    cpu = {} if torch.cuda.is_available() else _on_cpu()
+    import sglang
+
+    engine = sglang.Engine(
+        **{
+            "model_path": model,
+            "dtype": dtype,
+            "tp_size": ranks,
+            "context_length": length,
+            "max_total_tokens": tokens,
+            "max_running_requests": 8,
+            "skip_tokenizer_init": True,
+            "grammar_backend": "none",
+            "enable_custom_logit_processor": True,
+            "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
+            "random_seed": 0,
+            "log_level": "error",
+            "sleep_on_idle": True,  # else an idle scheduler takes a core
+            **cpu,
+            **sglang_switches.options(switches),
+            **options,
+        }
+    )
+    _running.update(engine=engine, updates=0, logprobs=switches.get("logprobs", "raw"))
+    ask("settle", [_running["logprobs"]])
+    return _about(engine)
+
+
+def _on_cpu() -> dict[str, Any]:
+    fork_ready()
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+    }
+
+
+def _about(engine: Any) -> dict[str, Any]:
+    import sglang
+
+    manager, value = engine.tokenizer_manager, _value
+    names = ("device", "attention_backend", "disable_radix_cache", "disable_cuda_graph", "page_size", "tp_size")
+    model = manager.model_config
+    return {
+        "version": sglang.__version__,
+        "dtype": str(model.dtype).rpartition(".")[2],
+        "ranks": int(value("tp_size")),
+        "architecture": (model.hf_config.architectures or [""])[0],
+        "facts": {
+            **{name: str(value(name)) for name in names},
+            "mode": "plain" if _running["offered"] else "stock",
+            "quantization": str(model.quantization),
+            "block_size": str(value("page_size") or 1),
+            "session": str(sglang_update.has_session()),
+        },
+        "switches": sglang_switches.resolved(value, _running["logprobs"]),
+    }
+
+
+def _value(name: str) -> Any:
+    """Return an argument of SGLang as it was resolved, as given where this SGLang tells no more."""
+    engine = _engine()
+    try:
+        return engine.tokenizer_manager.config_value(name)
+    except (AttributeError, KeyError):
+        return getattr(engine.server_args, name, None)
+
+
+def stop() -> None:
+    """End the engine and what it started; nothing happens where none runs."""
+    engine = _running.pop("engine", None)
+    if engine is not None:
+        engine.shutdown()
+
+
+def ask(method: str, arguments: list[Any], loader: bool = False) -> list[Any]:
+    """Call a method of sglang_worker on every rank and return what each said. loader: by the custom weight loader."""
+    path = _private(method)
+    request = json.dumps({"method": method, "arguments": arguments, "path": path})
+    if loader:
+        sglang_update.looked(_engine(), f"{PACKAGE}.sglang_worker.look", request)
+    else:
+        _engine().collective_rpc("ckptcheck", request=request)
+    found = []
+    for rank in range(int(_value("tp_size"))):
+        with open(f"{path}.{rank}", encoding="utf-8") as file:
+            said = json.load(file)
+        os.remove(f"{path}.{rank}")
+        if "error" in said:
+            raise RuntimeError(f"rank {rank}: {said['error']}")
+        found.append(said["told"])
+    return found
+
+
+def _private(name: str) -> str:
+    """Return a path that was not used before."""
+    _running["files"] = _running.get("files", 0) + 1
+    return os.path.join(_running["folder"], f"{name}-{_running['files']}")
+
+
+def fetch(wanted: list[list[str]], path: str) -> None:
+    """Write tensors of all ranks to one file."""
+    inventory.gather(ask, wanted, path)
+
+
+def update(parcels: list[dict[str, Any]], transport: str, flush: bool) -> dict[str, Any]:
+    """Update the weights; say what came of it. transport: see sglang_update."""
+    _running["updates"] += 1
+    return dict(_loop(_update(parcels, transport, flush, str(_running["updates"]))))
+
+
+async def _update(parcels: list[dict[str, Any]], transport: str, flush: bool, version: str) -> dict[str, Any]:
+    def meet() -> None:
+        ask("meet", [str(parcels[0]["address"]["key"])])
+
+    return await sglang_update.update(_engine(), parcels, transport, flush, version, _private("checkpoint"), meet)
+
+
+def inflight(
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    parcels: list[dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights while requests are running."""
+
+    async def work() -> dict[str, Any]:
+        return await _update(parcels, "tensor", clear_cache, version)
+
+    return dict(_loop(sglang_generate.inflight(_engine(), prompts, samplings, pause, after, work)))
+
+
+def _loop(work: Any) -> Any:
+    return _engine().loop.run_until_complete(work)
+
+
+def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
+    """Return the logprobs of prompts, and what greedy decoding adds."""
+    return sglang_generate.score(_engine(), sequences, decode)
+
+
+def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
+    """Return the logprobs of the tokens after the first `prompt` ones, each computed by a step of decoding."""
+    prompts, wanted = [tokens[:prompt] for tokens in sequences], [tokens[prompt:] for tokens in sequences]
+    found = sglang_generate.followed(_engine(), prompts, wanted, _private, ignore_eos=True)
+    return [each["logprobs"] for each in found]
+
+
+def forced(prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+    """Decode these tokens after the prompt until the engine itself would stop."""
+    return sglang_generate.followed(_engine(), [prompt], [tokens], _private, ignore_eos=False)[0]
+
+
+def full(sequences: list[list[int]], path: str) -> None:
+    """Write the logprobs of the whole vocabulary."""
+    sglang_generate.full(_engine(), sequences, _engine().tokenizer_manager.model_config.vocab_size, path)
+
+
+def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
+    """Return a response for each prompt."""
+
+    def seed(number: int) -> None:
+        ask("seed", [number])
+
+    return sglang_generate.generate(_engine(), prompts, samplings, salt, seed)
+
+
+def routes(tokens: list[int]) -> list[list[list[int]]]:
+    """Return the experts that each token of a sequence went to: layers, tokens, choices. [] where there are none."""
+    ask("watch", [True])
+    try:
+        score([tokens], 0)
+    finally:
+        seen = ask("watch", [False])[0]
+    return [[row for piece in layer for row in piece][: len(tokens)] for layer in seen]
+
+
+def reset_prefix_cache() -> None:
+    """Forget cached keys and values."""
+    if not (done := _engine().flush_cache()).success:
+        raise RuntimeError(f"SGLang did not flush its cache: {done}")
+
+
+def version(value: str | None = None) -> str:
+    """Return the weight version, set first where a value is given."""
+    return str(_loop(sglang_update.version(_engine(), value)))
+
+
+def sleep(tags: list[str] | None) -> None:
+    """Have the engine give its device memory away (release_memory_occupation)."""
+    _engine().release_memory_occupation(tags)
+
+
+def wake(tags: list[str] | None) -> None:
+    """Have it take the memory again (resume_memory_occupation)."""
+    _engine().resume_memory_occupation(tags)
+
+
+def check(action: str) -> dict[str, Any]:
+    """Ask SGLang's own weight checker; action: snapshot, compare, checksum, reset_tensors."""
+    return dict(_loop(sglang_update.check(_engine(), action)))
+
+
+def processes() -> list[int]:
+    """Return the schedulers' process ids, one for each rank: for tests that kill them."""
+    return list(_engine().get_all_child_pids())
+
+
+def _engine() -> Any:
+    if "engine" not in _running:
+        raise LookupError("no engine is running")
+    return _running["engine"]
+
+
+VERBS = {
+    function.__name__: function
+    for function in (
+        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes),
+        *(reset_prefix_cache, version, sleep, wake, check, processes),
+    )
+}

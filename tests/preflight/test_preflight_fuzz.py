@@ -1,0 +1,120 @@
+"""Whatever a file holds: a job or one sentence, never another exception, and never for long."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jobs import job as of_case
+
+from ckptcheck import pack
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight import launch, shell, toml_file, yaml_file
+from ckptcheck.preflight.document import Document
+from ckptcheck.preflight.open import open_job
+from ckptcheck.preflight.shell import Word
+from ckptcheck.run import run
+
+RULES = [rule for rule in pack.load() if rule.on == "job"]
+TABLES = [
+    (path.stem, table)
+    for path in sorted((ROOT / "rules" / "preflight").glob("*.toml"))
+    for tables in tomllib.loads(path.read_text(encoding="utf-8")).values()
+    for table in tables
+    if "base" not in table
+]
+SIGNS = "abz_09.:-=+~#'\"`$(){}[]<>&|;!*,\\/ \n\t${A}$(()).. - :"
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@QUICK
+@given(st.text(alphabet=SIGNS, max_size=120) | st.text(max_size=60))
+def test_readers_take_any_text(text: str) -> None:
+    for reader in (
+        lambda: yaml_file.read(text, "x"),
+        lambda: toml_file.read(text, "x"),
+        lambda: shell.read(text, "x", Path("/x"), follow=lambda word, script: None),
+        lambda: yaml_file.scalar(text),
+    ):
+        try:
+            reader()
+        except CkptcheckError:
+            continue
+
+
+@QUICK
+@given(st.lists(st.text(alphabet=SIGNS, max_size=20), max_size=8))
+def test_launch_lines_take_any_words(words: list[str]) -> None:
+    document = Document()
+    rest = launch.overrides([Word(text, 1) for text in words], document, "x")
+    launch.flags(rest, document, "x")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_jobs_are_jobs_or_one_sentence(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    sentences: list[str] = []
+    for number in range(60):
+        _, table = draw.choice(TABLES)
+        changed: dict[str, Any] = table | {"job": mutated(table["job"], draw)}
+        changed.pop("overrides", None)
+        try:
+            found = of_case(changed, tmp_path / str(number))
+        except CkptcheckError as trouble:
+            sentences.append(trouble.message)
+            continue
+        report = run(found, RULES)
+        assert not report.crashed, (report.crashed, changed["job"])
+    assert not [sentence for sentence in sentences if "\n" in sentence or not sentence]
+
+
+def mutated(text: str, draw: random.Random) -> str:
+    """Change a few places: values of other kinds, lost and doubled lines, signs."""
+    lines = text.split("\n")
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(lines))
+        match draw.randrange(5):
+            case 0:
+                lines[at] = lines[at].partition(":")[0] + draw.choice(
+                    [
+                        ": null",
+                        ": [1, 2]",
+                        ": {a: 1}",
+                        ": -1",
+                        ": 1e999",
+                        ": .nan",
+                        ": 'x'",
+                        ": ${a.b}",
+                        ": ???",
+                        ": true",
+                        ": 0",
+                        ":",
+                    ]
+                )
+            case 1:
+                del lines[at]
+                lines = lines or [""]
+            case 2:
+                lines.insert(at, draw.choice(lines))
+            case 3:
+                place = draw.randrange(len(lines[at]) + 1)
+                lines[at] = lines[at][:place] + draw.choice(SIGNS) + lines[at][place:]
+            case _:
+                lines[at] = lines[at].replace(
+                    draw.choice(["1", "0", "true", "org", "_", " "]), draw.choice(["", "9" * 30, "x", "-"]), 1
+                )
+    return "\n".join(lines)
+
+
+def test_a_file_of_flags_alone(tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    path.write_text("vllm serve " + " ".join(f"--x{n}" for n in range(20_000)), encoding="utf-8")
+    found = open_job([str(path)])
+    assert len(found.not_understood) == 20_000
+    assert len(run(found, RULES).findings[-1].message) < 1000

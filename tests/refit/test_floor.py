@@ -1,0 +1,119 @@
+"""How near logprobs have to be is measured; what is nearer is no finding, what is farther is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refitted import FakeTrainer, played, weights
+
+from ckptcheck import pack
+from ckptcheck.engines.fake import FakeEngine
+from ckptcheck.refit.apart import Gap, apart
+from ckptcheck.refit.floor import Floor, Noise, measured, rounded
+from ckptcheck.refit.judging import gaps
+from ckptcheck.refit.nap import sleeper
+from ckptcheck.refit.speech import Speech
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.run import run
+
+RULES = {rule.code: rule for rule in pack.load() if rule.on == "refit"}
+SEQUENCES = [(9, 10, 11, 12), (20, 8, 31)]
+
+
+def found(trace: RefitTrace, code: str) -> list[str]:
+    return [finding.message for finding in run(trace, [RULES[code]]).findings]
+
+
+def test_runs_are_apart_by_the_most_and_on_average() -> None:
+    assert apart([[1.0, 2.0], [3.0]], [[1.0, 2.5], [2.0]]) == Gap(1.0, 0.5)
+    assert apart([], []) == Gap()
+    assert apart([[nan]], [[nan]]) == apart([[1.0]], [[1.0, 2.0]]) == Gap(inf, inf)
+    assert Gap(1, 4) | Gap(2, 3) == Gap(2, 4)
+    assert not Gap(1, 4).within(Gap(2, 3))
+
+
+def test_a_side_that_is_noisy_in_one_way_only_is_measured_so(tmp_path: Path) -> None:
+    class Batched(FakeEngine):
+        """Rounds otherwise where it computes one sequence alone."""
+
+        def score(self, sequences: Any, *, decode: int = 0) -> Any:
+            moved = 0.25 if len(sequences) == 1 else 0.0
+            told = super().score(sequences, decode=decode)
+            return [replace(each, prompt=tuple(value + moved for value in each.prompt)) for each in told]
+
+    floor = measured(Batched(weights()), FakeTrainer(tmp_path), SEQUENCES)
+    assert floor.engine == Noise(batch=Gap(0.25, 0.25))
+    assert floor.trainer == Noise()
+    assert floor.sides == Gap(0.5, 0.5)
+    assert floor.loads == 1e-6
+
+
+def test_what_rounding_comes_to_grows_with_the_coarser_dtype(tmp_path: Path) -> None:
+    fine = rounded(FakeTrainer(tmp_path), ["float32", "float32"], SEQUENCES)
+    coarse = rounded(FakeTrainer(tmp_path), ["float32", "bfloat16"], SEQUENCES)
+    assert 0 < fine.most < 1e-4 < coarse.most
+
+
+@pytest.mark.parametrize(("most", "mean", "codes"), [(0.09, 0.019, 0), (0.11, 0.019, 1), (0.09, 0.021, 1)])
+def test_trainer_and_engine_may_be_apart_by_twice_the_floor(
+    most: float, mean: float, codes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = played({}, tmp_path / "trial")
+    trace = replace(trace, floor=Floor(trainer=Noise(rounding=Gap(0.05, 0.01))))
+    number = sum(len(each.prompt) for each in trace.scorings[0].engine)
+    rest = (mean * number - most) / (number - 1)
+    first = [list(each.prompt) for each in trace.scorings[0].engine]
+    moved = [
+        [value + (most if (row, at) == (0, 0) else rest) for at, value in enumerate(run)]
+        for row, run in enumerate(first)
+    ]
+    scoring = replace(trace.scorings[0], trainer=tuple(map(tuple, moved)))
+    assert gaps(scoring).trainer.most == pytest.approx(most)
+    assert gaps(scoring).trainer.mean == pytest.approx(mean)
+    assert len(found(replace(trace, scorings=(scoring,)), "REF012")) == codes
+
+
+def test_a_trial_that_ended_before_is_not_judged_by_a_guess(tmp_path: Path) -> None:
+    trace = replace(played({"trainer": {"apart": True}}, tmp_path / "trial"), floor=Floor())
+    report = run(trace, [RULES["REF012"]])
+    assert report.skipped == (("REF012", "the trial ended before it was measured what rounding comes to"),)
+
+
+def test_logprobs_after_greedy_tokens_part_at_a_tie_are_not_compared(tmp_path: Path) -> None:
+    trace = played({}, tmp_path / "trial")
+    scoring = trace.scorings[1]
+    here = scoring.engine[0]
+    tie = replace(here, decoded=(here.decoded[0], 31, 30, 29), decode=(*here.decode[:2], -9.0, -9.0))
+    scoring = replace(scoring, engine=(tie, *scoring.engine[1:]))
+    assert found(replace(trace, scorings=(trace.scorings[0], scoring)), "REF010") == []
+    surely = replace(tie, decode=(here.decode[0], here.decode[1] - 0.1, -9.0, -9.0))
+    scoring = replace(scoring, engine=(surely, *scoring.engine[1:]))
+    assert len(found(replace(trace, scorings=(trace.scorings[0], scoring)), "REF010")) == 1
+
+
+def test_greedy_text_of_both_sides_is_told_where_it_parts(tmp_path: Path) -> None:
+    trace = played({}, tmp_path / "trial")
+    said = Speech((1, 2), (5, 6, 7), (5, 9, 7), 2.0, "a cat", "a dog")
+    told = replace(trace, scorings=(replace(trace.scorings[0], speech=said),))
+    assert said.parted == 1
+    assert found(told, "REF017") == [
+        "after a cold load greedy decoding parts from the trainer's at token 2 of 3: the engine adds 6, the trainer 9, which it"
+        " prefers by 2 nats: 'a cat', the trainer 'a dog'"
+    ]
+    lines = next(section.lines for section in told.sections if section.title.startswith("greedy"))
+    assert lines == ("cold load: 'a cat'", "cold load  trainer: 'a dog'")
+
+
+def test_an_engine_sleeps_where_it_can() -> None:
+    assert sleeper(FakeEngine(weights(), device="cpu")) == "the sleep of fake does nothing on a CPU"
+    engine = FakeEngine(weights())
+    assert sleeper(engine) is engine
+    assert sleeper(object.__new__(type("Plain", (), {"info": engine.info}))) == "fake is not put to sleep here"
+
+
+def test_memory_is_measured_after_every_sync(tmp_path: Path) -> None:
+    assert len(played({"settings": {"steps": 2}}, tmp_path / "trial").memory) == 1 + 5

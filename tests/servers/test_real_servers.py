@@ -1,0 +1,153 @@
+"""Real servers on this machine's CPU, started as a user starts them, with a tiny model: what they serve, and what they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import live
+import pytest
+from conftest import needs_engine
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.refit import attach as attaching
+from ckptcheck.refit import sequences
+from ckptcheck.refit.attach import Asked, Truth, attached
+from ckptcheck.report import Report
+from ckptcheck.run import run
+from ckptcheck.servers.reference import Reference
+from ckptcheck.trainers.transformers import start_transformers
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("servers")]
+RULES = pack.load()
+NORM = "model.layers.0.input_layernorm.weight"
+MATRIX = "model.layers.1.mlp.down_proj.weight"
+ASKED = Asked(sequences.sequences(511), seconds=300)
+
+
+@dataclass(frozen=True)
+class Models:
+    """served: what the servers start with. wanted: the same with a norm and a matrix changed. truth: of the wanted one."""
+
+    served: Path
+    wanted: Path
+    truth: Truth
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    needs_engine("megatron")  # which has transformers
+    folder = tmp_path_factory.mktemp("models")
+    served = live.write("qwen3", folder / "served")
+    wanted = shutil.copytree(served, folder / "wanted")
+    tensors = load_file(wanted / "model.safetensors")
+    tensors[NORM][3] += 0.01
+    tensors[MATRIX] *= 1.01
+    save_file(tensors, wanted / "model.safetensors", {"format": "pt"})
+    with Exchange() as exchange:
+        trainer = start_transformers(open_checkpoint(str(wanted)), exchange)
+        try:
+            return Models(served, wanted, Truth(trainer.info, tuple(trainer.score(ASKED.sequences))))
+        finally:
+            trainer.close()
+
+
+def report(models: Models, seen: attaching.Seen, reference: attaching.Seen) -> Report:
+    return run(attached("wanted", [seen], ASKED, reference=reference, truth=models.truth), RULES)
+
+
+def codes(found: Report) -> dict[str, str | None]:
+    return {finding.code: finding.key for finding in found.findings}
+
+
+def test_sglang(models: Models) -> None:
+    needs_engine("sglang")
+    with Reference("sglang", models.served, dtype="float32") as other:
+        for_user(models.served, other.client.url)
+        with Reference("sglang", models.wanted, dtype="float32") as own:
+            reference = attaching.look(own.server, ASKED)
+        assert (reference.about.version, reference.about.device, reference.about.dtype) == ("0.5.23", "cpu", "float32")
+
+        found = report(models, attaching.look(other.server, ASKED), reference)
+        assert codes(found) == {"REF030": NORM, "REF031": None}
+        assert f"in 2 tensors of 19: {NORM}, {MATRIX}" in found.findings[0].message
+        assert found.skipped == ()
+
+        before = attaching.look(other.server, ASKED)
+        failed = attaching.write(other.server, before, models.wanted / "nowhere", ASKED)
+        assert codes(report(models, failed, reference))["REF034"] is None
+        written = attaching.write(other.server, failed, models.wanted, ASKED)
+        found = report(models, written, reference)
+        assert (found.verdict, found.findings, found.skipped) == ("clean", (), ())
+        assert "REF034" in found.passed
+        assert written.about.weights == "ckptcheck"
+
+        scheduler = below(other.pid, "scheduler")
+        os.kill(scheduler, signal.SIGSTOP)
+        hung = attaching.look(other.server, Asked(ASKED.sequences, seconds=3))
+        assert codes(report(models, hung, reference)) == {"REF028": None}
+        os.kill(scheduler, signal.SIGCONT)
+        assert not attaching.look(other.server, ASKED).dead
+
+
+def test_vllm(models: Models) -> None:
+    needs_engine("vllm")
+    with Reference("vllm", models.served, dtype="float32") as other:
+        with Reference("vllm", models.wanted, dtype="float32") as own:
+            reference = attaching.look(own.server, ASKED)
+        assert (reference.about.version, reference.about.dtype) == ("0.32.0", "float32")
+
+        found = report(models, attaching.look(other.server, ASKED), reference)
+        assert codes(found) == {"REF030": NORM, "REF031": None, "REF032": "model.layers.0.self_attn.qkv_proj.weight"}
+        assert f"in 1 tensor of 11: {NORM}" in found.findings[0].message, (
+            "the matrix is packed: its checksum is of nothing"
+        )
+
+        written = attaching.write(other.server, attaching.look(other.server, ASKED), models.wanted, ASKED)
+        found = report(models, written, reference)
+        assert codes(found) == {"REF032": "model.layers.0.self_attn.qkv_proj.weight"}
+        assert {"REF030", "REF031", "REF034"} <= set(found.passed)
+
+        worker = below(other.pid, "VLLM::EngineCor")
+        os.kill(worker, signal.SIGSTOP)
+        hung = attaching.look(other.server, Asked(ASKED.sequences, seconds=3))
+        assert codes(report(models, hung, reference)) == {"REF028": None}
+        os.kill(worker, signal.SIGCONT)
+
+
+def for_user(source: Path, url: str) -> None:
+    """What a user sees of a server that serves what it should: the whole command."""
+    command = [sys.executable, "-m", "ckptcheck", "refit", str(source), "--attach", url, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verdict"], told["findings"], told["skipped"]) == ("clean", [], [])
+    assert {"REF028", "REF030", "REF031"} <= set(told["passed"])
+    assert "sglang 0.5.23 started here and transformers 5" in told["subject"]
+
+
+def below(parent: int, name: str) -> int:
+    """Return the process below another whose name (as it calls itself) contains `name`."""
+    return next(process for process in descendants(parent) if name in words(process))
+
+
+def descendants(parent: int) -> Iterator[int]:
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            yield from descendants(int(child))
+
+
+def words(process: int) -> str:
+    folder = Path(f"/proc/{process}")
+    return (folder / "comm").read_text() + (folder / "cmdline").read_text()
