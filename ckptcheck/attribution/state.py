@@ -24,8 +24,8 @@ class State:
     q: NDArray[Any] = field(repr=False)
     p: NDArray[Any] = field(repr=False)
     mask: NDArray[np.bool_] = field(repr=False)
-    trainer: TrainerChange = TrainerChange()
-    engine: EngineChange = EngineChange()
+    trainer: TrainerChange = field(default_factory=TrainerChange)
+    engine: EngineChange = field(default_factory=EngineChange)
 
     @cached_property
     def apart(self) -> NDArray[Any]:
