@@ -13,8 +13,8 @@ broken.
 Decode a prompt and look at it. Compare the chat template with the one the model was trained on.
 
 ## When it can be wrong
-Small models at temperature 1: SmolLM2-135M-Instruct finds its own answers at -3.0, in the right template and with every logprob
-right. Tasks that a model was not trained for; creative text. It is a hint, and no more.
+Instruct models on tasks that they were not trained for, creative text, synthetic prompts, and small models: SmolLM2-135M-Instruct
+is at -3 on random prompts. It is a hint.
 
 ## Seen in
 slime docs/en/developer_guide/debug.md: 0.8 for an instruct model points to the chat template
