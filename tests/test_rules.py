@@ -14,6 +14,7 @@ from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
 from compared import comparison
 from gridded import measured
 from jobs import job
+from ladders import attribution
 from localized import localization
 from probed import probed
 from recorded import history
@@ -44,6 +45,7 @@ MADE: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "matrix": lambda table, _: measured(table),
     "probe": probed,
     "comparison": comparison,
+    "attribution": lambda table, _: attribution(table),
     "localization": lambda table, _: localization(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""

@@ -17,6 +17,7 @@ class Recorded:
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
+        self.bos: int | None = None
 
     def trainer(self, change: TrainerChange) -> NDArray[Any]:
         """Make logprobs of the trainer's recorded distributions. Raises Unable for what needs a forward."""

@@ -16,9 +16,13 @@ class Unable(Exception):
 
 
 class World(Protocol):
-    """Rollouts that both sides have scored, and the sides as far as they are there."""
+    """Rollouts that both sides have scored, and the sides as far as they are there.
+
+    bos: the token that an engine may put before a prompt, None where there is none.
+    """
 
     rollouts: Rollouts
+    bos: int | None
 
     def trainer(self, change: TrainerChange) -> NDArray[Any]:
         """Return the trainer's logprobs, float64 [T], NaN where there is none. Raises Unable."""

@@ -12,7 +12,8 @@ staleness or precision is meant for that.
 As the message says; then run it again, for a second cause may be beneath.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share it in the order of the ladder. A temperature that fits best has to take away half of it.
+A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
+it in the order of the ladder. A temperature that fits best has to take away half of it.
 
 ## Seen in
 vllm-project/vllm#9453 (raw and processed logprobs), PipelineRL's move from vLLM V0 to V1, NVIDIA-NeMo/RL docs/adding-new-models.md

@@ -11,7 +11,8 @@ kernel that is off, results that depend on who else is served.
 As the message says.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share it in the order of the ladder. Where nobody could compare the weights, the message says so.
+A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
+it in the order of the ladder. Where nobody could compare the weights, the message says so.
 
 ## Seen in
 vllm-project/vllm#22103 (prefix cache across weight updates), thinkingmachines.ai on batch invariance

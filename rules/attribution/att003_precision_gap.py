@@ -10,7 +10,8 @@ It is no bug of a sync or of a meaning. It grows with length and with depth, and
 Compute the head in float32 on both sides; use float16, or the same kernels on both; or correct for it in the objective.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share it in the order of the ladder. float32 on one side alone can make a gap larger; then only both sides together count.
+A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
+it in the order of the ladder. float32 on one side alone can make a gap larger; then only both sides together count.
 
 ## Seen in
 arXiv:2510.26788 (float16 against the training-inference mismatch), arXiv:2506.13585 (MiniMax-M1: the head in float32)

@@ -10,7 +10,8 @@ A token that goes to another expert has another logprob, far beyond rounding, an
 Replay the engine's routing in the trainer (R3), or compute routers in float32 on both sides.
 
 ## When it can be wrong
-Routing differs wherever hidden states differ, whatever the cause; so this is the last rung, and what is left has to be at the floor.
+Routing differs wherever hidden states differ, whatever the cause; so this is the last rung, and what is left has to be
+at the floor.
 
 ## Seen in
 arXiv:2510.11370 (rollout routing replay)

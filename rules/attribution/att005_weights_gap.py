@@ -11,7 +11,8 @@ It samples from a policy that nobody trains.
 module that differs.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share it in the order of the ladder.
+A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
+it in the order of the ladder.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259, sgl-project/sglang#27718

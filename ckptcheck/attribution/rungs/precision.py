@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from ckptcheck.attribution.rung import Experiment
 from ckptcheck.attribution.state import State
@@ -26,27 +27,28 @@ def whole(world: World, state: State) -> Iterator[Experiment]:
     )  # fmt: skip
 
 
-def _sides(
-    world: World, state: State, edit: dict[str, object], words: str, cause: str, hint: str
-) -> Iterator[Experiment]:
-    reasons, found = [], {}
-    for side, scored, change in (
-        ("engine", world.engine, replace(state.engine, **edit)),  # type: ignore[arg-type]
-        ("trainer", world.trainer, replace(state.trainer, **edit)),  # type: ignore[arg-type]
-    ):
+def _sides(world: World, state: State, edit: dict[str, Any], words: str, cause: str, hint: str) -> Iterator[Experiment]:
+    reasons: list[str] = []
+    found: dict[str, State] = {}
+    for side, made in (("engine", _engine), ("trainer", _trainer)):
         try:
-            found[side] = scored(change), change  # type: ignore[operator]
+            found[side] = made(world, state, edit)
         except Unable as error:
             reasons.append(str(error))
-    moved = state
-    if "engine" in found:
-        moved = replace(moved, q=found["engine"][0], engine=found["engine"][1])
-        yield Experiment(f"{words} in the engine", cause, hint, moved)
-    if "trainer" in found:
-        alone = replace(state, p=found["trainer"][0], trainer=found["trainer"][1])
-        yield Experiment(f"{words} in the trainer", cause, hint, alone)
+            continue
+        yield Experiment(f"{words} in the {side}", cause, hint, found[side])
     if len(found) == 2:
-        both = replace(moved, p=found["trainer"][0], trainer=found["trainer"][1])
+        both = replace(found["engine"], p=found["trainer"].p, trainer=found["trainer"].trainer)
         yield Experiment(f"{words} on both sides", cause, hint, both)
     if not found:
         raise Unable(reasons[0])
+
+
+def _engine(world: World, state: State, edit: dict[str, Any]) -> State:
+    change = replace(state.engine, **edit)
+    return replace(state, q=world.engine(change), engine=change)
+
+
+def _trainer(world: World, state: State, edit: dict[str, Any]) -> State:
+    change = replace(state.trainer, **edit)
+    return replace(state, p=world.trainer(change), trainer=change)

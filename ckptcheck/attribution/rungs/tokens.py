@@ -66,8 +66,7 @@ def first(world: World, state: State) -> Iterator[Experiment]:
     if same is not None:
         tries.append(("without the first token", "the engine was not given the first token (BOS)", {"drop": 1}))
         tries.append(("with the first token twice", "the engine was given BOS twice", {"prepend": (same,)}))
-    bos = getattr(world, "bos", None)
-    if bos is not None and bos != same:
+    if (bos := world.bos) is not None and bos != same:
         tries.append(
             (
                 "with BOS before it",
