@@ -11,6 +11,7 @@ from ckptcheck.attribution.change import EngineChange
 from ckptcheck.attribution.retelling import Retelling
 from ckptcheck.attribution.world import Unable
 from ckptcheck.engines.base import Engine, Manifest
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class EngineSide:
         self._dtype = running.info.dtype if running is not None else None
         self._found: dict[EngineChange, NDArray[Any]] = {}
         self._manifests: dict[bool, Manifest] = {}
+        self._refused: dict[Setup, str] = {}
         self._processed: bool | None = None
         self._same_weights = False
 
@@ -100,13 +102,17 @@ class EngineSide:
             raise Unable("the engine that drew the tokens was given up for another experiment")
         if self._running is not None and self._running is self._job:
             self._ask_for_the_last_time(self._running)
+        if refused := self._refused.get(Setup(), self._refused.get(setup)):
+            raise Unable(refused)
         before, self._running = self._running, None
         folder = self._folders(setup.cold, setup.config) if setup.cold or setup.config else None
         try:
             self._running = self._start(folder, setup.dtype, setup.head_fp32, before)
-        except BaseException:
+        except BaseException as error:
             if before is not None:
                 before.close()
+            if isinstance(error, CkptcheckError):
+                self._refused[setup] = error.message
             raise
         self._setup = setup
         if setup == Setup():

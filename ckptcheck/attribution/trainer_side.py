@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.attribution.change import TrainerChange
 from ckptcheck.attribution.retelling import Retelling
 from ckptcheck.attribution.world import Unable
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.scoring import TOKENS, batches
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.trainers.base import Trainer, Weight
@@ -39,6 +40,7 @@ class TrainerSide:
         self._heat, self._tokens = heat, tokens
         self._held: Trainer | None = None
         self._setup: tuple[str | None, bool] = (None, False)
+        self._refused: dict[tuple[str | None, bool], str] = {}
         self._dtype: str | None = None
 
     def scores(self, change: TrainerChange) -> NDArray[Any]:
@@ -80,12 +82,16 @@ class TrainerSide:
         dtype = None if dtype == self._dtype else dtype
         setup = dtype, head_fp32 and (dtype or self._dtype) != "float32"  # float32 has a float32 head
         if self._held is None or self._setup != setup:
+            if refused := self._refused.get((None, False), self._refused.get(setup)):
+                raise Unable(refused)
             before, self._held = self._held, None
             try:
                 self._held = self._start(*setup, before)
-            except BaseException:
+            except BaseException as error:
                 if before is not None:
                     before.close()
+                if isinstance(error, CkptcheckError):
+                    self._refused[setup] = error.message
                 raise
             self._setup = setup
             if setup == (None, False):

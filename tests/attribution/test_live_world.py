@@ -327,6 +327,22 @@ def test_a_side_that_never_starts_is_the_users_to_know_and_a_dtype_that_it_has_n
         world.engine(EngineChange(dtype="bfloat16"))
 
 
+def test_a_side_that_cannot_be_started_is_tried_once(stage: Stage) -> None:
+    tried = []
+
+    def fails(*_: object) -> Any:
+        tried.append(1)
+        raise VerbError("vllm", "start", "ValueError", "no such architecture", "")
+
+    stage.start_engine = stage.start_trainer = fails  # type: ignore[method-assign]
+    found = climb(stage.world(rolled(off=0.2)), RUNGS, 1e-4)
+    assert not found.causes
+    assert len(tried) == 2
+    skipped = {step.name: step.skipped for step in found.steps if step.skipped}
+    assert skipped["the engine again"] == "the engine failed: vllm could not start: ValueError: no such architecture"
+    assert skipped["caches"] == "vllm could not start: ValueError: no such architecture"
+
+
 def test_sides_that_are_not_there_are_said(stage: Stage) -> None:
     alone = stage.world(rolled(), "trainer")
     for ask in (lambda: alone.engine(EngineChange()), alone.weights, alone.config):

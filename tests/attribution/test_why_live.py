@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import live
+import numpy as np
 import pytest
 from conftest import needs_engine
 from safetensors.numpy import load_file, save_file
@@ -26,7 +27,7 @@ from ckptcheck.host.exchange import Exchange
 from ckptcheck.parity.prompts import synthetic
 from ckptcheck.parity.record import record
 from ckptcheck.parity.scoring import score
-from ckptcheck.rollouts import Metadata, Rollouts
+from ckptcheck.rollouts import Metadata, Rollout, Rollouts, gathered
 from ckptcheck.run import run
 from ckptcheck.trainers.base import Trainer
 from ckptcheck.trainers.remote import RemoteTrainer
@@ -156,6 +157,30 @@ def test_a_healthy_pair_has_no_cause_and_raw_logprobs_against_a_trainer_that_div
     assert [code for code, _ in told(found)] == ["ATT001"]
     assert "vanishes at T = 1: the engine returned raw logprobs" in told(found)[0][1]
     assert bench.starts == ["own"], "no experiment with the engine was needed"
+
+
+def test_a_trainer_alone_tells_which_tokens_an_engine_was_not_given(bench: Bench) -> None:
+    trainer = kept(bench.trainer())
+    rows = [Rollout((1, *tokens), 12, engine=[-1.0] * 29) for tokens in synthetic(512, 40, 3)]
+    scored = score(gathered(rows, Metadata(model="tiny", vocabulary=512)), trainer)
+
+    def told_less(tokens: list[int], place: int, first: int) -> float:
+        return cast(float, trainer.score([tokens[first : place + 1]])[0][-1])
+
+    for name, least in (("first token", lambda place: 1), ("context", lambda place: max(0, place - 16))):
+        values = np.array(scored.columns["trainer_logprobs"])
+        for number in range(scored.number):
+            where = scored.sequence(number)
+            tokens = scored.tokens[where].tolist()
+            for place in range(12, len(tokens)):
+                values[where.start + place] = told_less(tokens, place, least(place))
+        world = Live(
+            scored.with_columns(None, engine_logprobs=values), bench.folder,
+            trainer=(lambda *_: trainer, Held(bench.own, {"bos_token_id": 1})),
+        )  # fmt: skip
+        found = climb(world, RUNGS, FLOOR)
+        assert [step.name for step in found.causes] == [name]
+        assert found.left < FLOOR
 
 
 def test_another_rope_theta_in_the_engines_config_is_named_once_the_weights_are_equal(bench: Bench) -> None:
