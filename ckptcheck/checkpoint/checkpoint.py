@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
+from ckptcheck.checkpoint.defects import is_watched, problems
 from ckptcheck.checkpoint.document import Defect, impostor
 from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.index import Index, index_among, read_index
@@ -21,7 +22,7 @@ from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, familie
 from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.checkpoint.subject import subject_of
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.phrase import count, few
+from ckptcheck.phrase import few
 from ckptcheck.rule import Problem, Skip
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from ckptcheck.values.stats import Values
 
 T = TypeVar("T")
-WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
-"""Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
 
 
 class Checkpoint:
@@ -247,13 +246,7 @@ class Checkpoint:
 
     def defects(self, *kinds: str, files: Container[str] | None = None) -> Iterator[Problem]:
         """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""
-        for file, defects in self._defects.items():
-            if files is not None and file not in files:
-                continue
-            found = [defect for defect in defects if defect.kind in kinds]
-            if found:
-                others = f" ({count(len(found) - 1, 'more such place')} in this file)" if len(found) > 1 else ""
-                yield Problem(found[0].text + others, file=file, key=found[0].key)
+        return problems(self._defects, kinds, files)
 
     @cached_property
     def _defects(self) -> dict[str, tuple[Defect, ...]]:
@@ -264,7 +257,7 @@ class Checkpoint:
         for name, file in self.files.items():
             if file.leaves is not None:
                 found.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
-            elif name not in found and name.endswith(WATCHED) and (self.source.local is not None or file.size < 1024):
+            elif name not in found and is_watched(file, remote=self.source.local is None):
                 defect = self._read(name, lambda source, name: impostor(source.read(name, 0, 64)))
                 found[name] = (defect,) if defect else ()
         return found

@@ -228,9 +228,8 @@ def _walk(raw: bytes) -> int:
             at += 1 + width + length
         elif op == _LONG_BINPUT:
             index = int.from_bytes(raw[at + 1 : at + 5], "little")
-            if index > min(
-                at, MAX_MEMO
-            ):  # each entry takes at least a byte to make; there would be room for all below it
+            # each entry takes at least a byte to make, and there would be room for all below it
+            if index > min(at, MAX_MEMO):
                 raise UnreadablePickle("it asks for a memo of absurd size")
             at += 5
         elif op == 0x80:  # PROTO

@@ -109,11 +109,11 @@ def _live(
 ) -> Localization:
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.cli import output as out
-    from ckptcheck.cli.refit import _trainer
     from ckptcheck.engines import registry
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.localize.live import Side, localize
     from ckptcheck.refit.sequences import sequences
+    from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
 
     ckpt = open_checkpoint(str(source))
@@ -130,9 +130,18 @@ def _live(
 
         def reference() -> tuple[str, Side]:
             out.talk(f"starting {trainer.value}")
-            held = _trainer(ckpt, exchange, trainer, Layout(*layout), dtype, trainer_python, (exchange.folder, folder))
+            held = choosing.trainer(
+                trainer.value,
+                ckpt,
+                exchange,
+                Layout(*layout),
+                dtype,
+                python=trainer_python,
+                scratch=(exchange.folder, folder),
+            )
+            name = f"{held.info.name} {held.info.layout}".strip()
             assert isinstance(held, Side)
-            return f"{held.info.name} {held.info.layout}".strip(), held
+            return name, held
 
         def other() -> tuple[str, Side]:
             out.talk(f"starting {engine}")

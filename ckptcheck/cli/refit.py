@@ -178,6 +178,7 @@ def refit(
     from ckptcheck.refit.text import Text
     from ckptcheck.refit.trial import Trial
     from ckptcheck.run import run
+    from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
 
     if not (check_weights or check_logprobs):
@@ -210,7 +211,15 @@ def refit(
 
             def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
                 """Start the trainer that gives the logprobs."""
-                return _trainer(checkpoint, exchange, chosen, layout, computed, trainer_python, (exchange.folder,))
+                return choosing.trainer(
+                    chosen.value,
+                    checkpoint,
+                    exchange,
+                    layout,
+                    computed,
+                    python=trainer_python,
+                    scratch=(exchange.folder,),
+                )
 
             wanted = attaching.Wanted(
                 attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
@@ -232,14 +241,17 @@ def refit(
 
         def start_trainer() -> Trainer:
             """Start the trainer, and end it when all is over."""
-            held = _trainer(ckpt, exchange, held_by, layout, dtype.value, trainer_python, scratch)
+            held = choosing.trainer(
+                held_by.value, ckpt, exchange, layout, dtype.value, python=trainer_python, scratch=scratch
+            )
             left.callback(held.close)
             left.callback(interruption.overhear)
             if quantize is None:
                 return held
-            packing = _packing(
-                held, quantize.value, engine, engine_python, ignore, trainer_quantizer.value, exchange, folder
-            )
+            packing = choosing.packed(
+                held, quantize.value, engine, exchange, folder, ignore=ignore, quantizer=trainer_quantizer.value,
+                python=engine_python,
+            )  # fmt: skip
             left.callback(packing.close)
             return packing
 
@@ -280,62 +292,6 @@ def _deliver(
     out.deliver([report], rules, format.value, output, verbose=verbose)
     sys.stdout.flush()
     raise typer.Exit(report.exit_code(fail_on.value))
-
-
-def _trainer(
-    ckpt: Checkpoint,
-    exchange: Exchange,
-    name: TrainerName,
-    layout: object,
-    dtype: str,
-    python: Path | None,
-    scratch: Sequence[Path],
-) -> Trainer:
-    from ckptcheck.trainers.layout import Layout
-    from ckptcheck.trainers.megatron import start_megatron
-    from ckptcheck.trainers.transformers import start_transformers
-
-    assert isinstance(layout, Layout)
-    if name is TrainerName.megatron:
-        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, python=python, scratch=scratch)
-    if layout.world > 1:
-        raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
-    return start_transformers(ckpt, exchange, dtype=dtype, python=python, scratch=scratch)
-
-
-def _packing(
-    held: Trainer,
-    name: str,
-    engine: str,
-    python: Path | None,
-    ignore: list[str] | None,
-    quantizer: str,
-    exchange: Exchange,
-    folder: Path,
-) -> Trainer:
-    """Pack what the trainer holds on its way to the engine, with the compressors that the engine's own Python has."""
-    from ckptcheck.checkpoint.open import open_checkpoint
-    from ckptcheck.environments.interpreter import interpreter
-    from ckptcheck.trainers.quantized import QuantizedTrainer
-    from ckptcheck.trainers.remote import RemoteTrainer
-    from ckptcheck.trainers.schemes import IGNORED, scheme
-    from ckptcheck.trainers.transformers import start_transformers
-
-    shapes = {weight.name: weight.shape for weight in held.weights()}
-    architecture = held.info.architecture or None
-    chosen = scheme(
-        name, shapes, architecture, engine, ignore=IGNORED if ignore is None else ignore, quantizer=quantizer
-    )
-
-    def reference(checkpoint: Path, before: Trainer | None) -> Trainer:
-        """Start transformers with unpacked weights, or load them into the process that has the last ones."""
-        host = before.host if isinstance(before, RemoteTrainer) else None
-        return start_transformers(open_checkpoint(str(checkpoint)), exchange, host=host, scratch=(folder,))
-
-    found = interpreter(engine, python)
-    return QuantizedTrainer(
-        held, chosen, python=found.python, variables=found.variables, start=reference, exchange=exchange, folder=folder
-    )
 
 
 def _put_away(folder: Path, keep: bool) -> None:

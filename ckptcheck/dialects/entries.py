@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ckptcheck.dialects.automaton import Automaton, Undecided
+from ckptcheck.dialects.automaton import Automaton
 from ckptcheck.dialects.base import Refused, Unknown
+from ckptcheck.dialects.unfold import Undecided
 
 MAX_NAME = 1_000
 """Characters of a module's name."""

@@ -30,6 +30,7 @@ FAULTS = (
     "cached",  # what comes from the prefix cache is a little off
     "uncached",  # it says that nothing came from the prefix cache, and nothing does
     "refuses",  # it takes no update
+    "grumbles",  # it takes an update under way and says that it has not
     "unversioned",  # it says nothing of versions
     "stamped",  # it gives all tokens the version of the end
     "mixed",  # after an update under way, logprobs are a little those of the old weights
@@ -206,6 +207,8 @@ class FakeServing(FakeEngine):
         old = self._version
         answer = self.refit(parcels, self.transports[0])
         self._version, self._kept = (version, {}) if answer.ok else (old, self._kept)
+        if "grumbles" in self._flaws:
+            answer = replace(answer, ok=False, message="the cache was not flushed")
         if pause == "abort":
             return Inflight(answer, tuple(replace(one, finish="abort", versions=()) for one in before))
         if "lost" in self._flaws:

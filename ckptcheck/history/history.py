@@ -61,20 +61,6 @@ class Turn:
                 return (side, len(after)) if not changed and before.keys() == after.keys() else None
         return None
 
-    @cached_property
-    def stale(self) -> tuple[str, ...]:
-        """Tensors of the engine that did not change, though something they are made of was sent with other numbers."""
-        if not self.before.held or not self.after.held:
-            return ()
-        names = self.after.sent.keys()
-        return tuple(
-            key
-            for key in self.after.held
-            if key in self.before.held
-            and key not in self.turned
-            and self.moved.intersection(parts(key.partition("/")[2], names))
-        )
-
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, value in after.items() if name in before and before[name] != value)
@@ -144,10 +130,37 @@ class History:
         moved = frozenset[str]().union(*(turn.moved for turn in self.steps)) if self.steps else frozenset()
         return tuple(name for name in self.syncs[-1].sent if name not in moved)
 
+    @cached_property
+    def plain(self) -> frozenset[str]:
+        """Tensors (``rank/name``) that the engine held, at some sync, bit for bit as they were sent."""
+        return frozenset(key for sync in self.syncs for key in as_sent(sync))
+
+    def stale(self, turn: Turn) -> tuple[str, ...]:
+        """Return the engine's tensors that did not change, though something they are made of was sent with other numbers.
+
+        A norm or a bias counts only where the engine holds it as it is sent: where it rounds, a step may be lost in it.
+        """
+        names = turn.after.sent.keys()
+        return tuple(
+            key
+            for key in turn.after.held
+            if key in turn.before.held
+            and key not in turn.turned
+            and turn.moved.intersection(parts(key.partition("/")[2], names))
+            and (key in self.plain or not SMALL.search(key))
+        )
+
     def name(self, index: int) -> str:
         """Name a sync as its reader finds it: by step, else by its place."""
         sync = self.syncs[index]
         return f"step {sync.step}" if sync.step is not None else f"sync {index + 1}"
+
+
+def as_sent(sync: Sync) -> set[str]:
+    """Return what the engine held as it was sent; nothing where the two digests do not compare."""
+    if not sync.alike:
+        return set()
+    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
 
 
 def open_history(path: Path | str) -> History:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptcheck.engines.base import Scores
 from ckptcheck.refit.attached import Attached, Seen, Written
-from ckptcheck.servers.base import About, Server
+from ckptcheck.servers.base import About, Answered, Server
 from ckptcheck.servers.trouble import Gone, ServerTrouble
 from ckptcheck.trainers.base import TrainerInfo
 
@@ -68,14 +68,18 @@ def write(server: Server, seen: Seen, checkpoint: Path, asked: Asked, say: Say =
     """Overwrite the server's weights, have it load the checkpoint from its own disk, and look again."""
     if seen.dead or not seen.checksums:
         return replace(seen, refused={**seen.refused, "update": seen.dead or seen.refused.get("checksums", "")})
-    say(f"overwriting the weights of {server.url}, and having it load {checkpoint}")
+    say(f"overwriting the weights of {server.url}: it serves noise until it has loaded {checkpoint}")
     try:
         server.scramble(seconds=asked.seconds)
     except ServerTrouble as trouble:
         return replace(seen, refused={**seen.refused, "update": _why(trouble)})
-    scrambled = server.checksums(seconds=asked.seconds)
-    answer = server.update(checkpoint, MARK, seconds=asked.seconds)
-    after = look(server, asked)
+    scrambled: Mapping[str, str] = {}
+    try:
+        scrambled = server.checksums(seconds=asked.seconds)
+        answer = server.update(checkpoint, MARK, seconds=asked.seconds)
+        after = look(server, asked)
+    except ServerTrouble as trouble:  # its weights are gone: whatever happens to it now has to be said
+        return replace(seen, written=Written(Answered(False, _why(trouble)), seen.checksums, scrambled, {}))
     written = Written(answer, seen.checksums, scrambled, after.checksums, MARK, after.about.weights)
     return replace(after, written=written)
 

@@ -7,6 +7,7 @@ repacked layouts is needed to know *that* a tensor is wrong; only the diagnosis 
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,6 +96,13 @@ class Trial:
             self._last()
         except (HostDied, HostHung, VerbError, OSError, KeyboardInterrupt) as error:
             self._trace = replace(self._trace, broken={self._phase: self._told(error)})
+        except CkptcheckError:
+            raise
+        except (
+            Exception
+        ) as error:  # a fault of ours, or a far side that says what nobody expects: what was seen is kept
+            self._say(traceback.format_exc().rstrip())
+            self._trace = replace(self._trace, broken={self._phase: f"{type(error).__name__}: {error}"})
         finally:
             if engine is not None:
                 engine.close()

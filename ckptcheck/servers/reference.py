@@ -18,7 +18,7 @@ from ckptcheck.host.trouble import HostHung
 from ckptcheck.servers.base import Server
 from ckptcheck.servers.client import Client
 from ckptcheck.servers.recognize import recognize
-from ckptcheck.servers.trouble import ServerTrouble
+from ckptcheck.servers.trouble import Refused, ServerTrouble
 
 MODULE = "ckptcheck_far.served"
 START = 900.0
@@ -96,6 +96,8 @@ class Reference:
                 server = recognize(self.client, seconds=max(1.0, left))
                 server.alive(seconds=max(1.0, left))
             except ServerTrouble as trouble:
+                if isinstance(trouble, Refused) and 400 <= trouble.status < 500:
+                    raise  # it understood, and will not: waiting changes nothing
                 if left <= 0:
                     raise HostHung(
                         f"the reference server does not answer: {trouble.message}", self._host.last_words()

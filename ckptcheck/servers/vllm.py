@@ -177,6 +177,7 @@ class VllmServer:
             "logprobs": 0,
             "prompt_logprobs": 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # else their text is looked up, and a tokenizer need not be there
         }
         choices = self._client.post("/v1/completions", asked, Completion, timeout=seconds).choices
         if sorted(choice.index for choice in choices) != list(range(len(sequences))):

@@ -13,7 +13,8 @@ Look at the update path of the named tensors: their names, the buckets they were
 (`ckptcheck refit`) names the cause.
 
 ## When it can be wrong
-An engine that rounds what it is sent (FP8, INT4) may hold the same numbers after a very small step.
+An engine that rounds what it is sent (FP8, INT4) may hold the same numbers after a very small step. So norms and biases are left
+out, unless it held them bit for bit as they were sent.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259 (half of the layers never synced), sgl-project/sglang#38298 (halves dropped between buckets)
@@ -35,8 +36,8 @@ from ckptcheck.phrase import count, few
 )
 def check(history: History) -> Iterator[Problem]:
     for turn in history.turns:
-        if turn.stale:
-            names = [key.partition("/")[2] for key in turn.stale]
+        if stale := history.stale(turn):
+            names = [key.partition("/")[2] for key in stale]
             yield Problem(
                 f"{history.name(turn.index)}: {count(len(set(names)), 'tensor')} of the engine did not change though other"
                 f" numbers were sent: {few(set(names))}",

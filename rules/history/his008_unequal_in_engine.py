@@ -20,13 +20,8 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History
-from ckptcheck.history.record import Sync
+from ckptcheck.history.history import History, as_sent
 from ckptcheck.phrase import count, few
-
-
-def _equal(sync: Sync) -> set[str]:
-    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
 
 
 @rule(
@@ -37,15 +32,13 @@ def _equal(sync: Sync) -> set[str]:
     when=lambda history: sum(sync.alike and bool(sync.held) for sync in history.syncs) > 1,
 )
 def check(history: History) -> Iterator[Problem]:
-    equal = [_equal(sync) if sync.alike else set() for sync in history.syncs]
-    plain = set().union(*equal)
-    stale = {turn.index: set(turn.stale) for turn in history.turns}
+    stale = {turn.index: set(history.stale(turn)) for turn in history.turns}
     for index, sync in enumerate(history.syncs):
         if not sync.alike:
             continue
         names = {
             key.partition("/")[2]
-            for key in plain - equal[index] - stale.get(index, set())
+            for key in history.plain - as_sent(sync) - stale.get(index, set())
             if key in sync.held and key.partition("/")[2] in sync.sent
         }
         if names:

@@ -41,10 +41,10 @@ def check(seen: Verification) -> Iterator[Problem]:
         else:
             changed.setdefault(found.file, []).append(name)
     if seen.broken:
-        name, reason = next(iter(seen.broken.items()))
+        name, reason = min(seen.broken.items())
         number = count(len(seen.broken), "tensor is", "tensors are")
         yield Problem(
-            f"{number} no longer where {'it was' if len(seen.broken) == 1 else 'they were'}: {few(list(seen.broken))}; {reason}",
+            f"{number} no longer where {'it was' if len(seen.broken) == 1 else 'they were'}: {few(sorted(seen.broken))}; {reason}",
             key=name,
             hint="fetch the file again, or take a new manifest if the change was meant",
         )

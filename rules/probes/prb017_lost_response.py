@@ -1,16 +1,19 @@
-"""A response that was under way when the weights changed is cut short, and nothing says so.
+"""A response under way when the weights change is cut short unsaid, or the update is misreported.
 
 ## What it checks
-In every way to pause, a response either goes on to the tokens that were asked for or is called aborted, and the update is taken.
+In every way to pause, a response either goes on to the tokens that were asked for or is called aborted, and the engine's answer to
+the update is true.
 
 ## Why it matters
-A truncated answer that is called finished gets a reward as if the policy had meant to stop there.
+A truncated answer that is called finished gets a reward as if the policy had meant to stop there. A trainer that believes in a
+failure sends again, or goes on with versions that are not there.
 
 ## How to fix
 Count the tokens, and treat short responses without an end token as aborted.
 
 ## Seen in
-vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word
+vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word;
+in_place of SGLang 0.5.23 applies the update and answers False, for the cache was not flushed
 """
 
 from collections.abc import Iterator
@@ -28,6 +31,11 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
                 f"{each.way}: a response under way ended after {each.tokens} of {each.wanted} tokens, and the engine calls it"
                 f" {each.finish or 'nothing'}",
                 hint="count tokens of responses that ran across an update; treat short ones as aborted",
+            )
+        elif not each.ok and each.changed is not None:
+            yield Problem(
+                f"{each.way}: the engine says that the update under way failed, and computes with it from token {each.changed} on",
+                hint="do not take its answer for what it holds: compare checksums (ckptcheck refit), or drain requests first",
             )
         elif not each.ok:
             yield Problem(

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import fault_matrix as matrix
+import twin as matrix
 
 from ckptcheck import pack
 from ckptcheck.attribution.ladder import climb

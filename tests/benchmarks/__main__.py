@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import diagnosis, diff, headers, megatron, parity, refit, tolerance, values, watch
+from tests.benchmarks import attribution, diagnosis, diff, headers, megatron, parity, refit, tolerance, values, watch
 
 if __name__ == "__main__":
     headers.main()
@@ -12,3 +12,4 @@ if __name__ == "__main__":
     refit.main()
     parity.main()
     watch.main()
+    attribution.main()

@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 
-from ckptcheck.dialects.automaton import MAX_STEPS, Automaton, Undecided
+from ckptcheck.dialects.automaton import MAX_STEPS, Automaton
+from ckptcheck.dialects.unfold import Undecided
 
 PIECES = (
     "a", "b", ".", r"\.", "[ab]", "[^a]", r"\d", r"\w", "(a|b)", "(?:ab|c)", "a*", "(a+)+", ".*", "b?", "a{2}",

@@ -55,7 +55,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(source: Path, log: Path) -> Iterator[SglangEngine]:
     needs_engine("sglang")
     switches = Switches(prefix_cache=True, chunk=64, compilation="eager", text=True)
-    with SglangEngine(source, SglangOptions(switches=switches), log=log) as running:
+    options = SglangOptions(switches=switches, more={"log_level": "warning"})
+    with SglangEngine(source, options, log=log) as running:
         yield running
 
 
@@ -182,12 +183,12 @@ def test_a_rotary_cache_that_was_touched_is_not_repaired_and_sglang_does_not_see
         assert engine.refit(sent.buckets(weights, exchange), "tensor").ok
         sound, sure = engine.manifest(), engine.check("checksum")
         before = engine.score([TOKENS])[0].prompt
-        engine.poke(ROTARY, 40, 30)  # an exponent bit of a cosine
+        engine.poke(ROTARY, 40, 24)  # an exponent bit of a cosine
         assert engine.refit(sent.buckets(weights, exchange), "tensor").ok
         assert engine.check("checksum") == sure
-        assert differing(sound, engine.manifest()) == {ROTARY}
+        assert differing(sound, engine.manifest()) == {ROTARY, ROTARY.replace("0", "1")}  # one cache for all layers
         assert far(engine.score([TOKENS])[0].prompt, before) > 1e-3
-        engine.poke(ROTARY, 40, 30)
+        engine.poke(ROTARY, 40, 24)
     assert not differing(sound, engine.manifest())
 
 
@@ -205,7 +206,7 @@ def test_the_cache_is_flushed_with_an_update_unless_it_is_told_not_to(
     assert stale.cached > 50
     assert fresh.cached == 0
     assert far(stale.decode, fresh.decode) > 1e-3
-    assert stale.prompt == fresh.prompt, "prompt logprobs pass the cache by"
+    assert far(stale.prompt, fresh.prompt) < 1e-6, "prompt logprobs pass the cache by"
 
 
 def test_it_generates_as_asked(engine: SglangEngine) -> None:

@@ -30,16 +30,8 @@ import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
-from megatron_cpu import (  # noqa: E402
-    VOCABULARY,
-    Layout,
-    arguments,
-    build,
-    fill,
-    hugging_face,
-    megatron_names,
-    without_cuda,
-)
+from megatron_cpu import build, fill, without_cuda  # noqa: E402
+from megatron_layout import VOCABULARY, Layout, arguments, hugging_face, megatron_names  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from transformers import AutoConfig, AutoModelForTokenClassification  # noqa: E402

@@ -22,13 +22,14 @@ from ckptcheck.engines.base import Parcel  # noqa: E402
 from ckptcheck.engines.fake import FakeEngine, Fault  # noqa: E402
 
 
-def start(model: str, **_: Any) -> dict[str, Any]:
+def start(model: str) -> dict[str, Any]:
     global ENGINE
     files = set(json.loads((Path(model) / "model.safetensors.index.json").read_text())["weight_map"].values())
     tensors = {name: value for file in files for name, value in load_file(Path(model) / file).items()}
     ENGINE = FakeEngine(tensors, [Fault("rotary")] if "CKPTCHECK_ROTARY" in os.environ else [])
-    facts = {"weight_transfer": "gloo"}
-    return {"version": "0", "dtype": "float32", "ranks": 1, "architecture": "LlamaForCausalLM", "facts": facts}
+    facts = {"weight_transfer": "gloo", "device": "cpu"}
+    told = {"version": "0", "dtype": "float32", "ranks": 1, "architecture": "LlamaForCausalLM", "facts": facts}
+    return {**told, "switches": {}}
 
 
 def ask(method: str, arguments: list[Any]) -> list[Any]:

@@ -73,6 +73,17 @@ def test_without_a_trainer_what_needs_one_is_skipped_and_not_passed(tmp_path: Pa
     assert set(report.passed) == {"PRB002", "PRB018", "PRB021"}
 
 
+def test_a_trainer_that_is_not_installed_costs_only_those_that_want_it(tmp_path: Path) -> None:
+    def start(dtype: str, head_fp32: bool, instead: object) -> object:
+        raise CkptcheckError("megatron is not installed", "ckptcheck engine install megatron")
+
+    bench = Bench(PROMPTS, VOCABULARY, tmp_path, start_trainer=start, length=64, block=4, response=12)
+    trace = run_probes("trial", bench, lambda *_: FakeServing(weights()), chosen(["decode", "padding"], ()))
+    report = run(trace, RULES)
+    assert dict(report.skipped) == {"PRB009": "it compares with a trainer: megatron is not installed"}
+    assert "PRB002" in report.passed
+
+
 def test_a_setup_that_does_not_start_costs_only_those_that_want_it(tmp_path: Path) -> None:
     def start(setup: Setup, instead: Engine | None) -> Engine:
         if setup.switches.compilation == "inductor":

@@ -56,6 +56,12 @@ class Outcome:
         return found
 
     @property
+    def costs(self) -> list[list[Any]]:
+        """The rows of the table of costs."""
+        tables = self.report["sections"]
+        return [row for table in tables if table["title"].startswith("cost of the syncs") for row in table["rows"]]
+
+    @property
     def why(self) -> str:
         """Why the verdict is incomplete: each rule that could not pass says the same."""
         assert self.report["verdict"] == "incomplete"
@@ -123,26 +129,22 @@ def test_without_a_fault_the_report_is_whole_and_says_what_it_cost(place: Path) 
     outcome = refit(place, "")
     assert (outcome.code, outcome.processes, outcome.files) == (0, [], []), outcome.err + outcome.out
     assert outcome.report["verdict"] == "clean"
-    costs = next(table for table in outcome.report["sections"] if table["title"].startswith("cost"))
-    assert [row[:2] for row in costs["rows"]] == [[1, 0], [2, 1], [3, 1]]
-    assert all(row[4] > 0 and row[7] == row[6] / row[4] for row in costs["rows"])
+    assert [row[:2] for row in outcome.costs] == [[1, 0], [2, 1], [3, 1]]
+    assert all(row[4] > 0 and row[7] == row[6] / row[4] for row in outcome.costs)
     assert outcome.notes[0] == "trainer:load"
     assert {line.split(":")[1] for line in outcome.notes} >= set(VERBS["engine"]) | set(VERBS["trainer"])
 
 
 VERBS = {
-    "engine": ("start", "ask-manifest", "ask-memory", "score", "follow", "ask-scramble", "load", "ask-leftovers"),
-    "trainer": ("load", "export", "score", "greedy", "digests", "step", "perturb"),
+    "engine": ("start", "ask-manifest", "ask-memory", "score", "ask-scramble", "load", "ask-leftovers"),
+    "trainer": ("load", "export", "score", "greedy", "digests", "step"),
 }
 MOMENTS = [
     *(("trainer:import:1", "start of the trainer"), ("engine:import:1", "cold load")),
     *((f"engine:{verb}:1", None) for verb in VERBS["engine"] if verb != "ask-memory"),
     *((f"trainer:{verb}:1", None) for verb in VERBS["trainer"]),
     *(("engine:start:2", "reference for step 1"), ("engine:load:2", "sync after step 1")),
-    *(
-        ("engine:load:3", "the same sync with other buckets"),
-        ("engine:reset_prefix_cache:2", "measure the noise of both sides"),
-    ),
+    *(("engine:load:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", None)),
     ("trainer:export:3", "reference for step 1"),
 ]
 
@@ -186,14 +188,20 @@ def test_out_of_memory_and_of_room(place: Path, fault: str, words: str) -> None:
     assert words in outcome.why
 
 
+def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:
+    outcome = refit(place, "engine:load:1:nonsense")
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert outcome.why.startswith("could not finish first sync: AttributeError: ")
+    assert "Traceback" in outcome.err
+
+
 def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCHECK_ROTARY", "1")
     outcome = refit(place, "trainer:step:2:killed", steps="2")
     assert outcome.code == 2
     assert [finding["code"] for finding in outcome.report["findings"]] == ["REF005", "REF008"]
     assert outcome.report["counts"]["tensors"] > 0
-    costs = next(table for table in outcome.report["sections"] if table["title"].startswith("cost"))
-    assert len(costs["rows"]) == 3
+    assert len(outcome.costs) == 3
     assert outcome.why.startswith("could not finish step 2")
 
 

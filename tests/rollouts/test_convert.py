@@ -1,4 +1,4 @@
-"""Files of frameworks: verl's are real, slime's are written by torch as slime does, prime-rl's and answers are JSON."""
+"""Files of frameworks: verl's are real, slime's are written by torch as slime does, the others are JSON as its writers spell it."""
 
 from __future__ import annotations
 
@@ -121,29 +121,75 @@ def test_prime_rl_exports(tmp_path: Path) -> None:
     assert np.isnan(found.columns["trainer_logprobs"][3])  # null stands for what was not finite
 
 
-def test_answers_of_vllm() -> None:
-    found, kind = convert([DATA / "vllm-0.32.0.jsonl"])
+def lines(path: Path, *answers: Any) -> Path:
+    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return path
+
+
+def test_answers_of_vllm(tmp_path: Path) -> None:
+    asked = {"model": "org/m", "prompt": "a b", "max_tokens": 2, "temperature": 0.7, "top_p": 1, "logprobs": 0, "n": 2}
+
+    def choice(index: int) -> dict[str, Any]:
+        logprobs = {
+            "token_logprobs": [-0.5, -0.25 * index],
+            "tokens": ["c", "d"],
+            "top_logprobs": [{"c": -0.5}, {"d": 0}],
+        }
+        return {
+            "index": index, "text": "cd", "logprobs": logprobs, "finish_reason": "length", "token_ids": [7, 8 + index],
+            "prompt_token_ids": [5, 6],
+        }  # fmt: skip
+
+    answer = {"object": "text_completion", "model": "org/m", "choices": [choice(0), choice(1)]}
+    found, kind = convert([lines(tmp_path / "a.jsonl", {"request": asked, "response": answer}, answer)])
+    assert (kind, found.number, found.metadata.model) == ("vllm", 4, "org/m")
+    assert found.tokens[:8].tolist() == [5, 6, 7, 8, 5, 6, 7, 9]
+    assert column(found, "engine_logprobs", 1) == [0, 0, -0.5, -0.25]
+    assert found.metadata.finish_reasons == ["length"]
+    assert found.metadata.sampling.temperature is None  # of one request it is not known
+    alone, _ = convert([lines(tmp_path / "b.jsonl", {"request": asked, "response": answer})])
+    assert (alone.metadata.sampling.temperature, alone.metadata.sampling.max_tokens) == (0.7, 2)
+
+
+def test_answers_of_a_chat(tmp_path: Path) -> None:
+    content = [{"token": "x", "logprob": -1.5, "bytes": None, "top_logprobs": []}]
+    choice = {"message": {"content": "x"}, "logprobs": {"content": content}, "finish_reason": "stop", "token_ids": [9]}
+    answer = {"object": "chat.completion", "choices": [choice], "prompt_token_ids": [1, 2, 3]}
+    found, kind = convert([lines(tmp_path / "a.json", answer)])
     assert kind == "vllm"
-    assert found.number == 3
-    assert (found.columns["engine_logprobs"] <= 0).all()
-    assert found.metadata.sampling.temperature == 1.0
-    assert set(found.metadata.finish_reasons) <= {"stop", "length"}
-    chat, _ = convert([DATA / "vllm-0.32.0-chat.jsonl"])
-    assert chat.prompts[0] > 5
-    assert (chat.columns["engine_logprobs"][chat.prompts[0] :] < 0).any()
-    spelled, _ = convert([DATA / "vllm-0.32.0-spelled.jsonl"])
-    assert spelled.prompts.tolist() == [3]
-    assert len(spelled.tokens) == 11
+    assert found.tokens.tolist() == [1, 2, 3, 9]
+    assert column(found, "engine_logprobs", 0) == [0, 0, 0, -1.5]
 
 
-def test_answers_of_sglang() -> None:
-    found, kind = convert([DATA / "sglang-0.5.23.jsonl"])
-    assert kind == "sglang"
-    assert found.number == 3
-    assert found.metadata.versions == ["default"]
-    assert found.prompts.tolist()[2] == 3
-    response = found.columns["engine_logprobs"][found.prompts[0] : found.starts[1]]
-    assert (response < 0).all()
+def test_ids_spelled_as_tokens(tmp_path: Path) -> None:
+    logprobs = {"token_logprobs": [-0.5], "tokens": ["token_id:77"]}
+    answer = {"choices": [{"logprobs": logprobs}]}
+    found, _ = convert([lines(tmp_path / "a.json", {"request": {"prompt": [4, 5]}, "response": answer})])
+    assert found.tokens.tolist() == [4, 5, 77]
+
+
+def test_answers_of_sglang(tmp_path: Path) -> None:
+    told = {
+        "prompt_tokens": 2, "weight_version": "12", "finish_reason": {"type": "stop", "matched": 2},
+        "input_token_logprobs": [[None, 5, None], [-3.0, 6, None]],
+        "output_token_logprobs": [[-0.5, 7, None], [-0.25, 2, None]],
+    }  # fmt: skip
+    asked = {"input_ids": [5], "sampling_params": {"temperature": 1.0, "max_new_tokens": 3}}
+    short = {**told, "input_token_logprobs": [], "prompt_tokens": 1, "finish_reason": {"type": "length", "length": 3}}
+    batch = [{"text": "", "output_ids": [7, 2], "meta_info": told}]
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"request": asked, "response": batch},
+        {"request": asked, "response": {"meta_info": short}},
+    )
+    found, kind = convert([path])
+    assert (kind, found.number) == ("sglang", 2)
+    assert found.tokens.tolist() == [5, 6, 7, 2, 5, 7, 2]
+    assert column(found, "engine_logprobs", 1) == [0, -0.5, -0.25]
+    assert found.metadata.versions == ["12"]
+    assert found.columns["version_spans"].tolist() == [[2, 4, 0], [5, 7, 0]]
+    assert found.metadata.finish_reasons == ["length", "stop"]
+    assert (found.metadata.sampling.temperature, found.metadata.sampling.max_tokens) == (1.0, 3)
 
 
 def test_answers_without_ids_say_what_to_ask_for(tmp_path: Path) -> None:

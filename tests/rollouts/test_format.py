@@ -180,3 +180,14 @@ def test_nothing_malformed_is_written(tmp_path: Path) -> None:
         with pytest.raises(CkptcheckError, match="engine_logprobs: it has 3 rows for 21 tokens"):
             writer(bad, tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [0x7B20, 0x7B7B])
+def test_a_length_that_looks_like_a_brace_is_no_json(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "r.safetensors"
+    write(some(), path)
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + raw[8:start].ljust(length) + raw[start:])
+    assert path.read_bytes()[:2] in (b" {", b"{{")
+    assert read(path).defects == ()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,8 @@ from junk_server import Answer, JunkServer, sglang, status, vllm
 from ckptcheck import pack
 from ckptcheck.cli.attach import Wanted, attach
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit import attach as attaching
+from ckptcheck.refit.attach import Asked
 from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.report import Report
 from ckptcheck.run import run
@@ -197,6 +203,41 @@ def test_two_replicas_of_which_one_is_behind() -> None:
     with JunkServer(sglang()) as one, JunkServer(behind) as other:
         report = reported(one, other)
     assert [(finding.code, finding.key) for finding in report.findings] == [("REF029", "lm_head.weight")]
+
+
+def test_a_server_that_fails_after_it_was_overwritten_is_a_finding() -> None:
+    def update(request: BaseHTTPRequestHandler) -> None:
+        server.answers.clear()  # from now on it knows nothing
+        status(500, {"error": "cannot load"})(request)
+
+    with JunkServer(sglang(update_weights_from_disk=update)) as server:
+        asked = Asked(((8, 9, 10),), seconds=5)
+        sglang_server = recognize(Client(server.url), seconds=5)
+        seen = attaching.look(sglang_server, asked)
+        written = attaching.write(sglang_server, seen, Path("/models/tiny"), asked)
+    report = run(attaching.attached("tiny", [written], asked), RULES)
+    assert "REF034" in {finding.code for finding in report.findings}
+    bodies = [(path, body) for method, path, body in server.asked if method == "POST" and path != "/generate"]
+    assert bodies[1] == ("/weights_checker", {"action": "reset_tensors"})
+    assert bodies[3][0] == "/update_weights_from_disk"
+    assert bodies[3][1] == {"model_path": "/models/tiny", "weight_version": "ckptcheck", "flush_cache": True}
+
+
+def test_the_command() -> None:
+    def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with JunkServer(sglang()) as one, JunkServer(vllm()) as other, JunkServer({"/": b"<html>"}) as page:
+        done = refit("--attach", one.url, "--attach", one.url, "--attach", other.url, "-v")
+        assert (done.returncode, "✓ clean" in done.stdout) == (0, True), done.stderr
+        assert f"sglang 0.5.23 at {one.url}" in done.stdout
+        done = refit("--attach", one.url, "--attach", page.url)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in done.stderr
+    done = refit("--attach", one.url, "--attach", one.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be reached: Connection refused" in done.stderr
 
 
 def test_one_server_needs_something_to_be_held_against() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from conftest import needs
 from junk_server import JunkServer, sglang
 
+from ckptcheck import pack
 from ckptcheck.engines.digest import digest
 from ckptcheck.history.history import open_history
 from ckptcheck.rule import Finding
+from ckptcheck.run import run
 from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters, module, servers
 
 NAMES = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(3) for part in ("up_proj", "down_proj")]
@@ -197,6 +200,21 @@ def test_torch_tensors_where_they_lie() -> None:
     with pytest.warns(SyncWarning, match="it is sharded over ranks"), watch(step=2) as sync:
         list(sync.sent([("bias", torch.zeros(2)), ("weight", torch.zeros(2).as_subclass(Sharded))]))
     assert watch.last[-1].sent == {}
+
+
+def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path: Path) -> None:
+    needs("torch")
+    import forgetful
+
+    with pytest.warns(SyncWarning) as said:
+        forgetful.main(str(tmp_path / "syncs.jsonl"))
+    shown = (Path(__file__).parents[2] / "ckptcheck/watch/README.md").read_text(encoding="utf-8")
+    assert [f"SyncWarning: {each.message}" in shown for each in said] == [True, True]
+    report = run(open_history(tmp_path / "syncs.jsonl"), pack.load())
+    assert f"✗ 2 errors · {len(report.passed)} rules passed" in shown
+    rows = [line.split()[:8] for line in shown.splitlines() if re.match(r" +\d+ +\d+ +–", line)]
+    (section,) = report.sections
+    assert rows == [["–" if cell is None else f"{cell:.4g}" for cell in row[:8]] for row in section.rows]
 
 
 def test_servers_are_asked_for_their_checksums_and_versions() -> None:

@@ -10,6 +10,8 @@ from typing import Protocol
 from ckptcheck.engines.base import Engine, Parcel
 from ckptcheck.engines.sampling import Generation, Sampling
 from ckptcheck.engines.switches import Switches
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.trouble import HostDied, VerbError
 from ckptcheck.rule import Skip
 from ckptcheck.trainers.base import Trainer, TrainerInfo
 
@@ -92,7 +94,12 @@ class Bench:
             raise Skip("it compares with a trainer, and none was asked for (--trainer)")
         wanted = dtype or self.dtype, self.head_fp32 if head_fp32 is None else head_fp32
         if self._trainer is None or self._kept != wanted:
-            self._trainer = self.start_trainer(*wanted, self._trainer)
+            try:
+                self._trainer = self.start_trainer(*wanted, self._trainer)
+            except (VerbError, HostDied):
+                raise
+            except CkptcheckError as error:  # it is not installed, or does not take this model
+                raise Skip(f"it compares with a trainer: {error.message}") from error
             self._kept, self.trainer_info = wanted, self.trainer_info or self._trainer.info
         return self._trainer
 

@@ -28,8 +28,6 @@ PROBES: Mapping[str, Make] = {
     "casts": setups.casts,
 }
 """In the order in which they are tried where nothing else decides: those that many set-ups share first, the dearest last."""
-TRAINED = frozenset(("semantics", "padding", "routing", "stale", "inflight", "head"))
-"""Those that need a trainer."""
 
 
 def chosen(only: Sequence[str], without: Sequence[str]) -> dict[str, Make]:
@@ -46,6 +44,3 @@ def has_experts(ckpt: Checkpoint) -> bool:
     return config is not None and any(
         config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")
     )
-
-
-__all__ = ["PROBES", "TRAINED", "chosen", "has_experts"]

@@ -7,7 +7,8 @@ top-k and top-p too; and the temperature is looked for that brings them nearest 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp, inf, log
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.engines.sampling import Sampling
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Meaning = Literal["raw", "temperature", "processed"]
 TOKENS, FEW = 24, 3
 SHIFTS = (-1, 0, 1)
+EDGE = 0.8
+"""Share of the sampled tokens that the trainer has to keep too if the engine cut as it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,6 @@ class SemanticsSeen:
 
 def probe(bench: Bench) -> Probe:
     """Sample as the user's job does, and compute what was said from the trainer's logits."""
-    from dataclasses import replace
-
     from safetensors.numpy import load_file
 
     engine = yield bench.setup
@@ -80,16 +81,22 @@ def probe(bench: Bench) -> Probe:
     tokens, said = [each.tokens for each in made], [each.logprobs for each in made]
     sampling = bench.sampling
     heat = sampling.temperature or 1.0
-    gaps: dict[Meaning, Gap] = {
-        "raw": gap(said, _taken(whole, tokens, 1.0)),
-        "temperature": gap(said, _taken(whole, tokens, heat)),
-    }
-    gaps["processed"] = gap(said, _taken(whole, tokens, heat, sampling.top_p, sampling.top_k))
+    raw, divided = _taken(whole, tokens, 1.0), _taken(whole, tokens, heat)
+    cut = _taken(whole, tokens, heat, sampling.top_p, sampling.top_k)
+    gaps: dict[Meaning, Gap] = {"raw": gap(said, raw), "temperature": gap(said, divided), "processed": _kept(said, cut)}
     solved, remains = solve(whole, tokens, said)
-    best = gaps["raw"] if gaps["raw"].mean <= gaps["temperature"].mean else gaps["temperature"]
-    scored = [values[len(prompt) - 1 :] for prompt, values in zip(prompts, trainer.score(sequences), strict=True)]
-    raw = scored if best is gaps["raw"] else _taken(whole, tokens, heat)
-    return SemanticsSeen(sampling, gaps, solved, remains, {shift: shifted(said, raw, shift) for shift in SHIFTS})
+    nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else divided
+    return SemanticsSeen(sampling, gaps, solved, remains, {by: shifted(said, nearest, by) for by in SHIFTS})
+
+
+def _kept(said: Sequence[Sequence[float]], cut: Sequence[Sequence[float]]) -> Gap:
+    """Compare where the trainer would have kept the token too; a few at the edge of top-k it cuts away by rounding."""
+    pairs = [
+        [(one, other) for one, other in zip(a, b, strict=True) if other > -inf] for a, b in zip(said, cut, strict=True)
+    ]
+    if sum(map(len, pairs)) < EDGE * sum(map(len, said)):
+        return gap(said, cut)
+    return gap([[one for one, _ in row] for row in pairs], [[other for _, other in row] for row in pairs])
 
 
 def shifted(said: Sequence[Sequence[float]], own: Sequence[Sequence[float]], by: int) -> float:
@@ -118,7 +125,6 @@ def solve(
     whole: Sequence[NDArray[Any]], tokens: Sequence[Sequence[int]], said: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
     """Return the temperature in [0.05, 20] whose logprobs are nearest, and the mean |Δ| that remains: golden section over log T."""
-    from math import exp, inf, log
 
     def far(point: float) -> float:
         return gap(said, _taken(whole, tokens, exp(point))).mean

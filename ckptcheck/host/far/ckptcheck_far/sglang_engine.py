@@ -109,7 +109,7 @@ def _value(name: str) -> Any:
     engine = _engine()
     try:
         return engine.tokenizer_manager.config_value(name)
-    except (AttributeError, KeyError):
+    except (AttributeError, KeyError, ValueError):
         return getattr(engine.server_args, name, None)
 
 

@@ -1,0 +1,144 @@
+"""The commands from end to end, with the fake engine and trainer in place of real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import live
+import pytest
+from probed import ScoringTrainer
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from ckptcheck.cli.app import app
+from ckptcheck.cli.live_sides import Sides
+from ckptcheck.engines import registry
+from ckptcheck.engines.fake_serving import FakeServing
+from ckptcheck.rollouts import read
+
+faults: list[str] = []
+
+
+def engine(checkpoint: Path, *, dtype: str, length: int, switches: Any, **_: Any) -> FakeServing:
+    weights = load_file(checkpoint / "model.safetensors")
+    return FakeServing(weights, faults, switches=switches, length=length, dtype=dtype, ends=(2,))
+
+
+class FileTrainer(ScoringTrainer):
+    """Holds a checkpoint's weights."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        super().__init__(folder)
+        self._held = load_file(checkpoint / "model.safetensors")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    live.write("llama", tmp_path / "tiny")
+    monkeypatch.setattr(registry, "ENGINES", {"vllm": engine})
+    monkeypatch.setattr(Sides, "trainer", lambda self, *_, **__: FileTrainer(tmp_path, tmp_path / "tiny"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    faults.clear()
+    return tmp_path
+
+
+def parity(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["parity", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout or result.stderr
+
+
+def test_record_score_judge(here: Path) -> None:
+    said = parity(
+        "record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20", "--full", "5", "--step", "0"
+    )
+    assert "3 responses" in said
+    assert not (recorded := read(here / "r.safetensors")).defects
+    assert (recorded.metadata.step, recorded.metadata.logprobs, recorded.metadata.vocabulary) == (0, "raw", 512)
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
+    assert "trainer_full_logprobs" in read(here / "s.safetensors")
+    first = parity("judge", "s.safetensors", "--format", "json")
+    assert first == parity("judge", "s.safetensors", "--format", "json")
+    assert json.loads(first)["counts"]["error"] == 0
+
+
+def test_processed_logprobs_are_scored_at_their_temperature(here: Path) -> None:
+    parity(
+        "record",
+        "tiny",
+        "-o",
+        "r.safetensors",
+        "--temperature",
+        "0.5",
+        "--switch",
+        "logprobs=processed",
+        "--number",
+        "2",
+    )
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
+    scored = read(here / "s.safetensors")
+    assert scored.metadata.trainer is not None
+    assert (scored.metadata.logprobs, scored.metadata.trainer.temperature) == ("processed", 0.5)
+
+
+def test_a_floor_is_written_and_shown(here: Path) -> None:
+    said = parity("calibrate", "tiny", "-o", "floor.json", "--number", "3", "--length", "20", "--response", "6")
+    assert "The floor of this model" in said
+    assert json.loads((here / "floor.json").read_text())["model"] == "tiny"
+
+
+def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
+    options = [
+        "matrix",
+        "tiny",
+        "--lengths",
+        "30,600",
+        "--response",
+        "6",
+        "--batch",
+        "3",
+        "--sequences",
+        "2",
+        "--repeats",
+        "1",
+    ]
+    said = parity(*options, "--calibrate", "--resume", "m.jsonl", "--markdown", "m.md", "--format", "json")
+    report = json.loads(said)
+    assert (report["verdict"], report["counts"]["error"]) == ("clean", 0)
+    assert {section["title"].partition(",")[0] for section in report["sections"]} >= {"mult_prob_error", "Left out"}
+    assert "Not measured: length 600: the model's context ends at 512 tokens" in (here / "m.md").read_text()
+    lines = (here / "m.jsonl").read_text()
+    parity(*options, "--resume", "m.jsonl")
+    assert (here / "m.jsonl").read_text() == lines
+
+
+def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:
+    faults.append("batch")
+    said = parity(
+        "matrix",
+        "tiny",
+        "--lengths",
+        "30",
+        "--batch",
+        "1,3",
+        "--repeats",
+        "1",
+        "--response",
+        "6",
+        "--sequences",
+        "3",
+        code=1,
+    )
+    assert "batch 3: mult_prob_error 1.105" in said
+    assert "batch 1: mult_prob_error" not in said
+
+
+def test_probes_are_reported_and_set_the_exit_code(here: Path) -> None:
+    assert "PRB010" not in parity("probe", "tiny", "-v", "--temperature", "1")
+    faults.append("shifted")
+    said = parity("probe", "tiny", "--only", "semantics", "--temperature", "1", "--format", "json", code=1)
+    report = json.loads(said)
+    assert [finding["code"] for finding in report["findings"]] == ["PRB006"]
