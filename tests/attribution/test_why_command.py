@@ -7,15 +7,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import live
 import numpy as np
 import pytest
+from probed import ScoringTrainer
 from rolled import rolled
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
+from ckptcheck.cli.app import app
+from ckptcheck.cli.live_sides import Sides
+from ckptcheck.engines import registry
+from ckptcheck.engines.fake_serving import FakeServing
 from ckptcheck.rollouts import Rollouts, write
 
-ABOUT = {"engine": {"name": "vllm", "dtype": "float32"}, "trainer": {"name": "megatron", "dtype": "float32"}}
+ABOUT: dict[str, Any] = {
+    "engine": {"name": "vllm", "dtype": "float32"},
+    "trainer": {"name": "megatron", "dtype": "float32"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +114,67 @@ def test_what_cannot_be_explained_is_one_sentence(arguments: tuple[str, ...], sa
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert not result.stdout
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fake engine and trainer in place of real ones, in a folder of their own; returns what was started."""
+    started: list[str] = []
+    live.write("llama", tmp_path / "tiny")
+    weights = load_file(live.write("llama", tmp_path / "swapped") / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"][::-1].copy()
+    save_file(weights, tmp_path / "swapped" / "model.safetensors")
+
+    def engine(checkpoint: Path, *, dtype: str, length: int, switches: Any, **_: Any) -> FakeServing:
+        started.append(f"{checkpoint.name} {dtype}")
+        return FakeServing(
+            load_file(next(checkpoint.glob("*.safetensors"))), switches=switches, length=length, dtype=dtype
+        )
+
+    class FileTrainer(ScoringTrainer):
+        def __init__(self) -> None:
+            super().__init__(tmp_path)
+            started.append("trainer")
+            self._held = load_file(tmp_path / "tiny" / "model.safetensors")
+
+        def save(self, folder: Path) -> None:
+            folder.mkdir()
+            save_file(self._held, folder / "model.safetensors")
+
+        def close(self) -> None:
+            started.append("trainer ended")
+
+    monkeypatch.setattr(registry, "ENGINES", {"vllm": engine})
+    monkeypatch.setattr(Sides, "trainer", lambda self, *_, **__: FileTrainer())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return started
+
+
+def parity(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["parity", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout or result.stderr
+
+
+def test_a_file_is_scored_first_and_a_sound_pair_needs_no_engine(fakes: list[str]) -> None:
+    parity("record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20")
+    fakes.clear()
+    parity("why", "r.safetensors", "tiny")
+    assert fakes == ["trainer", "trainer ended"]
+
+
+def test_weights_that_differ_are_named_and_a_temperature_before_any_engine_is_started(fakes: list[str]) -> None:
+    parity("record", "swapped", "-o", "r.safetensors", "--number", "3", "--length", "20")
+    fakes.clear()
+    said = parity("why", "r.safetensors", "tiny", "--engine-source", "swapped", code=1)
+    assert "ATT005 weights-gap" in said
+    assert "1 tensor differs: model.norm.weight" in said
+    assert fakes == ["trainer", "swapped float32", "trainer-with-engine-config float32", "trainer ended"]
+    parity("record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20", "--temperature", "0.7")
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors", "--temperature", "0.7")
+    fakes.clear()
+    said = parity("why", "s.safetensors", "tiny", code=1)
+    assert "ATT001 semantic-gap" in said
+    assert "vanishes at T = 1: the engine returned raw logprobs" in said
+    assert fakes == ["trainer", "trainer ended"]
