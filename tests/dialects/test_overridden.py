@@ -42,6 +42,7 @@ def settings(folder: Path, dynamic: dict[str, Any]) -> dict[str, list[int | None
         ({".*experts$": {"bits": 8}}, "mlp.experts.11.up_proj", [4, 8]),
         ({r".*experts\.11\.": {"bits": 8}}, "mlp.experts.11.up_proj", [8]),
         ({r".*experts\.11\.": {"bits": 8}}, "mlp.experts.0.up_proj", [4]),
+        ({".*q_proj": {"bits": "8"}}, "self_attn.q_proj", [4]),
         ({".*q_proj": "8"}, "self_attn.q_proj", []),
         ({".*q_proj": {"quant_method": "awq"}}, "self_attn.q_proj", []),
         ({"(": {"bits": 8}}, "self_attn.q_proj", [4, 8]),
