@@ -2,7 +2,7 @@
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
-# make matrix  every trainer layout against every engine layout, live (two hours on two cores, after make engines)
+# make matrix  every trainer layout against every engine layout, live (an hour on two cores, after make engines)
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)

@@ -1,5 +1,5 @@
 """``ckptcheck parity``: the gap between an engine's logprobs and a trainer's. This file has what needs neither;
-parity_live.py, parity_matrix.py and parity_probe.py have what runs them.
+parity_live.py, parity_matrix.py, parity_probe.py and parity_why.py have what runs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe
+from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -33,6 +33,7 @@ for command in (
     parity_live.calibrate,
     parity_matrix.matrix,
     parity_probe.probe,
+    parity_why.why,
     localize.localize,
 ):
     parity.command()(command)

@@ -89,13 +89,15 @@ def described(ckpt: Checkpoint, clashes: Iterable[Clash]) -> Iterator[Described]
         ]
         entry = next((clash.verdict.entry for clash in first if clash.verdict.entry is not None), None)
         place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
+        schemes = ckpt.quantization.schemes  # one without weights is a pattern of GPTQ's `dynamic`
+        key = next((scheme.key for scheme in schemes if scheme.weights is None and scheme.targets == (entry,)), None)
         yield Described(
             modules=listed[0] + (f" and {len(listed) - 1:,} more" if len(listed) > 1 else ""),
             are="are" if len(listed) > 1 else "is",
             because=_because(first[0].stored, entry),
             effects="; ".join(f"{clash.who} {effect(clash, role, other, next(iter(beside), None))}" for clash in worst),
             file=place.file if place else ckpt.quantization.main.file,
-            key=place.key if place else ckpt.quantization.main.key,
+            key=place.key if place else key or ckpt.quantization.main.key,
             hint=_hint(first[0], entry),
         )
 

@@ -5,6 +5,7 @@ Both engines have it from GPTQModel: keys are tried in order, ``-:`` skips, ``+:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,12 @@ def overrides(question: Question, consumer: str) -> Overrides:
         raise Refused(f"bits={bits} with sym={str(sym).lower()} is not supported")
     if consumer == "vllm":
         _activation_order(config, values, size)
-    return Overrides(Entries(list(values), _pattern, like_regex=consumer == "vllm"), values, bits, sym)
+    return Overrides(patterns(list(values), like_regex=consumer == "vllm"), values, bits, sym)
+
+
+def patterns(keys: Sequence[str], *, like_regex: bool) -> Entries:
+    """Read the keys of ``dynamic``; the first that matches a name decides. like_regex: they are not matched by `re`."""
+    return Entries(keys, _pattern, like_regex=like_regex)
 
 
 def _activation_order(config: Any, values: dict[str, Any], size: object) -> None:

@@ -76,9 +76,15 @@ def _views(ckpt: Checkpoint, consumers: Iterable[str]) -> dict[str, Judgement]:
 
 def _as_the_first(name: str, names: Mapping[str, bool]) -> bool:
     """Whether a module is one of an expert that is stored as that of expert 0 is."""
+    first = first_expert(name)
+    return first != name and names.get(first) == names[name]
+
+
+def first_expert(name: str) -> str:
+    """Write a module of one expert as that of expert 0; others as they are."""
     layer, inside, rest = name.partition(".experts.")
-    expert, _, projection = rest.partition(".")
-    return bool(inside) and expert != "0" and names.get(f"{layer}.experts.0.{projection}") == names[name]
+    _, inside, projection = rest.partition(".") if inside else ("", "", "")
+    return f"{layer}.experts.0.{projection}" if inside else name
 
 
 def stored(ckpt: Checkpoint) -> Mapping[str, bool]:

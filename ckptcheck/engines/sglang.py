@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptcheck.engines import reading
+from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
@@ -197,6 +198,11 @@ class SglangEngine:
         """Return the experts that every token went to: layers, tokens, choices; [] where the model has none."""
         found: list[list[list[int]]] = self._call("routes", tokens=list(tokens))
         return found
+
+    def activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return what every module gives out while a prompt is prefilled, over all ranks."""
+        path = folder.resolve() / "engine"
+        return assembled(self._call("capture", tokens=list(map(int, tokens)), path=str(path)), len(tokens))
 
     def reset_prefix_cache(self) -> None:
         """Forget cached keys and values."""

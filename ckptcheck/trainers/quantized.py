@@ -190,6 +190,7 @@ class QuantizedTrainer:
         for name, file in index.items():
             named.setdefault(file, []).append(name)
         written: dict[str, str] = {}
+        total = 0
         for file, names in named.items():
             source = {"plane": "file", "path": str(folder / file), "tensors": len(names), "bytes": 0}
             target = {"plane": "file", "path": str(folder / f"{file}.made")}
@@ -198,7 +199,9 @@ class QuantizedTrainer:
             said = self._convert(parcel, self._scheme.served, packed=out, plain=other)
             (folder / f"{file}.made").replace(folder / file)
             written |= dict.fromkeys(said["names"] if packed else names, file)
-        (folder / INDEX).write_text(json.dumps({"weight_map": written}), encoding="utf-8")
+            total += said["nbytes"] if packed else said["plain_nbytes"]
+        made = {"metadata": {"total_size": total}, "weight_map": written}  # transformers asks for both
+        (folder / INDEX).write_text(json.dumps(made), encoding="utf-8")
         if packed:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config["quantization_config"] = dict(self._scheme.config)

@@ -38,7 +38,7 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
     if gap.mult_prob_error <= LOOSE or seen.shift:
         return
     if seen.remains < gap.mean / 3 and HOT > seen.solved > 1 / HOT:
-        told = f"temperature {seen.solved:.3g} closes it to {seen.remains:.2g} nats; asked for was {seen.sampling.temperature:g}"
+        told = f"temperature {seen.solved:.3g} closes it to {seen.remains:.3f} nats; asked for was {seen.sampling.temperature:g}"
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
     else:
         told = f"no temperature closes the gap; the best, {seen.solved:.3g}, leaves {seen.remains:.3g} nats a token"

@@ -30,7 +30,7 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
         where = "before" if best < 0 else "after"
         yield Problem(
             f"the engine's logprob of a token is the trainer's of the token {where} it: |Δ| is"
-            f" {seen.shifts[best]:.3g} nats there, and"
-            f" {seen.shifts[0]:.3g} where they should meet",
+            f" {seen.shifts[best]:.3f} nats there, and"
+            f" {seen.shifts[0]:.3f} where they should meet",
             hint="one side counts from the token, the other from the position that predicts it: shift one by one",
         )

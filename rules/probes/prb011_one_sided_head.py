@@ -37,7 +37,7 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
         side, both = ("engine" if engine else "trainer"), ("on both sides" if best else "on neither")
         yield Problem(
             f"only the {side} computes its output head in float32: the gap (k3) is {here.k3:.3g}, and"
-            f" {there.k3:.3g} with such a head"
+            f" {round(there.k3, 9):.3g} with such a head"
             f" {both}",
             hint='have both sides compute the head in float32 (vLLM: --hf-overrides \'{"head_dtype": "float32"}\')',
         )

@@ -4,6 +4,7 @@
 Every weight that is stored quantized has the scales, zero points and other companions that its format and the scheme in the
 config demand: compressed-tensors, DeepSeek-style fp8, GPTQ, AWQ, ModelOpt, gpt-oss' MXFP4, bitsandbytes and Quark. Which modules
 are quantized is read off the tensors; where a config has several schemes, a module is sound if it is what any of them demands.
+The patterns of GPTQ's `dynamic` are matched to modules first: each module is held to its own bits and groups.
 
 ## Why it matters
 Nothing stops. transformers 5.23 loads an FP8 weight without `weight_scale_inv` with an empty report, and the raw numbers are
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.told import told
+from ckptcheck.dialects.told import told
 
 
 @rule(

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.told import told
+from ckptcheck.dialects.told import told
 
 TEXTS = {
     "orphan": "it stands beside {weight}, which is not quantized{others}: vLLM stops, or scales what was never divided",

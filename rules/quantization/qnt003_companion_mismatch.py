@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.told import told
+from ckptcheck.dialects.told import told
 from ckptcheck.phrase import shape
 
 

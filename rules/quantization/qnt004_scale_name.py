@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.told import told
+from ckptcheck.dialects.told import told
 
 
 @rule("QNT004", "scale-name", severity="error", when=lambda ckpt: ckpt.quantization is not None and not ckpt.is_partial)

@@ -1,7 +1,8 @@
 """Weights are stored quantized in a way that the config does not declare.
 
 ## What it checks
-Every quantized weight is stored in the format of one of the declared schemes, and where weights are quantized there is a
+Every quantized weight is stored in the format of one of the declared schemes, none is in a module that `dynamic` of a GPTQ
+config leaves alone (`-:`; what the engines make of it is QNT020's), and where weights are quantized there is a
 config that says so: `quantization_config` in config.json, or hf_quant_config.json or quantize_config.json beside it.
 
 ## Why it matters
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.told import told
+from ckptcheck.dialects.told import told
+from ckptcheck.dialects.views import clashes, first_expert
 from ckptcheck.phrase import count
 
 
@@ -51,6 +53,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="add the quantization_config that the tool which quantized them wrote",
         )
         return
+    left = {first_expert(clash.module) for clash in clashes(ckpt, quantized=True)}  # QNT020 says what comes of it
+    for found in told(ckpt, "excluded"):
+        assert found.fault.scheme is not None
+        if any(first_expert(module) not in left for module in found.modules):
+            yield Problem(
+                f"it is stored quantized{found.others}, but {found.fault.scheme.key} leaves it as it was: GPTQModel builds it "
+                "plain and starts it from random numbers",
+                file=found.file,
+                key=found.key,
+                hint="correct the pattern, or quantize again",
+            )
     for found in told(ckpt, "format"):
         scheme, form = found.fault.scheme, found.fault.form
         assert scheme is not None

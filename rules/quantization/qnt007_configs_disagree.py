@@ -65,7 +65,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 def _schemes(main: tuple[Scheme, ...], other: tuple[Scheme, ...]) -> Iterator[str]:
     """Compare the settings of all modules, where each side has one such scheme."""
-    if len(main) != 1 or len(other) != 1 or main[0].weights is None or other[0].weights is None:
+    main, other = (tuple(scheme for scheme in side if scheme.weights is not None) for side in (main, other))
+    if len(main) != 1 or len(other) != 1:
         return
     for name, words in NAMES.items():
         mine, theirs = getattr(main[0].weights, name), getattr(other[0].weights, name)

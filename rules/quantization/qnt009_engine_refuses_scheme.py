@@ -57,7 +57,8 @@ def _fp8(main: Declaration) -> Iterator[tuple[str, str]]:
 def _packed(main: Declaration, schemes: tuple[Scheme, ...]) -> Iterator[tuple[str, str]]:
     for scheme in schemes:
         weights = scheme.weights
-        assert weights is not None
+        if weights is None:  # modules that GPTQ's `dynamic` leaves alone
+            continue
         if main.method == "awq":
             if weights.bits not in (4, None):
                 yield scheme.key, f"AWQ has {weights.bits} bits"

@@ -102,3 +102,17 @@ def test_the_layer_of_a_planted_fault_is_named(
     assert found.keys() == {"LOC001"}
     assert found["LOC001"].key == module
     assert words in found["LOC001"].message
+
+
+@pytest.mark.xdist_group("sglang-cpu")
+def test_sglang_agrees_at_every_point(references: dict[str, Activations], folder: Path) -> None:
+    needs_engine("sglang")
+    from ckptcheck.engines.sglang import SglangEngine
+
+    with SglangEngine(live.write("qwen3", folder / "qwen3-for-sglang")) as engine:
+        report = judged(references["qwen3"], engine.activations(PROMPT, folder))
+        assert report.verdict == "clean", report.findings
+        assert report.counts["tensors"] == 29
+        engine.restart(live.write("qwen3-moe", folder / "qwen3-moe-for-sglang"))
+        report = judged(references["qwen3-moe"], engine.activations(PROMPT, folder), chosen=2)
+        assert report.verdict == "clean", report.findings

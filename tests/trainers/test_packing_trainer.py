@@ -130,6 +130,8 @@ def test_what_is_sent_and_saved_is_what_a_scan_finds_sound(
         assert [f"{each.code} {each.message}" for each in report.findings if each.severity == "error"] == []
         held = {name: digest(values) for name, values in raw(str(saved / "model-1.safetensors")).items()}
         assert held == digests
+        size = json.loads((saved / INDEX).read_text())["metadata"]["total_size"]
+        assert size == sum(values.nbytes for values in raw(str(saved / "model-1.safetensors")).values())
         trainer.score([])
         again = started[0].held
         assert set(again) == set(inner.held)

@@ -1,6 +1,7 @@
 """The rungs, cheapest first: what needs files only, then what needs another forward, then what needs another start.
 
 lag.py          objective: tokens that older weights drew
+again.py        weights: a side scores again with nothing changed
 weights.py      weights: bytes on both sides, and a cold start from the trainer's
 config.py       semantics: what the two configs say
 temperature.py  semantics: raw logprobs against those of the sampled distribution
@@ -11,14 +12,16 @@ routing.py      routing: tokens that went to other experts
 """
 
 from ckptcheck.attribution.rung import Rung
-from ckptcheck.attribution.rungs import config, lag, path, precision, routing, temperature, tokens, weights
+from ckptcheck.attribution.rungs import again, config, lag, path, precision, routing, temperature, tokens, weights
 
 RUNGS: tuple[Rung, ...] = (
     Rung("tokens of older weights", "objective", lag.tried),
     Rung("tokens that were not scored", "semantics", tokens.unscored),
     Rung("logprobs moved by a token", "semantics", tokens.moved),
+    Rung("the trainer again", "weights", again.trainer),
     Rung("temperature", "semantics", temperature.heated),
     Rung("top-p and top-k", "semantics", temperature.cut),
+    Rung("the engine again", "weights", again.engine),
     Rung("weights", "weights", weights.tried),
     Rung("config", "semantics", config.tried),
     Rung("first token", "semantics", tokens.first),

@@ -1,7 +1,7 @@
 """Holds the tensors of each way of storing a module against the format that the config declares for it.
 
-Which scheme a module has is for its consumer's matching to say; here a way of storing is sound where it is what any of the
-declared schemes demands, and is otherwise held against the one that it comes nearest to.
+Which scheme a module has is for its consumer's matching to say; where that is not asked, a way of storing is sound if it is
+what any of the declared schemes demands, and is otherwise held against the one that it comes nearest to.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from ckptcheck.checkpoint.quantization.quantization import Quantization
 from ckptcheck.checkpoint.quantization.schemes import Args, Scheme
 from ckptcheck.checkpoint.quantization.stored import Part, Stored
 from ckptcheck.phrase import shape as written
+from ckptcheck.rule import Skip
 
 
 @dataclass(frozen=True)
 class Fault:
     """What is wrong with one tensor of a way of storing modules.
 
-    kind: missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all).
+    kind: missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all),
+    excluded (a weight that the config leaves alone), orphan and weightless (a companion without a quantized weight).
     text: what is wrong, as the end of a sentence about the tensor. scheme: what was declared, None where nothing fits.
     """
 
@@ -34,22 +36,51 @@ class Fault:
     scheme: Scheme | None = None
 
 
-def faults_of(quantization: Quantization) -> list[tuple[Fault, Stored, list[str]]]:
-    """Return what is wrong, with the way of storing and the modules that are stored so."""
+Held = Callable[[str], tuple[Scheme, ...]]
+"""Module → the schemes of which any will do, () where nobody can tell what it has to be."""
+
+
+def faults_of(quantization: Quantization, held: Held | None = None) -> list[tuple[Fault, Stored, list[str]]]:
+    """Return what is wrong, with the way of storing and the modules that are stored so.
+
+    Skips the rule where nobody here knows what to expect. held: None to take any of the declared schemes.
+    """
+    if not quantization.known and quantization.method is not None:
+        raise Skip(f"quantization method {quantization.method} is not known to ckptcheck")
     choices = [choice for scheme in quantization.schemes for choice in choices_of(scheme)]
+    if not choices:
+        if quantization.main is None or not any(stored.is_quantized for stored in quantization.stored):
+            return []
+        raise Skip(f"the config does not say how {quantization.method} stores the weights")
     own = {companion.role for form, _ in choices for companion in form.companions}
     own |= {twin for form, _ in choices for _, twin in form.twins}
     found = []
     for stored, modules in quantization.stored.items():
         if stored.is_quantized:
-            found += [(fault, stored, modules) for fault in _nearest(stored, choices)]
-        elif choices:
+            for schemes, alike in _by_schemes(modules, held or (lambda _: quantization.schemes)).items():
+                found += [(fault, stored, alike) for fault in _against(stored, schemes)]
+        else:
             left = [role for role in stored.companions if role in own]
             if stored.weight is None:  # one for each module is enough to say that its weight is not there
                 found += [(Fault("weightless", role, ""), stored, modules) for role in left[:1]]
             else:
                 found += [(Fault("orphan", role, ""), stored, modules) for role in left]
     return found
+
+
+def _by_schemes(modules: list[str], held: Held) -> dict[tuple[Scheme, ...], list[str]]:
+    found: dict[tuple[Scheme, ...], list[str]] = {}
+    for module in modules:
+        found.setdefault(held(module), []).append(module)
+    return found
+
+
+def _against(stored: Stored, schemes: tuple[Scheme, ...]) -> list[Fault]:
+    """Return what is wrong with quantized modules that may have any of these schemes."""
+    choices = [choice for scheme in schemes for choice in choices_of(scheme)]
+    if not choices and stored.weight is not None:
+        return [Fault("excluded", stored.weight.role, "", None, scheme) for scheme in schemes[:1]]
+    return _nearest(stored, choices)
 
 
 def choices_of(scheme: Scheme) -> Iterator[tuple[Format, Scheme]]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.quantization.declared import KNOWN, Declaration, declarations
 from ckptcheck.checkpoint.quantization.schemes import Args, Scheme, args_of, schemes_of
 from ckptcheck.checkpoint.quantization.stored import Stored, stored_modules
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.rule import Skip
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.quantization.faults import Fault
 
 IGNORES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Names that the methods give to the list of modules left alone, in the order in which vLLM reads them."""
@@ -101,22 +97,6 @@ class Quantization:
     def layers(self) -> dict[str, Stored]:
         """Module → how it is stored, for every module with a weight or a companion of one."""
         return {module: stored for stored, modules in self.stored.items() for module in modules}
-
-    @cached_property
-    def faults(self) -> list[tuple[Fault, Stored, list[str]]]:
-        """What is wrong with the tensors of modules, with the way of storing and the modules stored so.
-
-        Skips the rule where nobody here knows what to expect.
-        """
-        from ckptcheck.checkpoint.quantization.faults import choices_of, faults_of
-
-        if not self.known and self.method is not None:
-            raise Skip(f"quantization method {self.method} is not known to ckptcheck")
-        if not any(True for scheme in self.schemes for _ in choices_of(scheme)):
-            if self.main is None or not any(stored.is_quantized for stored in self.stored):
-                return []
-            raise Skip(f"the config does not say how {self.method} stores the weights")
-        return faults_of(self)
 
 
 def quantization_of(

@@ -33,7 +33,10 @@ class Args:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the modules that some targets name are quantized. key: where in the config; format: how weights are stored."""
+    """How the modules that some targets name are quantized; not at all where there are no weights.
+
+    key: where in the config. format: how weights are stored.
+    """
 
     key: str
     targets: tuple[str, ...] = ()
@@ -101,12 +104,27 @@ def _fp8(declared: Declaration) -> Iterator[Scheme]:
 
 
 def _gptq(declared: Declaration) -> Iterator[Scheme]:
-    """The settings of all modules, then those that `dynamic` overrides for some."""
+    """The settings of all modules, then those of each pattern of `dynamic`, which `dialects.overridden` matches.
+
+    ``-:`` leaves modules alone; what is no object, or asks for another format, has no weights here either. A value of
+    another type than its setting has changes nothing: `override_config` of vLLM 0.32,
+    model_executor/layers/quantization/utils/gptq_utils.py.
+    """
     yield _gptq_scheme(declared.key, declared.value, ())
     dynamic = declared.value.get("dynamic")
     for pattern, override in dynamic.items() if isinstance(dynamic, dict) else ():
-        if isinstance(override, dict) and not pattern.startswith("-:"):
-            yield _gptq_scheme(declared.path("dynamic", pattern), {**declared.value, **override}, (pattern,))
+        key = declared.path("dynamic", pattern)
+        if pattern.startswith("-:") or not isinstance(override, dict) or not GPTQ_OTHERS.isdisjoint(override):
+            yield Scheme(key, (pattern,))
+        else:
+            given = {name: override[name] for name, kind in GPTQ_KINDS.items() if type(override.get(name)) is kind}
+            yield _gptq_scheme(key, {**declared.value, **given}, (pattern,))
+
+
+GPTQ_KINDS = {"bits": int, "group_size": int, "desc_act": bool, "sym": bool}
+"""What `dynamic` may override."""
+GPTQ_OTHERS = frozenset(("quant_method", "method", "checkpoint_format", "format"))
+"""Settings whose tensors are not GPTQ's to tell."""
 
 
 def _gptq_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -> Scheme:

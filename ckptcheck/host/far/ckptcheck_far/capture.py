@@ -26,7 +26,7 @@ class Tap:
 
     shared: along which axis tensor-parallel ranks have a part each: "columns", "rows" or "" where each has the whole.
     copies: how many ranks in a row have the same part. width: columns without padding, 0 where there is none. last: only
-    the last token's row is wanted.
+    the last token's row is wanted. heads: a row may be one head of a token, as where SGLang norms queries and keys.
     """
 
     module: Any
@@ -36,6 +36,7 @@ class Tap:
     shared: str = ""
     copies: tuple[int, ...] = ()
     width: int = 0
+    heads: bool = False
     last: bool = False
 
 
@@ -49,12 +50,15 @@ class Captured:
 
     def keep(self, tap: Tap, value: Any) -> None:
         """Keep what a tap gives, the first time."""
+        value = getattr(value, "next_token_logits", value)  # SGLang's logits come with other things
         if isinstance(value, (tuple, list)):
             value = next((part for part in value if hasattr(part, "shape")), None)
         if tap.points[0] in self.matrices or value is None or not value.numel():
             return
         copies = tap.copies or (1,) * len(tap.points)
         for point, part, times in zip(tap.points, tap.cut(tap.module, value.detach()), copies, strict=True):
+            if tap.heads and part.shape[0] % self.tokens == 0:
+                part = part.reshape(self.tokens, -1)
             if tap.last:  # an engine computes no logits but these; Megatron's come with the rows that fill up the batch
                 part = part[min(self.tokens, part.shape[0]) - 1 :][:1]
             self.matrices[point] = part.float().cpu().clone()

@@ -49,8 +49,10 @@ def convert(
         if plain is not None:
             unpacked[name] = _unpacked(parts)
     if plain is not None:
-        plane.put({name: tensor.float() for name, tensor in unpacked.items()}, plain)
+        unpacked = {name: tensor.float() for name, tensor in unpacked.items()}
+        plane.put(unpacked, plain)
     return {
+        "plain_nbytes": sum(tensor.nbytes for tensor in unpacked.values()),
         "address": plane.put(made, packed) if packed is not None else {},
         "names": list(made),
         "dtypes": [tensors.dtype_name(tensor) for tensor in made.values()],

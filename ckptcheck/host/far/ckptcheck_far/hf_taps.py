@@ -39,7 +39,7 @@ def _in_layer(at: str, part: str, module: Any) -> Iterator[Tap]:
     if part in WHOLE:
         yield Tap(module, (f"{at}.{part}",))
     elif part in CUT or part in BY_HEAD:
-        yield Tap(module, (f"{at}.{part}",), shared="columns")
+        yield Tap(module, (f"{at}.{part}",), shared="columns", heads=part in BY_HEAD)
     elif part == "self_attn.qkv_proj":
         copies = getattr(module, "num_kv_head_replicas", 1)
         points = tuple(f"{at}.self_attn.{which}_proj" for which in "qkv")

@@ -225,6 +225,21 @@ def routes(tokens: list[int]) -> list[list[list[int]]]:
     return [[row for piece in layer for row in piece][: len(tokens)] for layer in seen]
 
 
+def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Keep what every module gives out while a prompt is prefilled, in a file for each rank."""
+    reset_prefix_cache()
+    ask("listen", [len(tokens)])
+    try:
+        generate(
+            [tokens],
+            [{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "seed": None, "ignore_eos": True}],
+            "",
+        )
+    finally:
+        heard = ask("heard", [path])
+    return heard
+
+
 def reset_prefix_cache() -> None:
     """Forget cached keys and values."""
     if not (done := _engine().flush_cache()).success:
@@ -265,7 +280,7 @@ def _engine() -> Any:
 VERBS = {
     function.__name__: function
     for function in (
-        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes),
+        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
         *(reset_prefix_cache, version, sleep, wake, check, processes),
     )
 }

@@ -10,17 +10,19 @@ session, where layers that are repacked after loading (experts in INT4 on a GPU)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import inventory, tensors
+from . import capture, hf_taps, inventory, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang makes anew after every update: the absorbed projections of multi-head latent attention."""
 _marked: dict[str, str] = {}
 _watched: list[tuple[Any, list[list[list[int]]]]] = []
+_listening: dict[str, Any] = {}
 
 
 def register() -> None:
@@ -46,7 +48,12 @@ def _of_scheduler(scheduler: Any, request: str) -> None:
 
     model = runners[0][1].model
     groups = getattr(getattr(runners[0][1], "weight_updater", None), "_model_update_group", {})
-    more = {"meet": lambda key: groups[key].barrier().wait(), "watch": lambda on: _watch(model, on)}
+    more = {
+        "meet": lambda key: groups[key].barrier().wait(),
+        "watch": lambda on: _watch(model, on),
+        "listen": lambda prompt: _listen(model, prompt),
+        "heard": lambda file: _heard(f"{file}.{_rank()}"),
+    }
     _answer(_rank(), held, next(model.parameters()).device, **json.loads(request), more=more)
 
 
@@ -116,6 +123,18 @@ def _settle(logprobs: str) -> None:
     from sglang.srt.layers import sampler
 
     sampler.SGLANG_RETURN_ORIGINAL_LOGPROB = logprobs == "raw"
+
+
+def _listen(model: Any, prompt: int) -> None:
+    """Keep what the modules give out in the next forward, of a prompt of so many tokens."""
+    stack = contextlib.ExitStack()
+    _listening.update(stack=stack, captured=stack.enter_context(capture.listening([*hf_taps.taps(model)], prompt)))
+
+
+def _heard(path: str) -> dict[str, Any]:
+    """Stop listening and put what was kept on the plane of files."""
+    _listening.pop("stack").close()
+    return capture.put(_listening.pop("captured"), path)
 
 
 def _watch(model: Any, on: bool) -> list[list[list[list[int]]]]:
