@@ -143,8 +143,10 @@ def test_trouble_is_one_sentence(
     assert "Traceback" not in found.stderr
 
 
-def test_a_value_that_is_none_is_said_once(folder: Path) -> None:
-    found = call("job.yaml", "llm.parameters.temperature=hot", "--select", "JOB023", folder=folder)
+def test_a_value_that_is_none_is_said_once(tmp_path: Path) -> None:
+    text = "policy:\n  dtensor_cfg: {enabled: true}\n  generation: {backend: vllm, temperature: hot}\n"
+    (tmp_path / "nemo.yaml").write_text(text, encoding="utf-8")
+    found = call("nemo.yaml", "--framework", "nemo-rl", "--select", "JOB023", folder=tmp_path)
     assert found.stdout.count("hot is not a number") == 1
 
 
