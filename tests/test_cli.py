@@ -97,6 +97,8 @@ def test_findings(here: Path) -> None:
         (["rule", "IDX01"], "ckptcheck: IDX01 is the beginning of 3 codes: IDX010, IDX011, IDX012"),
         (["scna"], "Did you mean 'scan'?\n"),
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
+        (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
+        (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
     ],
 )
 def test_trouble_is_a_sentence_and_exit_2(here: Path, arguments: list[str], sentence: str) -> None:

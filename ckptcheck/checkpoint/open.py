@@ -13,7 +13,8 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.run import Megatron
 
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
+"""A repository's name on the Hub. None begins with a dot: ./model and ../model are paths, whether they are there or not."""
 
 
 def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatron:

@@ -95,7 +95,18 @@ def main() -> None:
             _leave(2)
         if not sentence():  # no command at all: the help was printed
             _leave(2)
-        _stop(sentence().rstrip(".").replace("Value error, ", ""), "see ckptcheck --help, ckptcheck scan --help")
+        _stop(sentence().rstrip(".").replace("Value error, ", ""), _where(error))
+
+
+def _where(error: Exception) -> str:
+    """Whose help tells more: that of the command with the wrong flag, and of all where it is no command."""
+    path = (
+        str(getattr(getattr(error, "ctx", None), "command_path", ""))
+        .partition(" ")[2]
+        .removeprefix("-m ckptcheck")
+        .strip()
+    )
+    return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:

@@ -163,7 +163,7 @@ def convert(
 
     from ckptcheck.cli.output import talk
     from ckptcheck.phrase import count
-    from ckptcheck.rollouts import Side, write, write_lines
+    from ckptcheck.rollouts import Side, write
 
     found, kind = _taken(sources, source)
     about = found.metadata
@@ -173,7 +173,7 @@ def convert(
     if trainer_temperature is not None:
         changes["trainer"] = msgspec.structs.replace(about.trainer or Side(), temperature=trainer_temperature)
     about = msgspec.structs.replace(about, **{name: value for name, value in changes.items() if value is not None})
-    (write_lines if output.suffix == ".jsonl" else write)(found.with_columns(about), output)
+    write(found.with_columns(about), output)
     left = f", {len(about.left_out):,} left out ({about.left_out[0].reason})" if about.left_out else ""
     talk(f"{count(found.number, 'sequence')} of {kind}, {count(len(found.tokens), 'token')}, written to {output}{left}")
 
@@ -181,9 +181,10 @@ def convert(
 def _taken(sources: list[Path], source: Source | None) -> tuple[Rollouts, str]:
     from ckptcheck.rollouts import read
     from ckptcheck.rollouts.convert import convert as take
+    from ckptcheck.rollouts.lines import begins_lines
 
-    own = source is Source.ckptcheck or (source is None and len(sources) == 1 and sources[0].suffix == ".safetensors")
-    if not own:
+    own = source is None and (sources[0].suffix == ".safetensors" or begins_lines(sources[0]))
+    if not own and source is not Source.ckptcheck:
         return take(sources, source.value if source is not None else None)
     found = read(sources[0])
     if found.defects or len(sources) > 1:

@@ -82,7 +82,8 @@ class History:
         sides = " → ".join(side for side in (self.syncs[-1].trainer, self.syncs[-1].engine) if side)
         parts_ = [f"{len(self.syncs)} sync{'s' if len(self.syncs) > 1 else ''}"]
         if steps:
-            parts_.append(f"steps {min(steps)}–{max(steps)}")
+            first, last = min(steps), max(steps)
+            parts_.append(f"step {first}" if first == last else f"steps {first}–{last}")
         return " · ".join([*parts_, sides] if sides else parts_)
 
     @property

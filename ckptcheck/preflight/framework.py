@@ -108,7 +108,9 @@ def setting_from(job: Job, found: Found, name: str, read: Callable[[object], obj
     value = coerced(value, kind)
     if value is None:
         what = {"number": "a number", "flag": "true or false", "text": "a name"}[kind]
-        job.not_understood.append(Unread(found.leaf, f"{shown(found.value)} is not {what} that is known here"))
+        unread = Unread(found.leaf, f"{shown(found.value)} is not {what} that is known here")
+        if unread not in job.not_understood:  # several fields may be read from one key
+            job.not_understood.append(unread)
         return None
     return Setting(value, "set", "", found.leaf)
 

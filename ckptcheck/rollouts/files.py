@@ -13,7 +13,7 @@ from ckptcheck.checkpoint.header import FIRST_READ, MAX_HEADER, Shard, parse_hea
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.columns import COLUMNS, WIDTHS
 from ckptcheck.rollouts.form import defects
-from ckptcheck.rollouts.lines import read_lines
+from ckptcheck.rollouts.lines import read_lines, write_lines
 from ckptcheck.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.writing import replacing
@@ -29,12 +29,14 @@ HARMLESS = frozenset(("misaligned-data",))
 
 
 def write(rollouts: Rollouts, path: Path) -> None:
-    """Write a file whole or not at all; the same rollouts give the same bytes.
+    """Write a file whole or not at all; the same rollouts give the same bytes. A name that ends in .jsonl gives JSON lines.
 
     Raises CkptcheckError when it cannot be written or the rollouts are malformed: nothing malformed is written.
     """
     from safetensors.numpy import save_file
 
+    if path.suffix == ".jsonl":
+        return write_lines(rollouts, path)
     found = rollouts.defects or tuple(defects(rollouts.columns, rollouts.metadata))
     if found:
         raise CkptcheckError(f"these rollouts cannot be written: {found[0].key}: {found[0].text}")

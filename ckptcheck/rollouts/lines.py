@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NAMES = {"<i2": "I16", "<i4": "I32", "<i8": "I64", "<f4": "F32", "<f8": "F64", "|u1": "U8", "|b1": "BOOL"}
 ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """What JSON has no number for is written as text."""
+MOST_HEAD = 16_000_000
+"""Bytes of a first line that are looked at to tell what a file is."""
 
 
 def write_lines(rollouts: Rollouts, path: Path) -> None:
@@ -97,6 +99,16 @@ def read_lines(path: Path) -> Rollouts:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def begins_lines(path: Path) -> bool:
+    """Whether a file's first line is the one that rollouts begin with; False for what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = json.loads(file.readline(MOST_HEAD))
+        return isinstance(head, dict) and "rollouts" in head and "columns" in head
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def _gathered(file: Iterable[bytes], name: str) -> Rollouts:
     import numpy as np
 
@@ -133,6 +145,8 @@ def _head(raw: bytes) -> tuple[Defect | None, Metadata, dict[str, str]]:
     try:
         head = json.loads(raw)
         said = head.get("rollouts")
+        if said is None:
+            raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
         if said != FORMAT:
             raise ValueError(f"its format is {clipped(str(said), 40)!r}, and {FORMAT} is read")
         metadata = msgspec.convert(head.get("metadata", {}), Metadata)

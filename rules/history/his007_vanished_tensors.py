@@ -28,15 +28,17 @@ from ckptcheck.phrase import count, few
 def check(history: History) -> Iterator[Problem]:
     for turn in history.turns:
         for side, before, after in (
-            ("were sent before and are not now", turn.before.sent, turn.after.sent),
-            ("were in the engine before and are not now", turn.before.held, turn.after.held),
+            ("sent before and {} not now", turn.before.sent, turn.after.sent),
+            ("in the engine before and {} not now", turn.before.held, turn.after.held),
         ):
             gone = [name for name in before if name not in after]
             came = [name for name in after if name not in before]
             if not gone or not after or came:
                 continue
+            was, now = ("was", "is") if len(gone) == 1 else ("were", "are")
+            said = f"{count(len(gone), 'tensor')} of {len(before):,} {was} {side.format(now)}"
             yield Problem(
-                f"{history.name(turn.index)}: {count(len(gone), 'tensor')} of {len(before):,} {side}: {few(gone)}",
+                f"{history.name(turn.index)}: {said}: {few(gone)}",
                 key=gone[0],
                 hint="compare what is exported now with what was before",
             )

@@ -160,6 +160,15 @@ def test_another_prompt_is_no_comparison(model: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("second", ["there/dump", "here/dump"])
+def test_dumps_of_one_name_are_told_apart(second: str, tmp_path: Path) -> None:
+    for folder in ("here/dump/step0/rank0", "there/dump/step0/rank0"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "dump.json").write_text('{"data": {}}')
+    report = judged(tmp_path / "here/dump", tmp_path / second)
+    assert ([finding.code for finding in report.findings], report.crashed) == (["LOC003"], ())
+
+
 def test_folders_that_hold_no_dump(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, words in ((tmp_path / "empty", "holds no dump that is known"), (tmp_path / "absent", "is no folder")):

@@ -143,6 +143,19 @@ def test_trouble_is_one_sentence(
     assert "Traceback" not in found.stderr
 
 
+def test_a_value_that_is_none_is_said_once(tmp_path: Path) -> None:
+    text = "policy:\n  dtensor_cfg: {enabled: true}\n  generation: {backend: vllm, temperature: hot}\n"
+    (tmp_path / "nemo.yaml").write_text(text, encoding="utf-8")
+    found = call("nemo.yaml", "--framework", "nemo-rl", "--select", "JOB023", folder=tmp_path)
+    assert found.stdout.count("hot is not a number") == 1
+
+
+def test_a_path_that_begins_with_a_dot_is_not_on_the_hub(folder: Path) -> None:
+    found = call("job.yaml", "model_path=./mine", "--select", "JOB017", folder=folder)
+    assert "skipped JOB017: ./mine is not on this machine\n" in found.stdout
+    assert "hf download" not in found.stdout
+
+
 def test_nothing_to_read_is_said() -> None:
     assert "no configuration is named" in call("a.b=1", folder=ROOT).stderr
 

@@ -266,6 +266,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     app(["parity", "convert", str(target), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
     again = read(tmp_path / "out.jsonl")
     assert all(np.array_equal(again.columns[name], values) for name, values in found.columns.items())
+    back = tmp_path / "back.safetensors"
+    app(["parity", "convert", str(tmp_path / "out.jsonl"), "-o", str(back)], standalone_mode=False)
+    assert all(np.array_equal(read(back).columns[name], values) for name, values in found.columns.items())
+    assert read(back).metadata == again.metadata
     with pytest.raises(CkptcheckError, match="is a pickle, and vllm writes the other"):
         app(
             ["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--from", "vllm"],

@@ -143,7 +143,10 @@ def test_other_files_are_said(tmp_path: Path) -> None:
     for content, text in [
         (b"", "the file is empty"),
         (b"\x00" * 20, "the file begins with zero bytes where the length of its header should be"),
-        (b"{}\n", "it cannot be read: its format is 'None', and ckptcheck-rollouts/1 is read"),
+        (
+            b"{}\n",
+            'it cannot be read: the first line is none of rollouts: it has no "rollouts": "ckptcheck-rollouts/1"',
+        ),
         (
             b"{nonsense\n",
             "it cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
@@ -159,6 +162,12 @@ def test_other_files_are_said(tmp_path: Path) -> None:
     ]
     with pytest.raises(CkptcheckError, match="does not exist"):
         read(tmp_path / "none")
+
+
+def test_the_name_decides_the_form(tmp_path: Path) -> None:
+    write(some(), tmp_path / "r.jsonl")
+    write_lines(some(), tmp_path / "lines")
+    assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "lines").read_bytes()
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,15 @@ def dumped(here: Path, there: Path, source: Path | None, dtype: str, limit: floa
         shape = Shape.of(Geometry.of_config(config))
         chosen = (config.integer("num_experts_per_tok") if config else None) or 0
     reference, other = (ranks_joined(_ranks(folder), shape) for folder in (here, there))
-    return Localization(f"{here} ↔ {there}", (here.name, there.name), reference, other, dtype, chosen, limit)
+    return Localization(f"{here} ↔ {there}", _told_apart(here, there), reference, other, dtype, chosen, limit)
+
+
+def _told_apart(here: Path, there: Path) -> tuple[str, str]:
+    """What the sides are called: their folders' names, their paths where those are equal, for a side is known by its name."""
+    for one, other in ((here.name, there.name), (str(here), str(there))):
+        if one != other:
+            return one, other
+    return str(here), f"{there} again"
 
 
 def _ranks(folder: Path) -> list[dict[str, Any]]:
