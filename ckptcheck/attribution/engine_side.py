@@ -96,14 +96,14 @@ class EngineSide:
 
     def _ready(self, setup: Setup) -> Engine:
         setup = self._plain(setup)
+        if refused := self._refused.get(Setup(), self._refused.get(setup)):
+            raise Unable(refused)
         if self._running is not None and setup == self._setup:
             return self._running
         if self._job is not None and setup == Setup():
             raise Unable("the engine that drew the tokens was given up for another experiment")
         if self._running is not None and self._running is self._job:
             self._ask_for_the_last_time(self._running)
-        if refused := self._refused.get(Setup(), self._refused.get(setup)):
-            raise Unable(refused)
         before, self._running = self._running, None
         folder = self._folders(setup.cold, setup.config) if setup.cold or setup.config else None
         try:
@@ -118,7 +118,8 @@ class EngineSide:
         if setup == Setup():
             self._dtype = self._running.info.dtype
         if setup.head_fp32 and "head_fp32" in self._running.ignored:
-            raise Unable(self._running.ignored["head_fp32"])
+            self._refused[setup] = self._running.ignored["head_fp32"]
+            raise Unable(self._refused[setup])
         return self._running
 
     def _plain(self, setup: Setup) -> Setup:

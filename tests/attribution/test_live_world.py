@@ -343,6 +343,25 @@ def test_a_side_that_cannot_be_started_is_tried_once(stage: Stage) -> None:
     assert skipped["caches"] == "vllm could not start: ValueError: no such architecture"
 
 
+def test_a_switch_that_the_engine_does_not_take_is_no_experiment_however_often_it_is_asked(stage: Stage) -> None:
+    stage.dtype = "bfloat16"
+    start = stage.start_engine
+
+    def ignoring(folder: Path | None, dtype: str | None, head: bool, instead: Engine | None) -> Engine:
+        made = start(folder, dtype, head, instead)
+        cast(Any, made).ignored = {"head_fp32": "vLLM has no such switch"} if head else {}
+        return made
+
+    stage.start_engine = ignoring  # type: ignore[method-assign]
+    world = stage.world(rolled())
+    world.engine(EngineChange())
+    for alone in (False, True):
+        with pytest.raises(Unable, match="vLLM has no such switch"):
+            world.engine(EngineChange(head_fp32=True, alone=alone))
+    world.engine(EngineChange(path="prefill"))
+    assert stage.log.count("engine own bfloat16 head") == 1
+
+
 def test_sides_that_are_not_there_are_said(stage: Stage) -> None:
     alone = stage.world(rolled(), "trainer")
     for ask in (lambda: alone.engine(EngineChange()), alone.weights, alone.config):
