@@ -10,7 +10,8 @@ import pytest
 import sent
 
 from ckptcheck.engines.base import Answer
-from ckptcheck.engines.fake import FakeEngine, Fault, FaultKind
+from ckptcheck.engines.fake import FakeEngine
+from ckptcheck.engines.fake_fault import Fault, FaultKind
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.host.trouble import HostDied, HostHung
 
