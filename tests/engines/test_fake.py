@@ -192,6 +192,15 @@ def test_it_leaks_dies_and_hangs() -> None:
         refit(hung)
 
 
+def test_it_loses_its_rotary_cache_in_sleep() -> None:
+    for faults, whole in (((), True), ([Fault("sleep")], False)):
+        engine = FakeEngine(weights(0), faults)
+        before = engine.manifest()
+        engine.sleep()
+        engine.wake()
+        assert (engine.manifest() == before) is whole
+
+
 def test_every_fault_is_tested_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{kind}"' in source for kind in get_args(FaultKind))
