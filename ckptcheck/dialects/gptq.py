@@ -54,7 +54,7 @@ def overrides(question: Question, consumer: str) -> Overrides:
     values = config.get("dynamic") or {}
     if not isinstance(values, dict):
         raise Refused("dynamic is not an object")
-    if (bits, sym) not in MARLIN:
+    if not isinstance(bits, int) or not isinstance(sym, bool) or (bits, sym) not in MARLIN:
         raise Refused(f"bits={bits} with sym={str(sym).lower()} is not supported")
     if consumer == "vllm":
         _activation_order(config, values, size)

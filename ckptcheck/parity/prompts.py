@@ -10,8 +10,6 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptcheck.checkpoint.confined import run_confined
-from ckptcheck.checkpoint.tokenizer import Tokenizer
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.passages import PASSAGES
 from ckptcheck.rule import Skip
@@ -49,6 +47,8 @@ class Reader:
             read = tokenizers.Tokenizer.from_buffer(ckpt.source.read("tokenizer.json", 0, size))
         except Exception as error:  # the library raises bare Exception
             raise CkptcheckError(f"tokenizer.json of {ckpt.target} cannot be read: {error}") from error
+        from ckptcheck.checkpoint.tokenizer import Tokenizer
+
         template = Tokenizer.read(ckpt).template
         return cls(
             read, template.text if template is not None else None, template.variables if template is not None else {}

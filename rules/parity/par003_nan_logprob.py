@@ -16,8 +16,6 @@ PrimeIntellect-ai/prime-rl#2714: values up to 1e17 and NaN after a layerwise rel
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import logprob_columns, seen, whose
@@ -26,6 +24,8 @@ from ckptcheck.phrase import count
 
 @rule("PAR003", "nan-logprob", severity="error", on="rollouts", when=lambda judged: judged.sound)
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     for column in logprob_columns(judged):
         if found := seen(judged, column, np.isnan):
             text = f"{whose(column)} is NaN for {count(found.number, 'token')} in {count(found.sequences, 'sequence')}"

@@ -16,8 +16,6 @@ vLLM `processed_logprobs` with top-p: ids outside of the nucleus are -inf
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import logprob_columns, seen, whose
@@ -26,6 +24,8 @@ from ckptcheck.phrase import count
 
 @rule("PAR004", "infinite-logprob", severity="error", on="rollouts", when=lambda judged: judged.sound)
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     for column in logprob_columns(judged):
         if found := seen(judged, column, np.isinf):
             text = f"{whose(column)} is {found.value:g} for {count(found.number, 'token')} in {count(found.sequences, 'sequence')}"

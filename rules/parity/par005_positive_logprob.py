@@ -18,8 +18,6 @@ harnesses that store the cross entropy, which is minus the logprob
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import logprob_columns, seen, whose
@@ -31,6 +29,8 @@ ROUNDING = 1e-3
 
 @rule("PAR005", "positive-logprob", severity="error", on="rollouts", when=lambda judged: judged.sound)
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     for column in logprob_columns(judged):
         if found := seen(judged, column, lambda values: (values > ROUNDING) & np.isfinite(values)):
             text = f"{whose(column)} is above 0 for {count(found.number, 'token')}, the first {found.value:.4g}"

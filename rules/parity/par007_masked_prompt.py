@@ -16,8 +16,6 @@ modelscope/ms-swift#8196 (a column shifted left by one)
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.phrase import count
@@ -31,6 +29,8 @@ from ckptcheck.phrase import count
     when=lambda judged: judged.sound and "response_mask" in judged.rollouts,
 )
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     covered, sequences, first = 0, 0, -1
     for block in judged.rollouts.blocks():
         wrong = block.asked & ~block.after_prompt

@@ -23,8 +23,6 @@ metrics where the gap is largest
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import logprob_columns, whose
@@ -36,6 +34,8 @@ LEAST = 8
 
 @rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts", when=lambda judged: judged.sound)
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     cold = judged.rollouts.metadata.sampling.temperature == 0
     for column in logprob_columns(judged):
         if cold and column == "engine_logprobs":

@@ -16,8 +16,6 @@ vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered eng
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.phrase import count
@@ -31,6 +29,8 @@ from ckptcheck.phrase import count
     when=lambda judged: judged.sound and "version_spans" in judged.rollouts,
 )
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     spans = judged.rollouts.columns["version_spans"]
     edges = np.concatenate([[0], spans[:, :2].ravel()]) if len(spans) else np.zeros(1, np.int64)
     missing = sequences = total = 0

@@ -16,8 +16,6 @@ radixark/miles#2244 (the counter jumps from 57 to 1 on failover), #1724
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.judging import number_of
@@ -32,6 +30,8 @@ from ckptcheck.phrase import count
     when=lambda judged: judged.sound and "version_spans" in judged.rollouts,
 )
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     rollouts = judged.rollouts
     spans = rollouts.columns["version_spans"]
     numbers = [number_of(version) for version in rollouts.metadata.versions]

@@ -16,8 +16,6 @@ NeMo-RL tools/model_diagnostics/1.max_model_len_respected.py exists because of i
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.phrase import count
@@ -31,6 +29,8 @@ from ckptcheck.phrase import count
     when=lambda judged: judged.sound and judged.rollouts.metadata.max_model_len is not None,
 )
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     most = judged.rollouts.metadata.max_model_len
     assert most is not None
     lengths = np.diff(judged.rollouts.starts)

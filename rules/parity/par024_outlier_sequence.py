@@ -22,8 +22,6 @@ NeMo-RL#4243 (60 to 71 % of sequences masked at 2), verl#7904 (32 of 52 samples)
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
 from ckptcheck.phrase import count
@@ -37,6 +35,8 @@ FACTOR = 20.0
 
 @rule("PAR024", "outlier-sequence", severity="error", on="rollouts", when=lambda judged: judged.scored)
 def check(judged: Judged) -> Iterator[Problem]:
+    import numpy as np
+
     found, limit = judged.gap, judged.gates.sequence
     enough = np.flatnonzero(found.sequence_tokens >= LEAST)
     if not len(enough):

@@ -269,7 +269,7 @@ def test_sglang_takes_int4_weights_for_equal_that_differ_in_a_bit() -> None:
 def test_a_route_or_a_shape_that_sglang_has_not(engine: SglangEngine, weights: dict[str, np.ndarray]) -> None:
     with pytest.raises(CkptcheckError, match="SGLang is not updated by reload"):
         engine.refit([], "reload")
-    (scheduler,) = engine.processes()
+    scheduler, *_ = engine.processes()
     os.kill(scheduler, signal.SIGSTOP)
     assert engine.version()  # the process that takes requests, of one that is no more
     os.kill(scheduler, signal.SIGCONT)
@@ -283,7 +283,7 @@ def test_a_route_or_a_shape_that_sglang_has_not(engine: SglangEngine, weights: d
 def test_a_scheduler_that_hangs(source: Path) -> None:
     needs_engine("sglang")
     with SglangEngine(source) as engine:
-        (scheduler,) = engine.processes()
+        scheduler, *_ = engine.processes()
         os.kill(scheduler, signal.SIGSTOP)
         with within(3), pytest.raises(HostHung, match="did not answer in time when asked to score"):
             engine.score([TOKENS])

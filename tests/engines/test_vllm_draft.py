@@ -36,7 +36,7 @@ class Holder(FakeTrainer):
         pass
 
 
-def drafted(model: Path, **draft: Any) -> VllmOptions:
+def drafted(**draft: Any) -> VllmOptions:
     return VllmOptions(more={"speculative_config": {"num_speculative_tokens": 1, **draft}})
 
 
@@ -61,14 +61,14 @@ def mimo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_draft_model_and_layers_for_multi_token_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_engine("vllm")
     target, draft = live.write("llama", tmp_path / "target"), live.write("qwen3", tmp_path / "draft")
-    with VllmEngine(target, drafted(target, method="draft_model", model=str(draft))) as engine:
+    with VllmEngine(target, drafted(method="draft_model", model=str(draft))) as engine:
         found = judged(engine, target, tmp_path / "one")
         names = {name for _, name in engine.manifest() if name.startswith("draft:")}
         assert "draft:model.layers.1.self_attn.qkv_proj.weight" in names
         assert not found  # it has a checkpoint of its own, and stays what it was
         assert len(engine.score([TOKENS], decode=4)[0].decoded) == 4
         own = mimo(tmp_path / "mimo", monkeypatch)
-        engine.restart(own, drafted(own, method="mtp"))
+        engine.restart(own, drafted(method="mtp"))
         found = judged(engine, own, tmp_path / "two")
     assert "draft:model.mtp_layers.2.mtp_block.mlp.down_proj.weight" in found["REF001"]
     assert "the update call reported success" in found["REF001"]
