@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from ckptcheck.engines import fake_model as model
 from ckptcheck.engines.base import Engine, Parcel
 from ckptcheck.engines.digest import digest
-from ckptcheck.engines.fake import FakeEngine, Fault
+from ckptcheck.engines.fake import FakeEngine
+from ckptcheck.engines.fake_fault import Fault
 from ckptcheck.refit.settings import Settings
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trial import Trial

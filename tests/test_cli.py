@@ -284,7 +284,7 @@ def test_an_output_nobody_reads_to_the_end(here: Path) -> None:
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
-    process.wait()
+    assert process.wait() == 2
 
 
 def _terminal(here: Path, *arguments: str, columns: int) -> str:

@@ -229,10 +229,13 @@ def test_shared_memory_is_given_back_by_who_dies() -> None:
 
 @linux
 def test_an_interrupted_call_ends_the_process() -> None:
+    # a shell's background job has SIGINT ignored, and Python then leaves it so
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Host(PYTHON, VERBS) as host:
         children = host.call("start_children")
         with pytest.raises(KeyboardInterrupt):
             host.call("interrupt", process=os.getpid())
+        signal.signal(signal.SIGINT, before)
         assert [child for child in children if not gone(child)] == []
 
 

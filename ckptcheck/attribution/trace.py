@@ -36,7 +36,7 @@ class Attribution:
         parts = [" ↔ ".join(self.sides), f"{climb.tokens:,} tokens", f"mean |Δ| {climb.gap:.3g}"]
         parts.append(f"floor {climb.floor:.2g}{'' if self.measured else ' (assumed)'}")
         if not climb.healthy and climb.tokens:
-            parts.append(f"{max(0.0, climb.explained):.0%} of the excess explained")
+            parts.append(f"{min(1.0, max(0.0, climb.explained)):.0%} of the excess explained")
         return " · ".join(parts)
 
     @property

@@ -72,7 +72,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> None:
     """Run the command line. Trouble is one sentence on stderr and exit code 2, never a traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = _run()
         if code == INTERRUPTED:
             _stop("interrupted")
         sys.stdout.flush()
@@ -96,6 +96,13 @@ def main() -> None:
         if not sentence():  # no command at all: the help was printed
             _leave(2)
         _stop(sentence().rstrip(".").replace("Value error, ", ""), _where(error))
+
+
+def _run() -> Any:
+    try:
+        return app(standalone_mode=False)
+    except SystemExit as error:  # click's own answer to a closed pipe; its 1 would mean findings
+        raise BrokenPipeError from error
 
 
 def _where(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.cli.choices import TrainerName
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.trainers.base import Trainer
     from ckptcheck.trainers.layout import Layout
-
-
-class TrainerName(enum.StrEnum):
-    """What scores as a trainer does."""
-
-    transformers = "transformers"
-    megatron = "megatron"
-
-
-class Dtype(enum.StrEnum):
-    """In which a side computes."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli.refit import Dtype, Mode, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ckptcheck.cli.live_sides import Dtype, TrainerName, sides
+from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.live_sides import sides
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.live_sides import Dtype, TrainerName, sides
+from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.live_sides import sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
     EngineName,

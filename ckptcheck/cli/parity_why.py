@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli.live_sides import Dtype, Sides, TrainerName, sides
+from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
     EnginePython,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import shutil
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ckptcheck.cli.choices import Dtype, Mode, Quantizer, Scheme, TrainerName
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -23,42 +23,6 @@ if TYPE_CHECKING:
     from ckptcheck.report import Report
     from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
-
-
-class TrainerName(enum.StrEnum):
-    """What holds the weights."""
-
-    megatron = "megatron"
-    transformers = "transformers"
-
-
-class Scheme(enum.StrEnum):
-    """What weights are packed into on their way."""
-
-    w4a16 = "w4a16"
-    w8a8 = "w8a8"
-    fp8 = "fp8"
-
-
-class Quantizer(enum.StrEnum):
-    """Whose reading of the ignore list decides what is packed."""
-
-    compressed_tensors = "compressed-tensors"
-    slime = "slime"
-
-
-class Mode(enum.StrEnum):
-    """How the engine holds its weights on a CPU."""
-
-    plain = "plain"
-    stock = "stock"
-
-
-class Dtype(enum.StrEnum):
-    """In which both sides compute."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 def refit(

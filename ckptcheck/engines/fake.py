@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.engines import fake_model as model
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Kind, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.digest import digest
+from ckptcheck.engines.fake_fault import Fault, FaultKind
 from ckptcheck.host.trouble import HostDied, HostHung
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-FaultKind = Literal[
-    "dropped",  # the checkpoint tensor `name` is not written
-    "partial",  # it is not written, and the memory of its place was allocated anew
-    "swapped",  # it is written where `other` belongs, and the other way round
-    "stale",  # from the second update on it is written with what the first one sent
-    "restored",  # after the update the engine's tensor `name` is what it was at the start
-    "cast",  # it passes through bfloat16
-    "scaled",  # it is written doubled from the second update on: the second load is not like the first
-    "bucket",  # the first tensor of every bucket but the first loses its last element
-    "unsent",  # the engine's tensor `name` changes though nothing was sent for it
-    "rotary",  # the rotary cache changes
-    "rank",  # the engine's tensor `name` is not written on the last rank
-    "derived",  # the packed head is not made anew
-    "emptied",  # the engine's parameter `name` is empty afterwards: it computes with a packed copy
-    "moved",  # the engine's tensor `name` lies elsewhere afterwards
-    "draft",  # the draft model is not updated
-    "silent",  # nothing is written, and success is said
-    "lying",  # all is written, and failure is said
-    "version",  # the weight version goes down
-    "ignores",  # a name that matches nothing is no error
-    "cache",  # the prefix cache is not reset when asked
-    "path",  # logprobs are off though all weights are right
-    "blind",  # logprobs are right though weights are not
-    "leak",  # every update takes memory
-    "sleep",  # the rotary cache is lost in sleep
-    "died",  # the process dies in the method `name`
-    "hung",  # it hangs there
-]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault; from which update on it shows, counted from 1."""
-
-    kind: FaultKind
-    name: str = ""
-    other: str = ""
-    since: int = 1
 
 
 class FakeEngine:

@@ -10,7 +10,8 @@ import pytest
 import sent
 
 from ckptcheck.engines.base import Answer
-from ckptcheck.engines.fake import FakeEngine, Fault, FaultKind
+from ckptcheck.engines.fake import FakeEngine
+from ckptcheck.engines.fake_fault import Fault, FaultKind
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.host.trouble import HostDied, HostHung
 
@@ -189,6 +190,15 @@ def test_it_leaks_dies_and_hangs() -> None:
     refit(hung)
     with pytest.raises(HostHung):
         refit(hung)
+
+
+def test_it_loses_its_rotary_cache_in_sleep() -> None:
+    for faults, whole in (((), True), ([Fault("sleep")], False)):
+        engine = FakeEngine(weights(0), faults)
+        before = engine.manifest()
+        engine.sleep()
+        engine.wake()
+        assert (engine.manifest() == before) is whole
 
 
 def test_every_fault_is_tested_here() -> None:

@@ -19,7 +19,8 @@ from faults import faulty  # noqa: E402
 from safetensors.numpy import load, load_file  # noqa: E402
 
 from ckptcheck.engines.base import Parcel  # noqa: E402
-from ckptcheck.engines.fake import FakeEngine, Fault  # noqa: E402
+from ckptcheck.engines.fake import FakeEngine  # noqa: E402
+from ckptcheck.engines.fake_fault import Fault  # noqa: E402
 
 
 def start(model: str) -> dict[str, Any]:

@@ -109,8 +109,9 @@ def refit(place: Path, fault: str, *arguments: str, redirect: str = "", steps: s
 
 
 def _at_a_terminal() -> None:
-    """Shells have what they start in the background ignore Ctrl-C, and so the tests."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Shells have what they start in the background ignore Ctrl-C, nohup a hang-up, and so the tests."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def marked(mark: str) -> list[str]:

@@ -26,6 +26,8 @@ def heated(world: World, state: State) -> Iterator[Experiment]:
     guesses = set(known)
     if fitted is not None and all(abs(fitted.temperature * now - heat) > 0.01 * heat for heat in {*known, now}):
         guesses.add(round(fitted.temperature * now, 4))
+    if not guesses and fitted is None:
+        raise Unable("no distributions are recorded that would tell one")
     reason = ""
     for heat in sorted(guesses):
         change = replace(state.trainer, temperature=heat)
