@@ -14,6 +14,8 @@ from ckptcheck.engines.base import EngineInfo, Manifest
 FILE = Path(__file__).with_name("known.toml")
 KINDS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E4M3FNUZ": "fp8"}
 """dtype of a weight → trait."""
+ENDS = {"_packed": "int4", ".azp_adj": "int8"}
+"""End of a name → trait, where the weight itself is elsewhere: vLLM's CPU build hands INT8 weights to oneDNN, and keeps this."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -70,7 +72,7 @@ def traits(info: EngineInfo, manifest: Manifest) -> frozenset[str]:
             continue
         if name.startswith("draft"):
             found.add("draft")
-        if kind := KINDS.get(entry.dtype) or ("int4" if name.endswith("_packed") else ""):
+        if kind := KINDS.get(entry.dtype) or next((kind for end, kind in ENDS.items() if name.endswith(end)), ""):
             found |= {kind, "experts" if ".experts" in name else "dense"}
         elif ".experts." in name:
             found.add("experts")

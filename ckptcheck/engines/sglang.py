@@ -242,7 +242,7 @@ class SglangEngine:
 
     def processes(self) -> tuple[int, ...]:
         """Return the process id of every rank's scheduler."""
-        return tuple(self._call("processes"))
+        return tuple(pid for pid, _ in self._ask("memory"))
 
     def close(self) -> None:
         """End it and all it started; may be called twice."""

@@ -16,7 +16,7 @@ FUSED: Mapping[str, Sequence[str]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """What vLLM and SGLang keep as one matrix (`packed_modules_mapping` of their models), in that order of rows."""
-EXPERTS = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(weight|bias)")
+EXPERTS = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(weight\w*|bias)")
 """All experts of a layer: [experts, gate above up] and [experts, down] (their fused_moe layers)."""
 MEMBERS = {"13": ("gate_proj", "up_proj"), "2": ("down_proj",)}
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -56,5 +56,7 @@ def test_traits_are_read_from_what_an_engine_holds() -> None:
     ]  # fmt: skip
     found = traits(info, {(0, each.name): each for each in entries})
     assert found == {"cpu", "stock", "tied", "int4", "experts", "int8", "dense", "draft"}
+    handed = {(0, "a.azp_adj"): entry("a.azp_adj", "F32")}
+    assert traits(info, handed) == {"cpu", "stock", "int8", "dense"}
     plain = [entry("lm_head.weight"), entry("model.embed_tokens.weight", place="5+0")]
     assert traits(info, {(0, each.name): each for each in plain}) == {"cpu", "stock"}

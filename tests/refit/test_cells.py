@@ -25,7 +25,7 @@ CELLS = (
     Cell("qwen3-moe", Layout(ep=2), transport="gloo", engine="sglang"),
     Cell("llama", Layout(tp=2), dtype="bfloat16", transport="flattened_bucket", engine="sglang"),
     Cell("qwen3-tied", Layout(pp=2), transport="tensor", engine="sglang", steps=2),
-    Cell("qwen2", Layout(), transport="disk", engine="sglang", steps=0),
+    Cell("qwen3", Layout(), transport="disk", engine="sglang", steps=0),
 )
 
 
@@ -45,7 +45,7 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell
     asleep = {"REF018": f"the sleep of {cell.engine} does nothing on a CPU"} if cell.steps else {}
     assert dict(report.skipped) == asleep
     assert len(trace.syncs) == 1 + 2 * cell.steps
-    assert len(trace.syncs[0].manifest) > 20 * cell.ranks
+    assert len(trace.syncs[0].manifest) > 15 * cell.ranks
     assert all(step.grad_norm > 0 and not step.unchanged for step in trace.steps)
     if cell.dtype == "float32":
         assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from typing import Any
 
 from . import inventory, sglang_generate, sglang_plugins, sglang_switches, sglang_update
@@ -17,6 +18,8 @@ from .sglang_processes import fork_ready
 PACKAGE = __name__.rpartition(".")[0]
 PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
 PLAIN = {"integers": f"{PACKAGE}.sglang_int:register", "eight": f"{PACKAGE}.sglang_eight:register"}
+IDLE = 30.0
+"""Seconds in which a scheduler that has answered is idle."""
 _running: dict[str, Any] = {}
 
 
@@ -152,6 +155,7 @@ def fetch(wanted: list[list[str]], path: str) -> None:
 
 def update(parcels: list[dict[str, Any]], transport: str, flush: bool) -> dict[str, Any]:
     """Update the weights; say what came of it. transport: see sglang_update."""
+    _settle()
     _running["updates"] += 1
     return dict(_loop(_update(parcels, transport, flush, str(_running["updates"]))))
 
@@ -242,8 +246,16 @@ def capture(tokens: list[int], path: str) -> list[dict[str, Any]]:
 
 def reset_prefix_cache() -> None:
     """Forget cached keys and values."""
+    _settle()
     if not (done := _engine().flush_cache()).success:
         raise RuntimeError(f"SGLang did not flush its cache: {done}")
+
+
+def _settle() -> None:
+    """Wait until the scheduler has put away what it has answered: until then it refuses to flush its cache."""
+    end = time.monotonic() + IDLE
+    while not all(ask("idle", [])) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def version(value: str | None = None) -> str:
@@ -266,11 +278,6 @@ def check(action: str) -> dict[str, Any]:
     return dict(_loop(sglang_update.check(_engine(), action)))
 
 
-def processes() -> list[int]:
-    """Return the schedulers' process ids, one for each rank: for tests that kill them."""
-    return list(_engine().get_all_child_pids())
-
-
 def _engine() -> Any:
     if "engine" not in _running:
         raise LookupError("no engine is running")
@@ -281,6 +288,6 @@ VERBS = {
     function.__name__: function
     for function in (
         *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
-        *(reset_prefix_cache, version, sleep, wake, check, processes),
+        *(reset_prefix_cache, version, sleep, wake, check),
     )
 }

@@ -36,8 +36,8 @@ def register() -> None:
     CompressedTensorsConfig._check_scheme_supported = _supported
     CompressedTensorsWNA16.process_weights_after_loading = _stay
     CompressedTensorsWNA16.apply_weights = _linear
-    CompressedTensorsWNA16MoE.process_weights_after_loading = _stay
-    CompressedTensorsWNA16MoE.restore_weights_before_loading = _stay
+    CompressedTensorsWNA16MoE.process_weights_after_loading = _stay_experts
+    CompressedTensorsWNA16MoE.restore_weights_before_loading = _stay_experts
     CompressedTensorsWNA16MoE.create_moe_runner = no_runner
     CompressedTensorsWNA16MoE.apply_weights = _experts
 
@@ -51,6 +51,14 @@ def _stay(scheme: Any, layer: Any) -> None:
     act_order = scheme.has_g_idx if hasattr(scheme, "has_g_idx") else scheme.actorder == "group"
     if not symmetric or act_order:
         raise NotImplementedError("on a CPU there are only symmetric integers without act-order")
+
+
+def _stay_experts(scheme: Any, layer: Any) -> None:
+    """Leave the weights as they are, without what only act-order needs: memory that no checkpoint fills."""
+    _stay(scheme, layer)
+    for name in ("w13_weight_g_idx", "w2_weight_g_idx", "w13_g_idx_sort_indices", "w2_g_idx_sort_indices"):
+        if hasattr(layer, name):
+            delattr(layer, name)
 
 
 def _linear(scheme: Any, layer: Any, x: Any, bias: Any) -> Any:
