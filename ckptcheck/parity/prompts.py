@@ -63,6 +63,8 @@ class Reader:
 
         Raises CkptcheckError where the template refuses it or takes too long.
         """
+        from ckptcheck.checkpoint.confined import run_confined
+
         if self.template is None:
             return "\n\n".join(message["content"] for message in messages)
         given = {"messages": list(messages), "add_generation_prompt": True, "tools": None, "documents": None}
