@@ -53,6 +53,7 @@ def _of_scheduler(scheduler: Any, request: str) -> None:
         "watch": lambda on: _watch(model, on),
         "listen": lambda prompt: _listen(model, prompt),
         "heard": lambda file: _heard(f"{file}.{_rank()}"),
+        "idle": lambda: bool(scheduler.is_fully_idle()) if hasattr(scheduler, "is_fully_idle") else True,
     }
     _answer(_rank(), held, next(model.parameters()).device, **json.loads(request), more=more)
 
