@@ -21,7 +21,6 @@ from ckptcheck.refit.trial import Trial
 from ckptcheck.run import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
-TOKENS = [5 + 7 * place % 499 for place in range(40)]
 HIDDEN = 128
 
 
@@ -66,12 +65,10 @@ def test_a_draft_model_and_layers_for_multi_token_prediction(tmp_path: Path, mon
         names = {name for _, name in engine.manifest() if name.startswith("draft:")}
         assert "draft:model.layers.1.self_attn.qkv_proj.weight" in names
         assert not found  # it has a checkpoint of its own, and stays what it was
-        assert len(engine.score([TOKENS], decode=4)[0].decoded) == 4
         own = mimo(tmp_path / "mimo", monkeypatch)
         engine.restart(own, drafted(method="mtp"))
         found = judged(engine, own, tmp_path / "two")
     assert "draft:model.mtp_layers.2.mtp_block.mlp.down_proj.weight" in found["REF001"]
-    assert "the update call reported success" in found["REF001"]
 
 
 def judged(engine: VllmEngine, checkpoint: Path, folder: Path) -> dict[str, str]:

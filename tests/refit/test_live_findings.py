@@ -189,9 +189,9 @@ def test_what_changes_though_nothing_was_sent(bench: Bench) -> None:
         return lambda engine, number: engine.poke(name, 5, 20) if number == 2 else None
 
     found = told(bench.trial(after=flipped(rotary)))
-    assert found == {
-        "REF005": f"after sync 2 {rotary} is not what it was after the cold load, and nothing was sent for it"
-    }
+    assert found.keys() == {"REF005"}
+    assert found["REF005"].startswith(f"after sync 2 {rotary}")  # layers share it
+    assert found["REF005"].endswith("not what it was after the cold load, and nothing was sent for it")
     bench.tested.poke(rotary, 5, 20)
     found = told(bench.trial(after=flipped("model.norm.weight")))
     assert found["REF003"].startswith("after sync 2 1 tensor differs from a cold load")
