@@ -48,7 +48,7 @@ def _of_scheduler(scheduler: Any, request: str) -> None:
 
     model = runners[0][1].model
     groups = getattr(getattr(runners[0][1], "weight_updater", None), "_model_update_group", {})
-    more = {
+    more: dict[str, Callable[..., Any]] = {
         "meet": lambda key: groups[key].barrier().wait(),
         "watch": lambda on: _watch(model, on),
         "listen": lambda prompt: _listen(model, prompt),
