@@ -323,8 +323,12 @@ WRONG = {
         target=f"{TARGET}/nested",
     ),
     "a bad name that may be a path": Case(
-        CkptcheckError, "../tiny is no file or folder here, and '../tiny' names no repository", "write it as org/name",
-        _nothing, target="../tiny",
+        CkptcheckError, "acme/ti--ny is no file or folder here, and 'acme/ti--ny' names no repository",
+        "write it as org/name", _nothing, target="acme/ti--ny",
+    ),
+    "a path above this folder": Case(
+        CkptcheckError, "../tiny does not exist",
+        "name a folder, a .safetensors file, its index, or hf://org/name for the Hub", _nothing, target="../tiny",
     ),
     "an endpoint that is none": Case(
         CkptcheckError, "HF_ENDPOINT is 'hf-mirror.com', no address of a Hub", "write it as https://…", _nothing,
