@@ -52,7 +52,7 @@ class Lent:
         for gpu, number in self._numbers.items():
             own = tensor.detach().to(f"cuda:{number}").contiguous()
             self._held.append(own)  # what is said of a tensor does not keep it alive
-            found[gpu] = spoken(reduce(own)[1])  # type: ignore[misc]
+            found[gpu] = spoken(reduce(own)[1])
         return found
 
     def all(self, weights: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
