@@ -10,6 +10,8 @@ ON_GPU = ("nccl", "ipc")
 """Transports between GPUs."""
 ELSE = {"vllm": "--transport reload", "sglang": "--transport tensor"}
 """What always works."""
+OFFERED = ("reload", "ipc", "nccl", "load_weights")
+"""By vLLM on GPUs, which has the one for which it was started."""
 SHARED = {"vllm": "--transport ipc", "sglang": "--transport tensor"}
 """What works on one GPU, and over it."""
 
@@ -21,7 +23,7 @@ def check(trainer: Trainer, engine: Engine, transport: str) -> None:
     here, there = trainer.info.facts, engine.info.facts
     device = there.get("device", "").upper()
     if transport not in engine.transports:
-        known = ", ".join(engine.transports)
+        known = ", ".join(OFFERED if (engine.info.name, device) == ("vllm", "CUDA") else engine.transports)
         raise CkptcheckError(
             f"{engine.info.name} {engine.info.version} on {device} is not updated by {transport}", f"there is {known}"
         )

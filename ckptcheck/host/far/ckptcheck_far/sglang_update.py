@@ -115,14 +115,14 @@ async def _by_tensor(
 
 
 def placed(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Put weights where SGLang would have them: on a GPU where there is one, so that only handles are sent."""
+    """Put weights where SGLang would have them: on a GPU where there is one, so that only handles are sent.
+
+    A handle names its GPU by number, and schedulers see the same GPUs as this process. Who sends from elsewhere has SGLang's
+    monkey_patch_torch_reductions name it by UUID; after that no tensor of the CPU can be sent, and `looked` sends one.
+    """
     import torch
 
     on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
-
-        monkey_patch_torch_reductions()  # a handle names its GPU by UUID, as those who send to SGLang have it
     for name, weight in weights:
         yield name, weight.cuda() if on_gpu else weight
 
