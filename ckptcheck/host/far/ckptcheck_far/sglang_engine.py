@@ -103,6 +103,7 @@ def _about(engine: Any) -> dict[str, Any]:
             "mode": "plain" if _running["offered"] else "stock",
             "quantization": str(model.quantization),
             "block_size": str(value("page_size") or 1),
+            "sleep": str(value("enable_memory_saver")),
             "session": str(sglang_update.has_session()),
             "gpus": ",".join(gpu for gpu in ask("gpu", []) if gpu),
         },

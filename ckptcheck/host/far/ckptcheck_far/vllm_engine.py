@@ -94,6 +94,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
+        "sleep": str(model.enable_sleep_mode),
     }
     return {
         "version": vllm.__version__,
