@@ -31,7 +31,6 @@ VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes 50 seconds
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_WAIT_POLICY": "PASSIVE",  # a trainer computes on the same cores: threads that wait sleep
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # on GPUs 0.32 takes another one, with another interface for what forces tokens
 }
 
 Mode = Literal["plain", "stock"]

@@ -34,5 +34,9 @@ def test_weights_arrive_bucket_by_bucket(forms: Host, plane: str, newer: bool) -
     assert said["told"] == {**group, "packed": False}
 
 
+def test_the_second_model_runner_follows_tokens_too(forms: Host) -> None:
+    assert forms.call("forced") == [[4, 5, 5], [2, 5, 1], [5, 5, 5], [5, 5, 5]]
+
+
 def test_a_backend_is_made_where_it_is_needed(forms: Host) -> None:
     assert forms.call("backends") == ["", "ipc", "nccl", "", "gloo"]

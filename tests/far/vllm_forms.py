@@ -9,8 +9,9 @@ import base64
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from ckptcheck_far import ipc, vllm_transfer
+from ckptcheck_far import ipc, vllm_forced, vllm_transfer
 from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(1)}
@@ -125,4 +126,30 @@ def backends() -> list[str]:
     ]
 
 
-VERBS = {"updated": updated, "backends": backends}
+def forced() -> list[list[int]]:
+    """Have vLLM's second model runner's interface decode given tokens: the rows' likeliest tokens, step by step."""
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+
+    acting = vllm_forced.Forced(None, None)
+    assert isinstance(acting, LogitsProcessor)
+    asked = [{"forced": [4, 2], "after": 3}, None, {"forced": [1], "after": 5}]
+    took = [
+        acting.add_request(slot, SamplingParams(extra_args=extra)) for slot, extra in zip((7, 3, 5), asked, strict=True)
+    ]
+    assert took == [True, False, True]
+    found = []
+    for lengths in ([3, 9, 4], [4, 10, 5], [5, 11, 6]):
+        logits = torch.arange(6.0).repeat(3, 1)
+        here = LogitsContext(*[None] * 7)
+        object.__setattr__(here, "idx_mapping_np", np.array([7, 3, 5]))
+        object.__setattr__(here, "seq_lens_upper_bound_np", np.array([*lengths, 1]))  # it may be longer than the batch
+        found.append(acting.apply(logits, here).argmax(-1).tolist())
+    assert not acting.add_request(7, SamplingParams())  # another request in the same slot
+    object.__setattr__(here, "seq_lens_upper_bound_np", np.array([3, 9, 4]))
+    found.append(acting.apply(torch.arange(6.0).repeat(3, 1), here).argmax(-1).tolist())
+    return found
+
+
+VERBS = {"updated": updated, "backends": backends, "forced": forced}

@@ -100,7 +100,7 @@ def _about(engine: Any) -> dict[str, Any]:
         "architecture": (model.hf_config.architectures or [""])[0],
         "facts": {
             **{name: str(value(name)) for name in names},
-            "mode": "plain" if _running["offered"] else "stock",
+            "mode": "plain" if _running["offered"] and str(value("device")) == "cpu" else "stock",
             "quantization": str(model.quantization),
             "block_size": str(value("page_size") or 1),
             "sleep": str(value("enable_memory_saver")),

@@ -186,7 +186,7 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
             logprobs=0,
             ignore_eos=True,
             detokenize=False,
-            extra_args={"forced": tokens[prompt:]},
+            extra_args={"forced": tokens[prompt:], "after": prompt},
         )
         for tokens in sequences
     ]
