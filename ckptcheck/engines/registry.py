@@ -19,6 +19,7 @@ def _vllm(
     mode: str,
     length: int,
     switches: Switches,
+    transport: str,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -27,7 +28,7 @@ def _vllm(
 
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"vLLM has no mode {mode}", "there are plain and stock")
-    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, switches=switches)
+    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, switches=switches, transport=transport)
     if isinstance(instead, VllmEngine):
         instead.restart(checkpoint, options)
         return instead
@@ -44,6 +45,7 @@ def _sglang(
     mode: str,
     length: int,
     switches: Switches,
+    transport: str,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -94,7 +96,9 @@ def start(
     mode: str = "plain",
     length: int = 512,
     switches: Switches | None = None,
+    transport: str = "",
     python: Path | None = None,
+    gpus: str | None = None,
     instead: Engine | None = None,
     log: Path | None = None,
     scratch: Sequence[Path] = (),
@@ -103,7 +107,8 @@ def start(
 
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
     of the longest sequence with what is decoded. switches: how it is set up; those that it does not take are in its
-    `ignored`. python: the user's own interpreter. instead: a running engine that is given up for this one, whose process
+    `ignored`. transport: by which weights will come, where that is known; an engine on GPUs may have to be started for it. python:
+    the user's own interpreter. gpus: see host/gpus.py. instead: a running engine that is given up for this one, whose process
     may be used. Raises CkptcheckError for a name that is not known and an engine that is not installed, and what a Host
     raises where it does not start.
     """
@@ -116,7 +121,9 @@ def start(
         mode=mode,
         length=length,
         switches=switches or Switches(),
+        transport=transport,
         python=python,
+        gpus=gpus,
         instead=instead,
         log=log,
         scratch=scratch,

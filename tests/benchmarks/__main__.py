@@ -1,6 +1,18 @@
 """Run every benchmark: ``make bench``."""
 
-from tests.benchmarks import attribution, diagnosis, diff, headers, megatron, parity, refit, tolerance, values, watch
+from tests.benchmarks import (
+    attribution,
+    device,
+    diagnosis,
+    diff,
+    headers,
+    megatron,
+    parity,
+    refit,
+    tolerance,
+    values,
+    watch,
+)
 
 if __name__ == "__main__":
     headers.main()
@@ -10,6 +22,7 @@ if __name__ == "__main__":
     tolerance.main()
     diagnosis.main()
     refit.main()
+    device.main()
     parity.main()
     watch.main()
     attribution.main()
