@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.dialects.made import parts
 from ckptcheck.history.history import History, open_history
-from ckptcheck.history.parts import parts
 from ckptcheck.history.record import Record, Sync
 
 LAYERS = 3

@@ -13,10 +13,10 @@ from recorded import history
 from refitted import played
 
 from ckptcheck import pack
+from ckptcheck.dialects.made import parts
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.history import record as records
 from ckptcheck.history.history import open_history
-from ckptcheck.history.parts import parts
 from ckptcheck.history.record import Record, Sync, read
 from ckptcheck.refit.recorded import recorded
 from ckptcheck.run import run
@@ -132,7 +132,7 @@ def test_what_an_engines_tensor_is_made_of() -> None:
         for name in ("gate", "up", "down")
     ]
     assert parts("model.layers.0.mlp.gate_up_proj.weight", sent) == tuple(sent[1:3])
-    assert parts("model.layers.0.self_attn.qkv_proj.weight", sent) == (), "k and v are not sent: nobody knows"
+    assert parts("model.layers.0.self_attn.qkv_proj.weight", sent) == (sent[0],), "what is sent of it"
     assert len(parts("model.layers.0.mlp.experts.routed_experts.w13_weight", sent)) == 4
     assert len(parts("model.layers.0.mlp.experts.w2_weight", sent)) == 2
     assert parts("model.layers.1.mlp.experts.w2_weight", sent) == ()

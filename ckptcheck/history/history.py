@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from ckptcheck.history.parts import parts
+from ckptcheck.dialects.made import parts
 from ckptcheck.history.record import Sync, read
 from ckptcheck.history.told import told
 from ckptcheck.report import Section

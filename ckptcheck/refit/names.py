@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
+from ckptcheck.dialects.made import parts
 from ckptcheck.phrase import ranges
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.trainers.base import Weight
 from ckptcheck.trainers.layout import Layout
 
-FUSED: Mapping[str, Sequence[str]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""What vLLM and SGLang keep as one matrix (`packed_modules_mapping` of their models), in that order of rows."""
-EXPERTS = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(weight\w*|bias)")
-"""All experts of a layer: [experts, gate above up] and [experts, down] (their fused_moe layers)."""
-MEMBERS = {"13": ("gate_proj", "up_proj"), "2": ("down_proj",)}
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DRAFT = "draft:"
 
@@ -26,19 +18,9 @@ DRAFT = "draft:"
 def sources(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, ...]:
     """Return the weights of the trainer that an engine's tensor is made of, in its order of elements; () if unknown."""
     plain = name.removeprefix(DRAFT)
-    if plain in weights:
-        return (weights[plain],)
-    module, _, last = plain.rpartition(".")
-    parent, _, own = module.rpartition(".")
-    found: list[str] = []
-    if own in FUSED:
-        found = [f"{parent}.{part}.{last}" for part in FUSED[own]]
-    elif (match := EXPERTS.fullmatch(plain)) is not None:
-        prefix, members, last = match[1], MEMBERS[match[2]], match[3]
-        numbers = {int(n) for each in weights if each.startswith(f"{prefix}.") and (n := _number(each, prefix))}
-        found = [f"{prefix}.{number}.{part}.{last}" for number in sorted(numbers) for part in members]
-    elif plain.startswith("lm_head."):  # what is derived from the head; a tied one is the embedding
-        found = [HEAD if HEAD in weights else EMBEDDING]
+    found = parts(plain, weights)
+    if not found and plain.startswith("lm_head."):  # what is derived from the head; a tied one is the embedding
+        found = (HEAD,) if HEAD in weights else (EMBEDDING,)
     return tuple(weights[each] for each in found if each in weights)
 
 
@@ -48,20 +30,20 @@ def origin(trace: RefitTrace, names: Sequence[str], hit: Iterable[tuple[int, int
     hit: [begin, end) of its flat elements that matter, of `total` on one rank; only the weights that lie there are named.
     "" where the names are the same, or the engine's are unknown.
     """
-    parts = sources(names[0], {weight.name: weight for weight in trace.weights})
-    if not parts:
+    made_of = sources(names[0], {weight.name: weight for weight in trace.weights})
+    if not made_of:
         return ""
     which = "the first" if len(names) > 1 else "it"
-    if hit and len(parts) > 1:
-        parts, which = _lying(parts, hit, total, trace.engine.ranks if trace.engine else 1), "that"
-    said = [weight.name for weight in parts]
+    if hit and len(made_of) > 1:
+        made_of, which = _lying(made_of, hit, total, trace.engine.ranks if trace.engine else 1), "that"
+    said = [weight.name for weight in made_of]
     made = (
         "" if said == [names[0].removeprefix(DRAFT)] else f"{'is' if which == 'that' else 'is made of'} {braced(said)}"
     )
-    own = sorted({each for weight in parts for each in weight.own} - set(said))
+    own = sorted({each for weight in made_of for each in weight.own} - set(said))
     if not own or trace.trainer is None:
         return f"; {which} {made}" if made else ""
-    owners = {rank for weight in parts for rank in weight.owners}
+    owners = {rank for weight in made_of for rank in weight.owners}
     place = Layout.named(trace.trainer.layout).places(owners)
     held = f"{trace.trainer.name} holds as {braced(own)}" + (f" ({place})" if place else "")
     return f"; {which} {made}, which {held}" if made else f"; {which} is what {held}"
@@ -78,7 +60,8 @@ def unmatched(trace: RefitTrace) -> list[str] | None:
         return None
     weights = {weight.name: weight for weight in trace.weights}
     held = {entry.digest for entry in sync.manifest.values()}
-    there = {weight.name for name in {name for _, name in sync.manifest} for weight in sources(name, weights)}
+    names = {name for _, name in (*trace.cold, *sync.manifest)}  # what the update took away it had a place for
+    there = {weight.name for name in names for weight in sources(name, weights)}
     lost = [name for name in weights if name not in there and sync.sent.get(name) not in held]
     return None if 2 * len(lost) > len(weights) else lost
 
@@ -100,11 +83,6 @@ def braced(names: Collection[str]) -> str:
 
 def _listed(parts: Sequence[str]) -> str:
     return ranges(map(int, parts)) if all(part.isdecimal() for part in parts) else ",".join(parts)
-
-
-def _number(name: str, prefix: str) -> str:
-    number = name.removeprefix(f"{prefix}.").partition(".")[0]
-    return number if number.isdecimal() else ""
 
 
 def _lying(parts: Sequence[Weight], hit: Iterable[tuple[int, int]], total: int, ranks: int) -> tuple[Weight, ...]:

@@ -6,20 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from ckptcheck.dialects.made import HELD, places
 from ckptcheck.engines.base import Manifest
 
 PACKED = (".weight_packed", ".qweight", ".weight_scale", ".weight_scale_inv", ".scales")
 """Ends of names that only a packed module has."""
 PLAIN = ".weight"
-FUSED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
-EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate|up|down)_proj")
-HELD = re.compile(r"(.*\.experts)(?:\.\w+)?\.w(13|2)_(\w+)")
 
 
 def disagreements(sent: Iterable[str], held: Manifest) -> tuple[list[str], list[str]]:
@@ -31,9 +23,9 @@ def disagreements(sent: Iterable[str], held: Manifest) -> tuple[list[str], list[
     built_packed, built_plain = _modules(_spelt(name) for (_, name), entry in held.items() if entry.kind == "parameter")
     built_plain -= built_packed
     only_sent = sorted(
-        module for module in packed if _place(module) & built_plain and not _place(module) & built_packed
+        module for module in packed if places(module) & built_plain and not places(module) & built_packed
     )
-    only_built = sorted(module for module in plain - packed if _place(module) & built_packed)
+    only_built = sorted(module for module in plain - packed if places(module) & built_packed)
     return only_sent, only_built
 
 
@@ -69,14 +61,3 @@ def _spelt(name: str) -> str:
     """Spell a tensor of fused experts as one of a module: ``experts.w13_weight_scale`` is ``experts.w13.weight_scale``."""
     match = HELD.fullmatch(name)
     return f"{match[1]}.w{match[2]}.{match[3]}" if match else name
-
-
-def _place(module: str) -> set[str]:
-    """Return the names under which an engine may hold a module of a checkpoint."""
-    parent, _, last = module.rpartition(".")
-    found = {module}
-    if last in FUSED:
-        found.add(f"{parent}.{FUSED[last]}" if parent else FUSED[last])
-    if match := EXPERT.fullmatch(module):
-        found.add(f"{match[1]}.w{'2' if match[2] == 'down' else '13'}")
-    return found

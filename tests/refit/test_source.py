@@ -107,7 +107,21 @@ def test_an_engine_with_names_of_its_own_is_not_judged_by_names(tmp_path: Path) 
     assert unmatched(trace) == []
     sync = trace.syncs[0]
     renamed = {(rank, f"other{number}"): entry for number, ((rank, _), entry) in enumerate(sync.manifest.items())}
-    assert unmatched(replace(trace, syncs=(replace(sync, manifest=renamed),))) is None
+    assert unmatched(replace(trace, cold=renamed, syncs=(replace(sync, manifest=renamed),))) is None
+
+
+def test_low_rank_queries_and_keys_are_one_matrix_of_either_engine() -> None:
+    at = "model.layers.0.self_attn"
+    held = {name: Weight(name, (4, 4), "F32") for name in (f"{at}.q_a_proj.weight", f"{at}.kv_a_proj_with_mqa.weight")}
+    for whole in ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa"):  # vLLM 0.32, SGLang 0.5.23
+        assert [each.name for each in sources(f"{at}.{whole}.weight", held)] == list(held)
+    mixtral = {
+        name: Weight(name, (4, 4), "F32")
+        for name in (f"a.experts.{n}.w{part}.weight" for n in (0, 1) for part in (1, 2, 3))
+    }
+    assert [each.name for each in sources("a.experts.w13_weight", mixtral)] == [
+        f"a.experts.{n}.w{part}.weight" for n in (0, 1) for part in (1, 3)
+    ]
 
 
 def test_text_is_of_the_tokenizer_or_none(smollm2: Path, tmp_path: Path) -> None:
