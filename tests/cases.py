@@ -25,8 +25,8 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     contents  {drop = [pattern], copy = {pattern = new}, shape, drop_chunks, boxes, unplaced, file}    edit .metadata
     arguments {name = number}           arguments saved by Megatron; or {name = {folder = number}}, of one rank
     elements  {key = [{chunk, at, hex | zeros | zero | twin = [key, chunk], crc = false}]}    bytes of a Megatron tensor
-    faults   [{kind, name, other, since}]  what the fake engine does wrong in a trial; ranks, draft: how it is made;
-    trainer  {unsteady, apart}          what the fake trainer does wrong; cache: the engine keeps prefixes
+    faults   [{kind, name, other, since}]  what the fake engine does wrong in a trial; ranks, draft, empty, device: how it is made;
+    trainer  {unsteady, apart, …}       what the fake trainer does wrong; cache: the engine keeps prefixes
     settings {name = value}             of the trial, see refit/settings.py
     job      the text of a job's configuration; name: its file (job.yaml); a base becomes the folder model beside it
     files    {name = text}              further files of a job; overrides ["key=value"]; told {engine_version, te_version}

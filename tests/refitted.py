@@ -42,7 +42,8 @@ def weights() -> dict[str, np.ndarray]:
 class FakeTrainer:
     """Holds weights as the fake engine computes with them.
 
-    unsteady: its second forward pass differs. apart: it computes otherwise than the engine. drifting: so does its training.
+    unsteady: each forward pass differs by that many nats. apart: it computes otherwise than the engine. drifting: its training
+    does, by that many. device: where it says that it computes.
     babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
     has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
     says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
@@ -55,9 +56,9 @@ class FakeTrainer:
         self,
         folder: Path,
         *,
-        unsteady: bool = False,
+        unsteady: float = 0.0,
         apart: bool = False,
-        drifting: bool = False,
+        drifting: float = 0.0,
         babbling: float | None = None,
         extra: str = "",
         packs: str = "",
@@ -65,9 +66,12 @@ class FakeTrainer:
         dtype: str = "F32",
         megatron: bool = False,
         unlike: int | None = None,
+        device: str = "",
     ) -> None:
         self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
         self._megatron, self._packs = megatron, packs
+        if device:
+            self.info = replace(self.info, facts={"device": device})
         if inputs:
             self.info = replace(self.info, facts={"inputs": "the engine rounds them"})
         if megatron:
@@ -88,7 +92,7 @@ class FakeTrainer:
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         self._passes += 1
-        moved = (1e-3 if self._apart else 0.0) + (1e-7 * self._passes if self._unsteady else 0.0)
+        moved = (1e-3 if self._apart else 0.0) + self._unsteady * self._passes
         scored = self._cold().score(sequences)
         found = [tuple(value - moved for value in each.prompt) for each in scored]
         if self._babbling is not None and len(found) == 2:  # the two ways on from where greedy texts part
@@ -103,8 +107,7 @@ class FakeTrainer:
         return (*said[:2], self._said, *said[3:])
 
     def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0) -> Step:
-        moved = 1e-3 if self._drifting else 0.0
-        scores = tuple(tuple(value + moved for value in each) for each in self.score(sequences))
+        scores = tuple(tuple(value + self._drifting for value in each) for each in self.score(sequences))
         self.perturb(0.05, seed=seed)
         return Step(1.0, 1.0, scores)
 
@@ -172,8 +175,8 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `trainer` with what is wrong with it, `settings`,
-    `version`: name and version that the engine says of itself.
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `empty`, `device`, `trainer` with what is wrong with it,
+    `settings`, `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]
@@ -184,7 +187,7 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         own = [] if started else faults
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
-        more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
+        more = {key: table[key] for key in ("ranks", "draft", "device", "empty") if key in table}
         engine = FakeEngine(tensors, own, **more)
         if "version" in table:
             name, version = table["version"]

@@ -40,7 +40,7 @@ MADE: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "refit": played,
     "job": job,
     "servers": lambda table, _: attached(table),
-    "engines": lambda table, _: attached(table),
+    "engines": lambda table, folder: attached(table) if "servers" in table else played(table, folder),
     "history": lambda table, folder: history(table, folder / "syncs.jsonl"),
     "rollouts": lambda table, _: judged(table),
     "rollout-series": lambda table, _: series(table),

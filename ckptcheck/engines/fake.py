@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class FakeEngine:
-    """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it."""
+    """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it.
+
+    empty: its parameters that it packs at every start.
+    """
 
     transports: tuple[str, ...] = ("reload", "gloo")
 
@@ -29,11 +32,12 @@ class FakeEngine:
         ranks: int = 1,
         draft: bool = False,
         device: str = "memory",
+        empty: Collection[str] = (),
     ) -> None:
         facts = {"block_size": "1", "device": device}
         self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", facts)
         self.faults = tuple(faults)
-        self._draft = ("", "draft:") if draft else ("",)
+        self._draft, self._packs = ("", "draft:") if draft else ("",), frozenset(empty)
         self.restart(tensors)
 
     @property
@@ -58,10 +62,11 @@ class FakeEngine:
         self._rotary = np.linspace(0, 1, 64, dtype=np.float32)
         self._updates, self._marks = 0, False
         self._moves: dict[str, int] = {}
-        self._empty: set[str] = set()
+        self._empty: set[str] = set(self._packs)
+        self._names: dict[str, str] = {}
         self._first: dict[str, NDArray[Any]] = {}
         self._cache: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._leaked = 0
+        self._leaked, self._asked = 0, 0
         self._true: model.Arrays = {}
         for name, values in tensors.items():
             self._write(name, np.asarray(values, np.float32), faulty=False)
@@ -89,9 +94,11 @@ class FakeEngine:
         """Digest everything."""
         self._live("manifest")
         found = {}
-        for rank, name, kind, values in self._all():
-            empty = name in self._empty
-            where = f"{id(values):x}+{self._moves.get(name, 0)}"
+        for rank, own, kind, values in self._all():
+            name, empty = self._names.get(own, own), own in self._empty
+            if not name:
+                continue
+            where = f"{id(values):x}+{self._moves.get(own, 0)}"
             shape = (0,) if empty else values.shape
             why = "it is empty: the engine computes with a packed copy" if empty else ""
             nbytes = 0 if empty else values.nbytes
@@ -104,12 +111,20 @@ class FakeEngine:
         """Mark parameters and the packed head."""
         self._live("scramble")
         names = set()
-        for rank, name, kind, values in self._all():
-            if kind != "buffer" and name not in self._empty:
-                values[...] = model.marked(name, rank, values.shape)
-                names.add((rank, name))
-        self._marks = True
         left = {(rank, name): "it is empty" for rank in range(self.info.ranks) for name in self._empty}
+        kept = {fault.name for fault in self.faults if fault.kind == "unmarked"}
+        for rank, name, kind, values in self._all():
+            if kind == "buffer" or name in self._empty:
+                continue
+            if "" in kept:
+                left[rank, name] = "nothing unusual can be written there"
+                continue
+            names.add((rank, name))
+            if name not in kept:
+                values[...] = model.marked(name, rank, values.shape)
+        if any(fault.kind == "spilled" for fault in self.faults):
+            self._rotary = self._rotary + 1
+        self._marks = True
         return Scrambled(frozenset(names), left)
 
     def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
@@ -176,7 +191,7 @@ class FakeEngine:
                     engine, span = self._spans[fault.other if name == fault.name else fault.name]
         for rank, held in enumerate(self._ranks):
             late = faulty and rank == self.info.ranks - 1
-            if late and any(fault.name == engine for fault in self._has("rank")):
+            if late and any(fault.name in (engine, name) for fault in self._has("rank")):
                 continue
             for prefix in self._draft:
                 if not (prefix and faulty and any(self._has("draft"))):
@@ -195,6 +210,7 @@ class FakeEngine:
         for _ in self._has("rotary"):
             self._rotary = self._rotary + 1
         self._empty |= {fault.name for fault in self._has("emptied")}
+        self._names |= {fault.name: fault.other for fault in self._has("renamed")}
         self._moves |= {fault.name: self._updates for fault in self._has("moved")}
         self._leaked += (1 << 24) * len(list(self._has("leak")))
 
@@ -203,11 +219,16 @@ class FakeEngine:
             return model.state(self._true, model.derived(self._true)[model.PACKED])
         held = {name: self._ranks[0][name] for name in self._shapes}
         rows, head = model.state(held, self._derived[0][model.PACKED])
-        return (rows * 1.01 if any(self._has("path")) else rows), head
+        for fault in self._has("path"):
+            rows = rows * float(fault.other or 1.01)
+        if any(self._has("noisy")):
+            rows = rows * (1 + 1e-6 * (7 * self._asked % 10))
+        return rows, head
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
         """Score by the fake model. The cache keeps the state that a sequence was first decoded with."""
         self._live("score")
+        self._asked += 1
         found = []
         for tokens in sequences:
             table = model.logprobs(*self._state(), tokens)
@@ -237,7 +258,12 @@ class FakeEngine:
         """Give memory away, and keep what was in it."""
         self._live("sleep")
         if any(fault.kind == "sleep" for fault in self.faults):
-            self._rotary = self._rotary * 0
+            lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
+            if "" in lost:
+                self._rotary = self._rotary * 0
+            for held in self._ranks:
+                for name in lost & held.keys():
+                    held[name][...] = 0
 
     def wake(self) -> None:
         """Take it again."""

@@ -16,9 +16,12 @@ FaultKind = Literal[
     "bucket",  # the first tensor of every bucket but the first loses its last element
     "unsent",  # the engine's tensor `name` changes though nothing was sent for it
     "rotary",  # the rotary cache changes
-    "rank",  # the engine's tensor `name` is not written on the last rank
+    "rank",  # the engine's tensor `name`, or the checkpoint's, is not written on the last rank
     "derived",  # the packed head is not made anew
     "emptied",  # the engine's parameter `name` is empty afterwards: it computes with a packed copy
+    "unmarked",  # the engine's tensor `name` is not overwritten with a mark; without a name none is, which it says
+    "spilled",  # overwriting parameters changes the rotary cache too
+    "renamed",  # the engine's tensor `name` is afterwards called `other`, or is gone
     "moved",  # the engine's tensor `name` lies elsewhere afterwards
     "draft",  # the draft model is not updated
     "silent",  # nothing is written, and success is said
@@ -26,10 +29,11 @@ FaultKind = Literal[
     "version",  # the weight version goes down
     "ignores",  # a name that matches nothing is no error
     "cache",  # the prefix cache is not reset when asked
-    "path",  # logprobs are off though all weights are right
+    "path",  # logprobs are off though all weights are right; `other`: a factor that says by how much
+    "noisy",  # they are others each time it is asked, by rounding; from since = 0 on also before the first update
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
-    "sleep",  # the rotary cache is lost in sleep
+    "sleep",  # the rotary cache is lost in sleep, or the engine's tensor `name`
     "died",  # the process dies in the method `name`
     "hung",  # it hangs there
 ]

@@ -1,68 +1,75 @@
-"""Versions of engines that are known to update weights wrongly: data (known.toml), and which of it fits an engine."""
+"""Versions of engines that are known to serve wrong weights after an update: data (known.toml), and which of it fits an engine."""
 
 from __future__ import annotations
 
 import functools
-import tomllib
-from collections.abc import Collection
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ckptcheck.engines.base import EngineInfo, Manifest
 
-FILE = Path(__file__).with_name("known.toml")
+DATA = Path(__file__).with_name("known.toml")
 KINDS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E4M3FNUZ": "fp8"}
 """dtype of a weight → trait."""
 ENDS = {"_packed": "int4", ".azp_adj": "int8"}
 """End of a name → trait, where the weight itself is elsewhere: vLLM's CPU build hands INT8 weights to oneDNN, and keeps this."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+EXPERTS = re.compile(r"(?i:moe)|Mixtral|Deepseek")
+"""Architectures with experts, where only the name is known."""
 
 
 @dataclass(frozen=True)
-class Known:
+class Running:
+    """An engine that runs, as far as it is known; "" for what it does not say. traits: see known.toml; where: its address."""
+
+    engine: str
+    version: str
+    architecture: str = ""
+    traits: frozenset[str] = frozenset()
+    where: str = ""
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault; see known.toml for what its fields say."""
 
     engine: str
-    since: str
-    until: str | None
-    traits: frozenset[str]
     what: str
-    issues: tuple[str, ...]
+    seen: str
     instead: str
+    since: str = ""
+    until: str = ""
+    traits: frozenset[str] = frozenset()
+    architecture: str = ""
 
-    def fits(self, engine: str, version: str, traits: Collection[str]) -> bool:
-        """Say whether an engine of this version, of which these traits hold, has it."""
-        seen = numbers(version)
-        last = self.until is None or seen <= numbers(self.until)
-        return engine == self.engine and numbers(self.since) <= seen and last and self.traits <= set(traits)
+    def concerns(self, running: Running) -> bool:
+        """Whether it is about this engine. A condition on what the engine does not say is not met."""
+        return (
+            running.engine == self.engine
+            and self._spans(running.version)
+            and self.traits <= running.traits
+            and (not self.architecture or re.search(self.architecture, running.architecture) is not None)
+        )
+
+    def _spans(self, version: str) -> bool:
+        numbers = _numbers(version)
+        if not numbers:
+            return False
+        first, last = _numbers(self.since), _numbers(self.until)
+        return (not first or numbers >= first) and (not last or numbers[: len(last)] <= last)
 
 
 @functools.cache
-def table() -> tuple[Known, ...]:
-    """Return all that is known."""
-    entries: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["known"]
-    return tuple(
-        Known(
-            entry["engine"],
-            entry["from"],
-            entry.get("to"),
-            frozenset(entry["traits"]),
-            entry["what"],
-            tuple(entry["issues"]),
-            entry["instead"],
-        )
-        for entry in entries
-    )
-
-
-def faults(engine: str, version: str, traits: Collection[str]) -> tuple[Known, ...]:
-    """Return what is known of an engine. engine: its name. version: its own word; what is no number in it counts as 0."""
-    return tuple(known for known in table() if known.fits(engine, version, traits))
+def known() -> tuple[Known, ...]:
+    """Read what comes with ckptcheck."""
+    return tuple(msgspec.toml.decode(DATA.read_bytes(), type=dict[str, list[Known]])["known"])
 
 
 def traits(info: EngineInfo, manifest: Manifest) -> frozenset[str]:
-    """Say of an engine what decides whether a fault shows: its device, mode, and the kinds of weights that it holds."""
+    """Say of an engine of ours what decides whether a fault shows: its device, mode, and the kinds of weights that it holds."""
     found = {info.facts.get("device", ""), info.facts.get("mode", "")}
     places = {name: entry.place for (rank, name), entry in manifest.items() if not rank}
     if HEAD in places and EMBEDDING in places and places[HEAD] and places[HEAD] == places[EMBEDDING]:
@@ -79,10 +86,13 @@ def traits(info: EngineInfo, manifest: Manifest) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers.
+def traits_told(told: Iterable[str], architecture: str) -> frozenset[str]:
+    """Say the same of a server by what it tells of itself: its device, and whether its architecture has experts."""
+    found = {*told, "stock"} | ({"experts"} if EXPERTS.search(architecture) else set())
+    return frozenset(found - {""})
 
-    >>> numbers("0.5.17"), numbers("0.10.post1"), numbers("dev")
-    ((0, 5, 17), (0, 10, 0), (0,))
-    """
-    return tuple(int(part) if part.isdecimal() else 0 for part in version.partition("+")[0].split("."))
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: a development version counts as the one before which it comes."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ckptcheck.engines.base import Scores
-from ckptcheck.engines.known_bad import Running
+from ckptcheck.engines.known import Running, traits_told
 from ckptcheck.servers.base import NOTHING, About, Answered
 from ckptcheck.trainers.base import TrainerInfo
 
@@ -92,7 +92,13 @@ class Attached:
         if kind != "engines":
             return None
         return tuple(
-            Running(about.engine, about.version, about.device, about.architecture, where=seen.url)
+            Running(
+                about.engine,
+                about.version,
+                about.architecture,
+                traits_told([about.device], about.architecture),
+                seen.url,
+            )
             for seen in self.servers
             if (about := seen.about).version
         )

@@ -64,7 +64,7 @@ class Floor:
     @property
     def loads(self) -> float:
         """Nats by which an engine and the same engine started anew may be apart, asked the same in the same way."""
-        return max(1e-6, self.engine.repeat.most)
+        return max(1e-6, MOST * self.engine.repeat.most)
 
 
 UNITS = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ckptcheck.engines.base import Scores
 from ckptcheck.refit.apart import Gap, apart
+from ckptcheck.refit.names import sources
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 
 
@@ -19,7 +21,7 @@ def changed(sync: Sync) -> set[Key]:
 
 def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
     """Return parameters that are what they were before the last step, and should not be."""
-    before = next((other for other in reversed(trace.syncs[: sync.number - 1]) if other.step < sync.step), None)
+    before = _before(trace, sync)
     if before is None:
         return set()
     return {
@@ -27,6 +29,33 @@ def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
         for key in changed(sync)
         if key in before.manifest and before.manifest[key].digest == sync.manifest[key].digest
     }
+
+
+def _before(trace: RefitTrace, sync: Sync) -> Sync | None:
+    """Return the last sync before the last step."""
+    return next((other for other in reversed(trace.syncs[: sync.number - 1]) if other.step < sync.step), None)
+
+
+def kept_copies(trace: RefitTrace, sync: Sync) -> set[str]:
+    """Return packed copies that lie where they lay before the last step, though what they are made of was sent anew.
+
+    A new one may lie at the place of the old: so only where nothing that can be read is wrong, and logprobs are off.
+    """
+    before = _before(trace, sync)
+    scoring = next((scoring for scoring in trace.scorings if scoring.after == sync.number), None)
+    if before is None or scoring is None or sync.wrong or gaps(scoring).most <= trace.floor.loads:
+        return set()
+    weights = {weight.name: weight for weight in trace.weights}
+    moved = {name for name, digest in sync.sent.items() if before.sent.get(name) != digest}
+    found: set[str] = set()
+    for key, entry in sync.manifest.items():
+        old = before.manifest.get(key)
+        if entry.kind == "derived" and entry.opaque and entry.place and old is not None and old.place == entry.place:
+            modules = accumulate(key[1].split(".")[:-1], lambda parent, own: f"{parent}.{own}")
+            made = [each for module in modules for each in sources(f"{module}.weight", weights)]
+            if moved.intersection(each.name for each in made):
+                found.add(key[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -40,6 +69,11 @@ class Gaps:
     decode: Gap
     trainer: Gap
     cold: Gap
+
+    @property
+    def most(self) -> float:
+        """The largest difference from the cold load."""
+        return max(self.prefill.most, self.decode.most)
 
 
 def gaps(scoring: Scoring) -> Gaps:

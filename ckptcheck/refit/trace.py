@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
-from ckptcheck.engines.known_bad import Running
+from ckptcheck.engines.known import Running, traits
 from ckptcheck.refit.cost import costs
 from ckptcheck.refit.floor import Floor
 from ckptcheck.refit.nap import Nap
@@ -31,6 +31,7 @@ class Sync:
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Sync:
     check_seconds: float = 0.0
     sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
+    unexplained: str = ""
 
     @cached_property
     def differing(self) -> dict[Key, tuple[Entry, Entry]]:
@@ -59,6 +61,36 @@ class Sync:
             and not other.opaque
             and (entry.digest, entry.shape, entry.dtype) != (other.digest, other.shape, other.dtype)
         }
+
+    @cached_property
+    def gone(self) -> dict[Key, Entry]:
+        """What a cold load has and this engine has not, under its name."""
+        return {key: entry for key, entry in self.reference.items() if key not in self.manifest}
+
+    @cached_property
+    def new(self) -> dict[Key, Entry]:
+        """What this engine has and a cold load has not."""
+        return {key: entry for key, entry in self.manifest.items() if key not in self.reference}
+
+    @cached_property
+    def hidden(self) -> dict[Key, Entry]:
+        """What can be read in a cold load and not here: it is empty now, or packed."""
+        return {
+            key: entry
+            for key, entry in self.manifest.items()
+            if entry.opaque and (other := self.reference.get(key)) is not None and not other.opaque
+        }
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a parameter is not what a cold load gives."""
+        unlike = [
+            *self.gone.values(),
+            *self.new.values(),
+            *self.hidden.values(),
+            *(here for here, _ in self.differing.values()),
+        ]
+        return any(entry.kind == "parameter" for entry in unlike)
 
 
 @dataclass(frozen=True)
@@ -133,8 +165,9 @@ class RefitTrace:
     def sections(self) -> tuple[Section, ...]:
         """What was measured, and what each sync cost beside what it cost to check it."""
         from ckptcheck.refit.measured import measured
+        from ckptcheck.refit.unseen import unseen
 
-        return (*measured(self), *costs(self.syncs))
+        return (*measured(self), *unseen(self), *costs(self.syncs))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -149,6 +182,5 @@ class RefitTrace:
         """Offer rules on ``engines`` what runs."""
         if kind != "engines" or self.engine is None:
             return None
-        engine, facts = self.engine, self.engine.facts
-        device, mode = facts.get("device", ""), facts.get("mode", "stock")
-        return (Running(engine.name, engine.version, device, engine.architecture, mode),)
+        engine = self.engine
+        return (Running(engine.name, engine.version, engine.architecture, traits(engine, self.cold)),)

@@ -21,7 +21,7 @@ from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import floor, placement, sequences
 from ckptcheck.refit.nap import Nap, sleeper
-from ckptcheck.refit.reasons import reasons
+from ckptcheck.refit.reasons import explained
 from ckptcheck.refit.settings import Settings
 from ckptcheck.refit.speech import Speech, speech
 from ckptcheck.refit.sync import send
@@ -250,7 +250,7 @@ class Trial:
         if different:
             with self._within("start", f"look for causes after sync {sync.number}"):
                 again = partial(self._start, self._folder / f"step{step}")
-                sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
+                sync = explained(engine, again, sync, self._folder)
             self._trace = replace(before, syncs=(*before.syncs, sync))
 
     def _speech(self, engine: Engine) -> Speech:

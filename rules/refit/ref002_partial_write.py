@@ -19,10 +19,11 @@ sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#5052
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
-from ckptcheck.phrase import count, few
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.phrase import count, few, ranges
 from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.unseen import unmarked
 
 
 @rule(
@@ -38,8 +39,14 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         for key, left in trace.syncs[0].leftovers.items()
         if left.count < left.total and (left.count or left.blank)
     }
+    told: set[str] = set()
+    of = trace.engine.ranks if trace.engine is not None else 1
     for rank in sorted({rank for rank, _ in part}):
-        names = sorted(name for place, name in part if place == rank)
+        names = sorted({name for place, name in part if place == rank} - told)
+        if not names:  # as on a rank before
+            continue
+        told.update(names)
+        alike = sorted(place for place, name in part if name == names[0])
         first = part[rank, names[0]]
         missing = first.count + first.blank
         runs = [*first.ranges, *first.blanks][:3]
@@ -47,8 +54,10 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         yield Problem(
             f"{missing:,} of {first.total:,} elements were not written ({where})"
             + origin(trace, names[:1], [*first.ranges, *first.blanks], first.total)
-            + (f"; and parts of {count(len(names) - 1, 'other tensor')}: {few(names[1:])}" if len(names) > 1 else ""),
+            + (f"; and parts of {count(len(names) - 1, 'other tensor')}: {few(names[1:])}" if len(names) > 1 else "")
+            + (f"; on rank{'s' if len(alike) > 1 else ''} {ranges(alike)} of {of}" if of > 1 else ""),
             key=names[0],
             hint="send every part of what the engine fuses, in one update",
         )
-        break
+    if why := unmarked(trace):
+        raise Skip(why)

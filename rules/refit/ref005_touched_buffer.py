@@ -1,7 +1,8 @@
 """A buffer changed though nothing was sent for it.
 
 ## What it checks
-Buffers such as the rotary cache and the scales of the cache are after every sync what they were after the cold load.
+Buffers such as the rotary cache and the scales of the cache are there after every sync, and what they were after the cold load. One
+that changed when the trial overwrote parameters with marks, before any sync, is left out, and the rule is then skipped.
 
 ## Why it matters
 No push repairs them: they are computed once, at start. One wrong entry of a rotary cache moves logprobs by nats, and the
@@ -19,9 +20,10 @@ sgl-project/sglang (its checker skips cos_sin_cache), vllm-project/vllm#29341 (b
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
-from ckptcheck.phrase import few
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.phrase import count, few
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.unseen import meddled
 
 
 @rule(
@@ -32,12 +34,14 @@ from ckptcheck.refit.trace import RefitTrace
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
+    ours = meddled(trace)
     for sync in trace.syncs:
         names = sorted({
             name
-            for key, entry in sync.manifest.items()
+            for key, cold in trace.cold.items()
+            if cold.kind == "buffer" and sync.manifest and key not in ours
             for name in (key[1],)
-            if entry.kind == "buffer" and key in trace.cold and entry.digest != trace.cold[key].digest
+            if (entry := sync.manifest.get(key)) is None or entry.digest != cold.digest
         })  # fmt: skip
         if names:
             changed = "is not what it was" if len(names) == 1 else "are not what they were"
@@ -48,3 +52,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="find what writes to it; a restart is the only repair",
             )
             return
+    if ours:
+        names = sorted({name for _, name in ours})
+        raise Skip(
+            f"{count(len(names), 'buffer')} changed when parameters were overwritten, before any sync: {few(names)}"
+        )

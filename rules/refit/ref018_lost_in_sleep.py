@@ -20,7 +20,7 @@ vllm-project/vllm#29341 (buffers lost by sleep), sgl-project/sglang (static stat
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
+from ckptcheck.phrase import few
 from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
 
@@ -42,10 +42,9 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         if (rank, name) not in after or after[rank, name].digest != entry.digest
     })  # fmt: skip
     if names:
+        said = "1 tensor is not what it was" if len(names) == 1 else f"{len(names):,} tensors are not what they were"
         yield Problem(
-            f"{count(len(names), 'tensor is', 'tensors are')} not what it was before the engine slept: {few(names)}"
-            if len(names) == 1
-            else f"{len(names):,} tensors are not what they were before the engine slept: {few(names)}{origin(trace, names)}",
+            f"{said} before the engine slept: {few(names)}{origin(trace, names)}",
             key=names[0],
             hint="a sync brings parameters back, and nothing else",
         )

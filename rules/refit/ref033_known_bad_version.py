@@ -1,11 +1,12 @@
 """An engine of this version is known to serve wrong weights after an update.
 
 ## What it checks
-Engine, version, kind of device and architecture against the reports in `ckptcheck/engines/known_bad.toml`, each with the issue it
-comes from.
+Engine, version, kind of device and architecture, of a trial's own engine also the kinds of its weights (tied, INT4, a draft model),
+against the reports in `ckptcheck/engines/known.toml`, each with where it was seen.
 
 ## Why it matters
-These faults say nothing: the update call answers success, and the first sync may be right.
+These faults say nothing: the update call answers success, and the first sync may be right. Many show only on the hardware, or with
+the kernels, of a job: a trial elsewhere is then clean and the job is not.
 
 ## How to fix
 As the report says; another version is the usual way.
@@ -21,7 +22,7 @@ The issue that is named in the message
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.engines.known_bad import Running, known
+from ckptcheck.engines.known import Running, known
 
 
 @rule("REF033", "known-bad-version", severity="warning", on="engines", when=bool)

@@ -81,6 +81,8 @@ WRONG = {
     Fault("rotary"): {ROTARY},
     Fault("derived"): {"lm_head.packed"},
     Fault("emptied", OUT): {OUT},
+    Fault("unmarked", OUT): set(),
+    Fault("spilled"): {ROTARY},
     Fault("cast", DOWN): {f"{EXPERTS}.w2_weight"},
 }
 
@@ -105,6 +107,23 @@ def test_what_was_not_written_is_told() -> None:
     assert (left[0, QKV].count, left[0, QKV].ranges, left[0, QKV].blank) == (32, ((64, 96),), 0)
     experts = left[0, f"{EXPERTS}.w2_weight"]
     assert (experts.count, experts.blank, experts.blanks) == (0, 48, ((48, 96),))
+
+
+def test_marks_may_not_take_and_names_may_go() -> None:
+    engine = FakeEngine(weights(0), [Fault("unmarked", OUT), Fault("renamed", OUT), Fault("renamed", QKV, "other")])
+    cold = engine.manifest()
+    named = engine.scramble().names
+    same = {name for (_, name), entry in engine.manifest().items() if entry.digest == cold[0, name].digest}
+    assert same == {OUT, ROTARY}
+    assert (0, OUT) in named
+    refit(engine)
+    assert {name for _, name in cold.keys() ^ engine.manifest().keys()} == {OUT, QKV, "other"}
+    none = FakeEngine(weights(0), [Fault("unmarked")]).scramble()
+    assert not none.names
+    assert set(none.left) == {key for key in cold if key[1] != ROTARY}
+    spilled = FakeEngine(weights(0), [Fault("spilled")])
+    spilled.scramble()
+    assert spilled.manifest()[0, ROTARY].digest != cold[0, ROTARY].digest
 
 
 @pytest.mark.parametrize("kind", ["stale", "scaled"])
@@ -159,6 +178,8 @@ def test_logprobs_and_weights_may_disagree() -> None:
     refit(path)
     assert not differing(path)
     assert path.score([TOKENS]) != cold
+    noisy = FakeEngine(weights(0), [Fault("noisy", since=0)])
+    assert noisy.score([TOKENS]) != noisy.score([TOKENS])
     blind = FakeEngine(weights(0), [Fault("blind"), Fault("dropped", OUT)])
     refit(blind)
     assert differing(blind)

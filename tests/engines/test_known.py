@@ -7,7 +7,8 @@ import re
 import pytest
 
 from ckptcheck.engines.base import EngineInfo, Entry, Kind
-from ckptcheck.engines.known import faults, numbers, table, traits
+from ckptcheck.engines.known import Running, known, traits, traits_told
+from ckptcheck.refit.trace import RefitTrace
 
 TRAITS = {"cuda", "cpu", "plain", "stock", "tied", "draft", "dense", "experts", "int4", "int8", "fp8"}
 
@@ -16,18 +17,29 @@ def entry(name: str, dtype: str = "BF16", place: str = "1+0", kind: Kind = "para
     return Entry(name, 0, kind, dtype, (2, 2), 8, "00", place)
 
 
-def test_every_entry_can_fit_something_and_says_what_to_do() -> None:
-    assert table()
-    for known in table():
-        assert known.engine in ("vllm", "sglang")
-        assert known.traits
-        assert known.traits <= TRAITS
-        assert known.until is None or numbers(known.since) <= numbers(known.until)
-        assert all(re.fullmatch(r"[\w-]+/[\w-]+#\d+", issue) for issue in known.issues)
-        assert known.what[0] not in " ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        assert not known.what.endswith(".")
-        assert known.instead
-        assert known in faults(known.engine, known.since, known.traits)
+def test_every_entry_can_fit_something_and_says_where_it_was_seen_and_what_to_do() -> None:
+    assert known()
+    for fault in known():
+        assert fault.engine in ("vllm", "sglang")
+        assert fault.traits <= TRAITS
+        assert fault.traits - {"cuda", "cpu"} or fault.architecture, (
+            "one that concerns every model would warn about every model"
+        )
+        re.compile(fault.architecture)
+        assert re.search(r"^[\w.-]+/[\w.-]+#\d+|^ckptcheck", fault.seen), fault
+        assert fault.what[0] not in " ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        assert not fault.what.endswith(".")
+        assert fault.instead
+        architecture = fault.architecture.partition("|")[0]
+        assert fault.concerns(Running(fault.engine, fault.since or "1", architecture, fault.traits))
+
+
+def test_no_fault_is_told_twice() -> None:
+    """Whatever an engine is, one entry speaks of its experts, one of its head, and so on."""
+    for version in ("0.20.0", "0.25.1", "0.32.0"):
+        for device in ("cpu", "cuda"):
+            running = Running("vllm", version, "Qwen3MoeForCausalLM", frozenset({device, "stock", "experts"}))
+            assert sum(fault.concerns(running) for fault in known()) <= 1
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,17 @@ def test_every_entry_can_fit_something_and_says_what_to_do() -> None:
     ],
 )
 def test_versions_and_traits_decide(engine: str, version: str, held: set[str], number: int) -> None:
-    assert len(faults(engine, version, held)) == number
+    running = Running(engine, version, "LlamaForCausalLM", frozenset(held))
+    assert sum(fault.concerns(running) for fault in known()) == number
+
+
+def test_versions_are_compared_by_number() -> None:
+    (fault,) = (each for each in known() if "mixer.D" in each.what)
+    found = {
+        version: fault.concerns(Running("vllm", version, "NemotronHForCausalLM", frozenset({"cuda"})))
+        for version in ("0.21.9", "0.22", "0.22.0", "0.22.1+cu130", "0.23.0rc1", "0.9", "", "main")
+    }
+    assert [version for version, concerned in found.items() if concerned] == ["0.22", "0.22.0", "0.22.1+cu130"]
 
 
 def test_traits_are_read_from_what_an_engine_holds() -> None:
@@ -60,3 +82,22 @@ def test_traits_are_read_from_what_an_engine_holds() -> None:
     assert traits(info, handed) == {"cpu", "stock", "int8", "dense"}
     plain = [entry("lm_head.weight"), entry("model.embed_tokens.weight", place="5+0")]
     assert traits(info, {(0, each.name): each for each in plain}) == {"cpu", "stock"}
+
+
+def test_of_a_server_only_its_words_are_known() -> None:
+    assert traits_told(["cuda"], "Qwen3MoeForCausalLM") == {"cuda", "stock", "experts"}
+    assert traits_told([""], "Glm4ForCausalLM") == {"stock"}, "GLM-4 is dense"
+
+
+def test_a_trial_offers_what_it_runs() -> None:
+    assert RefitTrace("a").aspect("engines") is None
+    held = {(0, "a.experts.w13_weight"): entry("a.experts.w13_weight")}
+    found = {}
+    for mode in ("plain", "stock"):
+        info = EngineInfo("vllm", "0.32.0", "float32", 1, "Qwen3MoeForCausalLM", {"device": "cpu", "mode": mode})
+        trace = RefitTrace("a", engine=info, cold=held)
+        assert trace.aspect("values") is None
+        (running,) = trace.aspect("engines") or ()
+        assert running == Running("vllm", "0.32.0", "Qwen3MoeForCausalLM", frozenset({"cpu", mode, "experts"}))
+        found[mode] = sum(fault.concerns(running) for fault in known())
+    assert found == {"plain": 0, "stock": 1}

@@ -99,10 +99,16 @@ def fetch(rank: int, held: Tensors, wanted: list[list[str]], path: str) -> dict[
 def gather(ask: Callable[[str, list[Any]], list[dict[str, Any]]], wanted: list[list[str]], path: str) -> None:
     """Have every rank fetch its tensors, and put what all of them wrote into one file."""
     parts = ask("fetch", [wanted, path])
-    whole = {name: tensor for part in parts for name, tensor in plane.get(part).items()}
-    plane.put(whole, {"plane": "file", "path": path})
+    full = [part for part in parts if part["tensors"]]
+    if len(full) == 1:  # nothing has to be read again
+        os.replace(full.pop()["path"], path)
+    else:
+        plane.put(
+            {name: tensor for part in full for name, tensor in plane.get(part).items()}, {"plane": "file", "path": path}
+        )
     for part in parts:
-        os.remove(part["path"])
+        if os.path.exists(part["path"]):
+            os.remove(part["path"])
 
 
 def poke(held: Tensors, name: str, index: int, bit: int) -> None:
