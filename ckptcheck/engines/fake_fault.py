@@ -30,7 +30,7 @@ FaultKind = Literal[
     "ignores",  # a name that matches nothing is no error
     "cache",  # the prefix cache is not reset when asked
     "path",  # logprobs are off though all weights are right; `other`: a factor that says by how much
-    "noisy",  # they are others each time it is asked, by rounding; from since = 0 on also before the first update
+    "noisy",  # they are others after some times that it is asked, by rounding; from since = 0 on also before the first update
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
     "sleep",  # the rotary cache is lost in sleep, or the engine's tensor `name`

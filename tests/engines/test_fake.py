@@ -179,7 +179,7 @@ def test_logprobs_and_weights_may_disagree() -> None:
     assert not differing(path)
     assert path.score([TOKENS]) != cold
     noisy = FakeEngine(weights(0), [Fault("noisy", since=0)])
-    assert noisy.score([TOKENS]) != noisy.score([TOKENS])
+    assert len({noisy.score([TOKENS])[0].prompt for _ in range(8)}) > 1
     blind = FakeEngine(weights(0), [Fault("blind"), Fault("dropped", OUT)])
     refit(blind)
     assert differing(blind)
