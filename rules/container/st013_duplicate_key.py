@@ -12,6 +12,11 @@ Raven's nx refuses it for the name. In an index, the file that a tensor is read 
 ## How to fix
 Find out which of the two is meant, and write the file anew with each name once.
 
+## When it can be wrong
+Where both entries say the same, such as `__metadata__` written twice, every reader comes to the same result, and
+nobody is hurt until a reader refuses the file for it. The two are not compared. A name that stands in two files is
+IDX005.
+
 ## Seen in
 huggingface/safetensors#401, raven-ml/raven#226
 """

@@ -11,6 +11,11 @@ serve layers that were never loaded; only the garbage they generate shows it.
 ## How to fix
 Fetch or upload the file again. If it was removed on purpose, write the index anew.
 
+## When it can be wrong
+A node that holds only its own share of a model, for pipeline parallelism, and a download of some shards on purpose
+are no whole checkpoint, and fire it: scan the folder with all of them, or `--ignore IDX001`. A shard whose name
+exists is enough here; one that is cut off or empty is ST001 or ST012.
+
 ## Seen in
 sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317
 """

@@ -12,6 +12,11 @@ whole; download tools take the folder for an interrupted download.
 `ckptcheck scan --fix` writes the index anew where the shards are a whole set. Beside a single `model.safetensors` no
 index is needed: delete it.
 
+## When it can be wrong
+An index of another format may be the only one in the folder, such as that of Mistral's `consolidated` shards which
+were not downloaded: it is read as if it were the model's. Delete it or `--ignore IDX006`. As soon as one of the named
+files exists, the others are IDX001's, even when they belong to another save.
+
 ## Seen in
 jundot/omlx#2432, Blaizzy/mlx-vlm#1827, Neph0s/CoSER#3, huggingface/diffusers#14719
 """

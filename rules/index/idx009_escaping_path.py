@@ -10,6 +10,11 @@ vLLM and SGLang match the names against the folder's own files, so a shard in a 
 ## How to fix
 Put the shards beside the index and write their plain names.
 
+## When it can be wrong
+transformers opens a shard in a subfolder without complaint, so a model laid out like that works where transformers
+alone loads it. ckptcheck opens no such file, and nothing in it was checked: put the shards beside the index, or scan
+the subfolder, before you `--ignore IDX009`.
+
 ## Seen in
 The attack is described with CVE-2007-4559 for archives; an index is the same door.
 """
