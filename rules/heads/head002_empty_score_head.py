@@ -10,6 +10,11 @@ a size mismatch; TRL's wrapper loads it and predicts nothing.
 ## How to fix
 Gather the parameters before saving.
 
+## When it can be wrong
+An optional part of a head may be empty by design, such as a bias over no labels; no class of transformers stores one.
+Otherwise an empty head is never right. One that is zero, constant or never trained has elements: the VAL rules look
+at those.
+
 ## Seen in
 hiyouga/LlamaFactory#9369, Open-Reasoner-Zero#63
 """
