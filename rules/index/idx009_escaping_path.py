@@ -5,7 +5,8 @@ Every value of `weight_map` is the plain name of a file beside the index: no sla
 
 ## Why it matters
 transformers joins the path and opens what it leads to, so an index can point a loader at any file of the machine.
-vLLM and SGLang match the names against the folder's own files, so a shard in a subfolder is left out without a word.
+vLLM looks in the folder itself only, and stops at a shard in a subfolder as at a missing one; SGLang leaves it out
+without a word.
 
 ## How to fix
 Put the shards beside the index and write their plain names.
