@@ -11,9 +11,8 @@ a size mismatch; TRL's wrapper loads it and predicts nothing.
 Gather the parameters before saving.
 
 ## When it can be wrong
-An optional part of a head may be empty by design, such as a bias over no labels; no class of transformers stores one.
-Otherwise an empty head is never right. One that is zero, constant or never trained has elements: the VAL rules look
-at those.
+Code of your own may keep an empty part on purpose, such as a bias over no labels; otherwise an empty head is never
+right. A head that is zero, constant or never trained has elements: the VAL rules look at those.
 
 ## Seen in
 hiyouga/LlamaFactory#9369, Open-Reasoner-Zero#63
