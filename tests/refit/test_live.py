@@ -41,6 +41,9 @@ def test_stock_vllm_goes_on_with_the_tied_head_of_before(tmp_path: Path) -> None
     report = refit(
         live.write("qwen3-tied", tmp_path / "tied"), "--pp", "2", "--engine-mode", "stock", "--perturb", "0.02"
     )
-    assert {"REF007", "REF010"} <= codes(report)
+    assert {"REF006", "REF007", "REF010"} <= codes(report)
+    kept = next(finding for finding in report["findings"] if finding["code"] == "REF006")
+    assert kept["key"] == "lm_head.cpu_linear.handler"
+    assert "lm_head.cpu_linear.handler lies where it lay" in kept["message"]
     found = next(finding for finding in report["findings"] if finding["code"] == "REF010")
     assert "though every weight that can be read is equal: it computes with something else" in found["message"]

@@ -50,7 +50,19 @@ def test_a_sound_trial_is_clean_in_every_setting(tmp_path: Path) -> None:
 
 def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
     """Weights that are wrong without anything being said would be the one failure that counts."""
-    wrong = ("dropped", "partial", "stale", "restored", "cast", "scaled", "unsent", "rank", "emptied", "moved", "renamed")
+    wrong = (
+        "dropped",
+        "partial",
+        "stale",
+        "restored",
+        "cast",
+        "scaled",
+        "unsent",
+        "rank",
+        "emptied",
+        "moved",
+        "renamed",
+    )
     name = "model.layers.1.self_attn.o_proj.weight"
     for number, kind in enumerate(wrong):
         faults = [{"kind": kind, "name": name}]
