@@ -30,7 +30,7 @@ def meddled(trace: RefitTrace) -> set[Key]:
     return {
         key
         for key, entry in trace.cold.items()
-        if entry.kind == "buffer" and key in trace.marked and not _same(trace, key)
+        if entry.kind == "buffer" and (marked := trace.marked.get(key)) is not None and marked.digest != entry.digest
     }
 
 

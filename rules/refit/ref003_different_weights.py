@@ -38,21 +38,17 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
         lost = list(_lost(trace, sync))
         yield from lost
-        left = changed(sync) - stale(trace, sync)
-        if not left and not lost:
-            continue
-        if not left:
+        if names := sorted({name for _, name in changed(sync) - stale(trace, sync)}):
+            causes = [verdict for verdict in sync.verdicts if set(verdict.tensors) & set(names)]
+            why = f": {causes[0].sentence}" if causes and "unknown" not in causes[0].causes else f": {few(names)}"
+            yield Problem(
+                f"after sync {sync.number} {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the same"
+                f" weights{why}{origin(trace, names)}",
+                key=names[0],
+                hint=causes[0].evidence if causes else None,
+            )
+        if names or lost:
             return
-        names = sorted({name for _, name in left})
-        causes = [verdict for verdict in sync.verdicts if set(verdict.tensors) & set(names)]
-        why = f": {causes[0].sentence}" if causes and "unknown" not in causes[0].causes else f": {few(names)}"
-        yield Problem(
-            f"after sync {sync.number} {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the same"
-            f" weights{why}{origin(trace, names)}",
-            key=names[0],
-            hint=causes[0].evidence if causes else None,
-        )
-        return
 
 
 def _lost(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:

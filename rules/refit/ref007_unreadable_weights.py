@@ -29,7 +29,11 @@ from ckptcheck.refit.trace import RefitTrace
 def check(trace: RefitTrace) -> Iterator[Problem]:
     last = trace.syncs[-1] if trace.syncs and trace.syncs[-1].manifest else None
     seen, hidden = (last.manifest, last.hidden) if last is not None else (trace.cold, {})
-    found = {key[1]: entry.opaque for key, entry in seen.items() if entry.opaque and key not in hidden}
+    found = {
+        key[1]: entry.opaque
+        for key, entry in seen.items()
+        if entry.opaque and not (entry.kind == "parameter" and key in hidden)
+    }
     if found:
         names = sorted(found)
         plain = trace.engine is not None and trace.engine.facts.get("mode") == "plain"

@@ -14,7 +14,7 @@ from ckptcheck.engines.base import Engine
 from ckptcheck.engines.fake import FakeEngine
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import HostDied
-from ckptcheck.refit import reasons
+from ckptcheck.refit import reasons, unseen
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.report import Report
 from ckptcheck.run import run
@@ -68,6 +68,12 @@ def test_a_diagnosis_that_fails_leaves_the_finding_and_goes_on(
     assert [sync.step for sync in trace.syncs] == [0, 1, 1]
     assert "REF003" in {finding.code for finding in report.findings}
     assert lines(report, "causes that were not looked for")[0] == f"sync 1: {said}"
+
+
+def test_a_buffer_that_cannot_be_read_was_not_meddled_with(tmp_path: Path) -> None:
+    trace = played({"empty": ["model.rotary_emb.cos_sin_cache"]}, tmp_path / "trial")
+    assert unseen.meddled(trace) == set()
+    assert {"REF005"} <= set(run(trace, RULES).passed)
 
 
 def test_only_so_many_bytes_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
