@@ -45,7 +45,8 @@ def judge(
         list[Path], typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: steps of one run.")
     ],
     floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What this model has with equal weights: a floor, or rollouts.")
+        Path | None,
+        typer.Option(metavar="FILE", help="What this model has with equal weights: a file of calibrate, or rollouts."),
     ] = None,
     max_mult_prob_error: Annotated[float, typer.Option(min=1, help="Limit of mean exp|Δ|.")] = 1.05,
     max_kl: Annotated[float, typer.Option(min=0, help="Limit of KL, nats a token.")] = 0.01,

@@ -22,6 +22,8 @@ LOAD = 900.0
 """Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 ANSWER = 600.0
 """Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
+TOKENS = 4096
+"""That the cache has room for, unless more are asked for."""
 VARIABLES = {
     "GLOO_SOCKET_IFNAME": "lo",  # it would meet at the address of the machine's name
     "HF_HUB_OFFLINE": "1",
@@ -43,7 +45,7 @@ class SglangOptions:
     ranks: int = 1
     mode: Mode = "plain"
     length: int = 512
-    tokens: int = 4096
+    tokens: int = TOKENS
     switches: Switches = field(default_factory=Switches)
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -193,6 +195,11 @@ class SglangEngine:
         path = folder.resolve() / "full-engine.safetensors"
         self._call("full", sequences=_lists(sequences), path=str(path))
         return path
+
+    def read(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that SGLang makes of a text and of a conversation. Needs the switch `text`."""
+        said = self._call("read", text=text, messages=[dict(one) for one in messages])
+        return tuple(said["text"]), tuple(said["chat"])
 
     def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
         """Return the experts that every token went to: layers, tokens, choices; [] where the model has none."""

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts.rollouts import Rollouts
 
 
+NUMBERS = 1 << 21
+"""Numbers of a distribution that are worked on at a time, so that memory is bounded however many there are."""
+
+
 @dataclass(frozen=True)
 class Exact:
     """Means over positions, in nats. mass: the largest | log Σ e^x |, of either side: 0 for logprobs, not for logits."""
@@ -28,9 +32,14 @@ def exact(q: NDArray[Any], p: NDArray[Any]) -> Exact:
     """
     import numpy as np
 
-    q, p = q.astype(np.float64), p.astype(np.float64)
-    mass = max(float(np.abs(_log_sum(x)).max()) for x in (q, p)) if len(q) else 0.0
-    return Exact(len(q), _kl(q, p), _kl(p, q), mass)
+    sums, mass, step = [0.0, 0.0], 0.0, max(1, NUMBERS // max(1, q.shape[-1]))
+    for begin in range(0, len(q), step):
+        one, other = (x[begin : begin + step].astype(np.float64) for x in (q, p))
+        sums[0] += _kl(one, other)
+        sums[1] += _kl(other, one)
+        mass = max(mass, *(float(np.abs(_log_sum(x)).max()) for x in (one, other)))
+    positions = len(q)
+    return Exact(positions, sums[0] / max(1, positions), sums[1] / max(1, positions), mass)
 
 
 def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -38,7 +47,7 @@ def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:
 
     with np.errstate(invalid="ignore", over="ignore"):
         terms = np.where(a == -np.inf, 0.0, np.exp(a) * (a - b))
-    return float(terms.sum(1).mean()) if len(a) else 0.0
+    return float(terms.sum())
 
 
 def _log_sum(x: NDArray[Any]) -> NDArray[Any]:
@@ -100,14 +109,15 @@ def _fitted(rows: NDArray[Any], a: NDArray[Any], b: NDArray[Any]) -> Temperature
 
 
 def temperature_of(rollouts: Rollouts) -> Temperature | None:
-    """Fit the temperature from full-vocabulary rows where there are any, else from the top k of both sides; else None."""
+    """Fit the temperature from full-vocabulary rows, some of them where there are many; else from the top k; else None."""
     import numpy as np
 
     columns = rollouts.columns
     q, p = (columns.get(f"{side}_full_logprobs") for side in ("engine", "trainer"))
     if q is not None and p is not None and q.shape == p.shape:
-        rows = np.repeat(np.arange(len(q)), q.shape[1])
-        a, b = (np.asarray(x, np.float64).ravel() for x in (q, p))
+        few = np.linspace(0, len(q) - 1, max(1, min(len(q), NUMBERS // max(1, q.shape[1])))).astype(int)
+        rows = np.repeat(np.arange(len(few)), q.shape[1])
+        a, b = (np.asarray(x[few], np.float64).ravel() for x in (q, p))
         finite = np.isfinite(a) & np.isfinite(b)
         return _fitted(rows[finite], a[finite], b[finite])
     top = [columns.get(f"{side}_top_{what}") for side in ("engine", "trainer") for what in ("ids", "logprobs")]

@@ -55,7 +55,7 @@ def _stored(values: NDArray[Any]) -> NDArray[Any]:
 def read(path: Path) -> Rollouts:
     """Read rollouts from a file: safetensors, or JSON lines by their first character. What is malformed is in `defects`.
 
-    Columns are mapped, not read. Raises CkptcheckError where there is no file that can be read.
+    Columns are mapped, not read. Raises CkptcheckError where there is no file that can be read, or it is a pickle.
     """
     try:
         if not path.is_file():
@@ -66,6 +66,9 @@ def read(path: Path) -> Rollouts:
             if raw[:1] == b"{" and 0 not in raw[:8]:  # of safetensors these are a length, which ends in zeros
                 return read_lines(path)
             length = 8 + int.from_bytes(raw[:8], "little")
+            if raw[:4] == b"PK\x03\x04" or (raw[:1] == b"\x80" and length > size):
+                hint = f"ckptcheck parity convert {path} -o {path.stem}.safetensors"
+                raise CkptcheckError(f"{path} is a pickle, and rollouts are safetensors or JSON lines", hint=hint)
             if FIRST_READ < length <= min(size, MAX_HEADER + 8):
                 raw += file.read(length - len(raw))
     except OSError as error:

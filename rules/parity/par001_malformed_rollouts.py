@@ -24,5 +24,8 @@ from ckptcheck.parity.judged import Judged
 def check(judged: Judged) -> Iterator[Problem]:
     for defect in judged.rollouts.defects:
         yield Problem(
-            defect.text, judged.rollouts.name or None, defect.key, "write the file again, or convert the source again"
+            defect.text,
+            judged.rollouts.name or None,
+            defect.key,
+            "write the file again, or convert what a framework wrote (ckptcheck parity convert)",
         )

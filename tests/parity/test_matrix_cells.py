@@ -94,6 +94,8 @@ def test_what_cannot_be_measured_is_named() -> None:
         "length 1,000": "the model's context ends at 512 tokens (max_position_embeddings)",
         "real data": "it has no tokenizer",
     }
+    _, why = left_out(replace(PLAN, lengths=(100, 510, 511), pairs=(("megatron", "sglang"),)), 512, "")
+    assert why == {"length 511": "of the model's context of 512 tokens SGLang keeps 2 free"}
     with pytest.raises(CkptcheckError, match="nothing of the matrix can be measured: length 24"):
         left_out(PLAN, 16, "")
 

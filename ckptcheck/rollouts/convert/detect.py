@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.document import clipped
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import few
 from ckptcheck.rollouts.build import Rollout, gathered
-from ckptcheck.rollouts.convert import prime_rl, responses, slime, verl
+from ckptcheck.rollouts.convert import prime_rl, responses, slime, streams, verl
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
 
@@ -72,7 +72,7 @@ def _content(path: Path) -> tuple[Any, bool]:
                 from ckptcheck.checkpoint.torch_file import read_torch
 
                 return read_torch(path), True
-        return _objects(path.read_bytes()), False
+        return _objects(streams.events(path.read_bytes())), False
     except FileNotFoundError:
         raise CkptcheckError(f"{path} does not exist") from None
     except OSError as error:

@@ -57,7 +57,7 @@ def start(
             "context_length": length,
             "max_total_tokens": tokens,
             "max_running_requests": 8,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not switches.get("text"),
             "grammar_backend": "none",
             "enable_custom_logit_processor": True,
             "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
@@ -210,6 +210,11 @@ def full(sequences: list[list[int]], path: str) -> None:
     sglang_generate.full(_engine(), sequences, _engine().tokenizer_manager.model_config.vocab_size, path)
 
 
+def read(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
+    """Return the tokens that SGLang itself makes of a text, and of a conversation by the chat template."""
+    return sglang_generate.read(_engine(), text, messages)
+
+
 def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
     """Return a response for each prompt."""
 
@@ -287,7 +292,7 @@ def _engine() -> Any:
 VERBS = {
     function.__name__: function
     for function in (
-        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
+        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, read, inflight, routes, capture),
         *(reset_prefix_cache, version, sleep, wake, check),
     )
 }

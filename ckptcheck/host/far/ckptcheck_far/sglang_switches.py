@@ -35,6 +35,7 @@ def resolved(value: Any, logprobs: str) -> dict[str, Any]:
         "compilation": "inductor" if value("enable_torch_compile") else "graphs" if graphs else "eager",
         "head_fp32": bool(value("enable_fp32_lm_head")),
         "sequences": value("max_running_requests"),
+        "text": not value("skip_tokenizer_init"),
     }
     if chunk and chunk > 0:
         found["chunk"] = chunk
