@@ -87,7 +87,7 @@ def _generated(answer: Answer, request: Answer) -> Rollout:
     """Take over an answer of /generate."""
     told = answer["meta_info"]
     before, after = told.get("input_token_logprobs") or [], told.get("output_token_logprobs")
-    prompt = answer.get("prompt_token_ids") or request.get("input_ids")
+    prompt = answer.get("prompt_token_ids") or _flat(request.get("input_ids"))
     if len(before) == told.get("prompt_tokens"):
         prompt = [entry[1] for entry in before]
     output = answer.get("output_ids") or [entry[1] for entry in after or ()]
@@ -97,13 +97,26 @@ def _generated(answer: Answer, request: Answer) -> Rollout:
 
 
 def _choice(choice: Answer, answer: Answer, request: Answer) -> Rollout:
-    prompt, asked = choice.get("prompt_token_ids") or answer.get("prompt_token_ids"), request.get("prompt")
-    if prompt is None and isinstance(asked, list) and all(type(token) is int for token in asked):
-        prompt = asked
-    logprobs = choice.get("logprobs")
-    output = choice.get("token_ids") or choice.get("response_token_ids") or _ids(logprobs)
+    prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or _asked(choice, request)
+    said = choice.get("logprobs")
+    output = choice.get("token_ids") or choice.get("response_token_ids") or _ids(said)
+    logprobs = _openai(said)
+    if logprobs and output is not None and len(logprobs) > len(output):
+        logprobs = logprobs[-len(output) :]  # with "echo" the prompt's come first
     finish = str(choice.get("finish_reason") or "")
-    return _rollout(prompt, output, _openai(logprobs), finish, answer.get("metadata") or {})
+    return _rollout(prompt, output, logprobs, finish, answer.get("metadata") or {})
+
+
+def _flat(ids: Any) -> list[int] | None:
+    return ids if isinstance(ids, list) and all(type(token) is int for token in ids) else None
+
+
+def _asked(choice: Answer, request: Answer) -> list[int] | None:
+    """Return the prompt of a choice from its request, where it was asked in token ids: of several the choices come in order."""
+    asked = request.get("prompt")
+    if isinstance(asked, list) and asked and all(isinstance(each, list) for each in asked):
+        asked = asked[choice.get("index", 0) // (request.get("n") or 1)]
+    return _flat(asked)
 
 
 def _rollout(prompt: Any, output: Any, logprobs: Any, finish: str, told: Answer) -> Rollout:
