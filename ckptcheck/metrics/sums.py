@@ -115,6 +115,8 @@ class Sums:
 
         from ckptcheck.metrics.gap import WORST, Place
 
+        if len(self._worst) == WORST and float(apart.max()) <= self._worst[-1].apart:
+            return
         # ties at the edge go to the earlier token, as everywhere: a report has to repeat
         edge = np.partition(apart, -WORST)[-WORST] if len(apart) > WORST else 0.0
         for index in np.flatnonzero(apart >= edge)[: 10 * WORST].tolist():
