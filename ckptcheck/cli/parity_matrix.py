@@ -175,10 +175,11 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
         try:
             for trainer, engine in plan.pairs if floors else ():
                 prompts = asking.prompts(min(plan.lengths) - plan.response, data, 8)
+                out.talk(f"the floor of {trainer}:{engine}")
                 noise = calibrate(engines[engine], trainers[trainer], prompts, response=plan.response, say=out.talk)
                 if "trainer-engine" in noise.gaps:
                     floor[f"{trainer}:{engine}"] = noise.gaps["trainer-engine"].mult_prob_error
-                more.append(noise.section())
+                more.append(noise.section(f"{trainer}:{engine}"))
             Measurement(plan, engines, trainers, asking.prompts, ledger, timeout=live.timeout, say=out.talk).run()
         except (HostDied, HostHung, VerbError) as error:
             broken["the matrix"] = str(error)

@@ -200,3 +200,14 @@ def test_a_length_that_looks_like_a_brace_is_no_json(tmp_path: Path, length: int
     path.write_bytes(length.to_bytes(8, "little") + raw[8:start].ljust(length) + raw[start:])
     assert path.read_bytes()[:2] in (b" {", b"{{")
     assert read(path).defects == ()
+
+
+def test_the_first_token_of_no_sequence_is_compared_and_empty_sequences_are_none() -> None:
+    lengths = [3, 0, 1, 2, 0]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    mask = np.ones(6, bool)
+    made = Rollouts(columns={"starts": starts, "response_mask": mask, "tokens": np.arange(6)})
+    assert [block.mask.tolist() for block in made.blocks()] == [[False, True, True, False, False, True]]
+    parts = np.concatenate([block.mask for block in made.blocks(1)])
+    assert parts.tolist() == [False, True, True, False, False, True]
+    assert mask.all(), "the rollouts' own mask is left alone"
