@@ -23,6 +23,13 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def keep_apart(output: Path | None, *inputs: Path | None) -> None:
+    """Raise CkptcheckError where a command would write over what it reads."""
+    for path in inputs:
+        if output is not None and path is not None and output.is_file() and path.exists() and output.samefile(path):
+            raise CkptcheckError(f"{output} would be written over {path}, which is read", hint="give -o another name")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file beside `path` to write to, and rename it over `path` afterwards; for what is too large to be held whole.

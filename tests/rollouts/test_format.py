@@ -112,7 +112,7 @@ CHANGES = [
     ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", PROMPT),
     ({"engine_logprobs": np.zeros(20, "<f4")}, "engine_logprobs", "it has 20 rows for 21 tokens"),
     ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is due"),
-    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension are due"),
+    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension is due"),
     ({"tokens": None}, "tokens", "the column is missing"),
     ({"version_spans": np.array([[0, 3, 9]])}, "version_spans", "it names a version that the metadata does not list"),
     ({"version_spans": np.array([[0, 3, 0], [2, 5, 0]])}, "version_spans", "span 1, tokens 2 to 5, overlaps another or is none"),
