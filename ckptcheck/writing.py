@@ -24,10 +24,16 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def keep_apart(output: Path | None, *inputs: Path | None) -> None:
-    """Raise CkptcheckError where a command would write over what it reads."""
+    """Raise CkptcheckError where a command would write over what it reads: a file, or one in a checkpoint's folder."""
+    if output is None or not output.is_file():
+        return
     for path in inputs:
-        if output is not None and path is not None and output.is_file() and path.exists() and output.samefile(path):
-            raise CkptcheckError(f"{output} would be written over {path}, which is read", hint="give -o another name")
+        if path is None or not path.exists():
+            continue
+        if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
+            raise CkptcheckError(
+                f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
+            )
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from ckptcheck.rollouts.rollouts import Rollouts
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Numbers = Sequence[float] | Sequence[int]
+Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
 
 
 @dataclass

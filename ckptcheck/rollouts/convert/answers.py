@@ -114,7 +114,8 @@ def answer(content: Any) -> Answer:
     error = content.get("error") or (content.get("object") == "error" and content)
     if error:
         said = error.get("message") if isinstance(error, dict) else error
-        raise Misfit(f"the server answered with an error: {clipped(word(said or 'it says no more'))}")
+        text = " ".join(word(said or "it says no more").split())
+        raise Misfit(f"the server answered with an error: {clipped(text)}")
     if content.get("choices") is None and content.get("meta_info") is None:
         raise Misfit(
             "it has no choices" if "choices" in content else "it is no answer: it has no choices and no meta_info"

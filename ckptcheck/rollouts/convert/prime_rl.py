@@ -38,7 +38,7 @@ def _named(line: Any) -> bool:
 
 def export(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over the sequences. What comes before the first token that is trained on is the prompt."""
-    first = next((line for line in content if _named(line)), {})
+    first: dict[str, Any] = next((line for line in content if _named(line)), {})
     about = Metadata(
         step=whole(first.get("export_step", first.get("step"))),
         engine=Side("vllm"),

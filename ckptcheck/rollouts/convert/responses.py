@@ -19,9 +19,9 @@ import msgspec
 
 from ckptcheck.rollouts.build import Misfit, Rollout
 from ckptcheck.rollouts.convert.answers import Answer, Choice, Said, Told
-from ckptcheck.rollouts.convert.streams import CUT, first, joined
+from ckptcheck.rollouts.convert.streams import first, joined
 from ckptcheck.rollouts.json_text import word
-from ckptcheck.rollouts.metadata import Metadata, Sampling, Side
+from ckptcheck.rollouts.metadata import Metadata, Sampling, Side, Whole
 
 FINISH = {"eos_token": "stop"}
 Request = Mapping[str, Any]
@@ -82,7 +82,8 @@ def vllm(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
 
 def _taken(content: Any, engine: str) -> tuple[list[Rollout | Misfit], Metadata]:
     rollouts: list[Rollout | Misfit] = []
-    requests, models = [], []
+    requests: list[Request] = []
+    models = []
     for request, answer in _pairs(content):
         if isinstance(answer, Misfit):
             rollouts.append(answer)
@@ -111,8 +112,6 @@ def _generated(answer: Answer, told: Told, request: Request) -> Rollout | Misfit
 
 
 def _choice(choice: Choice, answer: Answer, request: Request) -> Rollout | Misfit:
-    if choice.finish_reason is None and answer.streamed:
-        return Misfit(CUT)
     prompt = first([choice.prompt_token_ids, answer.prompt_token_ids, _asked(choice, request)])
     output = first([choice.token_ids, choice.response_token_ids, _ids(choice.logprobs)])
     logprobs = _openai(choice.logprobs)
@@ -180,7 +179,7 @@ def _is_id(digits: str) -> bool:
 
 
 NAMES = {"max_tokens": ("max_new_tokens", "max_completion_tokens")}
-KINDS = {"temperature": float, "top_p": float, "top_k": int, "max_tokens": int, "seed": int}
+KINDS: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": Whole, "max_tokens": Whole, "seed": Whole}
 
 
 def _about(engine: str, requests: list[Request], model: str) -> Metadata:
@@ -191,7 +190,7 @@ def _about(engine: str, requests: list[Request], model: str) -> Metadata:
         if not values or any(each != values[0] for each in values):
             continue
         try:
-            value = msgspec.convert(values[0], kind)
+            value: float = msgspec.convert(values[0], kind)
         except (msgspec.ValidationError, RecursionError):
             continue  # what no engine takes is no parameter
         shared[name] = max(0, value) if name in ("top_k", "max_tokens") else value  # top_k -1: off

@@ -29,12 +29,13 @@ def events(raw: bytes) -> bytes:
 
 @dataclass
 class Group:
-    """Events of one answer. seen, finished: choices. broken: why it cannot be put together."""
+    """Events of one answer. seen, finished: choices. broken: why those that are not `safe` cannot be put together."""
 
     events: list[Answer] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     broken: Misfit | None = None
+    safe: frozenset[int] = frozenset()
 
     @property
     def streamed(self) -> bool:
@@ -56,6 +57,11 @@ class Group:
         self.seen |= event.told
         self.finished |= event.finished
 
+    def lose(self, misfit: Misfit) -> None:
+        """Note that an event cannot be read. Choices that were complete before have lost nothing."""
+        if self.broken is None:
+            self.broken, self.safe = misfit, frozenset(self.finished)
+
 
 def joined(contents: Iterable[Any]) -> list[Answer | Misfit]:
     """Put events together; everything else stays as it is and where it is. What cannot be read becomes a Misfit."""
@@ -69,16 +75,16 @@ def joined(contents: Iterable[Any]) -> list[Answer | Misfit]:
         except Misfit as misfit:
             running = [group for group in running if group.open]
             for group in running:  # it may be of any of them
-                group.broken = group.broken or Misfit(f"an event of its stream is lost: {misfit}")
+                group.lose(Misfit(f"an event of its stream is lost: {misfit}"))
             if not running:
                 groups.append(Group(broken=misfit))
             continue
-        group = latest.get(event.key) if event.key is not None else None
-        if group is not None and not group.takes(event):
-            if not event.told:
-                continue  # what was used, told after the last choice
-            group = None
-        if group is None:
+        known = latest.get(event.key) if event.key is not None else None
+        if known is not None and not event.told and not known.streamed:
+            continue  # what was used, told after the last choice
+        if known is not None and known.takes(event):
+            group = known
+        else:
             groups.append(group := Group())
             running += [group] if event.streamed else []
             if event.key is None:
@@ -89,15 +95,16 @@ def joined(contents: Iterable[Any]) -> list[Answer | Misfit]:
     if any(group.streamed for group in nameless):
         for group in nameless:
             group.broken = Misfit("it is of a stream whose events have no id, so that they cannot be put together")
-    return [group.broken or _whole(group) for group in groups]
+    return [one for group in groups for one in _whole(group)]
 
 
-def _whole(group: Group) -> Answer | Misfit:
+def _whole(group: Group) -> list[Answer | Misfit]:
+    """Return what a group is: one answer, and what of it cannot be had."""
     if not group.streamed:
-        return group.events[0]
-    if group.events[0].meta_info is not None:
-        return _generated(group.events) if group.finished else Misfit(CUT)
-    return _choices(group)
+        return [group.broken or group.events[0]]
+    if group.events[0].meta_info is None:
+        return _choices(group)
+    return [group.broken or (_generated(group.events) if group.finished else Misfit(CUT))]
 
 
 def first(values: Sequence[T | None]) -> T | None:
@@ -105,20 +112,23 @@ def first(values: Sequence[T | None]) -> T | None:
     return next((value for value in values if value), next((value for value in values if value is not None), None))
 
 
-def _choices(group: Group) -> Answer | Misfit:
-    """Join events of OpenAI's form. A choice that was cut off keeps its finish_reason of null."""
+def _choices(group: Group) -> list[Answer | Misfit]:
+    """Join events of OpenAI's form, choice by choice."""
     parts: dict[int, list[Choice]] = {}
     for event in group.events:
         for choice in event.choices or ():
             parts.setdefault(choice.index or 0, []).append(choice)
-    if not parts:
-        return Misfit(CUT)
-    return Answer(
-        model=first([event.model for event in group.events]),
-        prompt_token_ids=first([event.prompt_token_ids for event in group.events]),
-        metadata=first([event.metadata for event in reversed(group.events)]),
-        choices=[_choice(number, each) for number, each in sorted(parts.items())],
-    )
+    complete = group.finished if group.broken is None else group.safe
+    found: list[Answer | Misfit] = [group.broken or Misfit(CUT) for number in parts if number not in complete]
+    if complete:
+        whole = Answer(
+            model=first([event.model for event in group.events]),
+            prompt_token_ids=first([event.prompt_token_ids for event in group.events]),
+            metadata=first([event.metadata for event in reversed(group.events)]),
+            choices=[_choice(number, each) for number, each in sorted(parts.items()) if number in complete],
+        )
+        found.insert(0, whole)
+    return found or [group.broken or Misfit(CUT)]
 
 
 def _choice(number: int, parts: Sequence[Choice]) -> Choice:
