@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ckptcheck.checkpoint.document import clipped
 
+T = TypeVar("T")
 KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
          "object": "an object", "null": "null"}  # fmt: skip
 
 
 class NotJson(ValueError):
     """The text is no JSON. The message is a sentence without its full stop."""
+
+
+class Unlike(ValueError):
+    """What a text holds is not what it should be. The message is a sentence without its full stop."""
 
 
 def loaded(raw: bytes) -> Any:
@@ -30,6 +35,18 @@ def loaded(raw: bytes) -> Any:
         raise NotJson("it is nested too deeply") from error
     except ValueError as error:  # the only other one: int() takes 4,300 digits
         raise NotJson("a number in it has thousands of digits") from error
+
+
+def converted(content: object, kind: type[T]) -> T:
+    """Return what was loaded as what it should be. Raises Unlike."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise Unlike(reason(error)) from error
+    except RecursionError as error:
+        raise Unlike("it is nested too deeply") from error
+    except UnicodeError as error:
+        raise Unlike("a text in it has half a surrogate pair") from error
 
 
 def reason(error: msgspec.ValidationError) -> str:

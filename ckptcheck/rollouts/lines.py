@@ -15,7 +15,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import count
 from ckptcheck.rollouts.columns import COLUMNS, REQUIRED, WIDTHS
 from ckptcheck.rollouts.form import defects
-from ckptcheck.rollouts.json_text import NotJson, loaded, reason
+from ckptcheck.rollouts.json_text import NotJson, converted, loaded, word
 from ckptcheck.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.writing import replacing
@@ -135,11 +135,10 @@ def _gathered(file: Iterable[bytes], name: str) -> Rollouts:
             continue
         try:
             start = lengths[-1]
-            for column, values in _row(msgspec.convert(loaded(raw), row), head.columns, start).items():
+            for column, values in _row(converted(loaded(raw), row), head.columns, start).items():
                 parts[column].append(values)
         except ValueError as error:
-            what = reason(error) if isinstance(error, msgspec.ValidationError) else str(error)
-            return Rollouts(head.metadata, {}, (Defect("line", clipped(what), f"line {number}"),), name)
+            return Rollouts(head.metadata, {}, (Defect("line", clipped(str(error)), f"line {number}"),), name)
         lengths.append(start + len(parts["tokens"][-1]))
     columns: dict[str, NDArray[Any]] = {"starts": np.array(lengths, "<i8")}
     for column, rows in parts.items():
@@ -157,13 +156,8 @@ def _head(raw: bytes) -> Head:
     if not isinstance(said, dict) or said.get("rollouts") is None:
         raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
     if said["rollouts"] != FORMAT:
-        raise ValueError(f"its format is {clipped(str(said['rollouts']), 40)!r}, and {FORMAT} is read")
-    try:
-        head = msgspec.convert(said, Head)
-    except msgspec.ValidationError as error:
-        raise ValueError(reason(error)) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError(f"its format is {clipped(word(said['rollouts']), 40)!r}, and {FORMAT} is read")
+    head = converted(said, Head)
     head.columns = {column: dtype for column, dtype in head.columns.items() if column in COLUMNS}
     for column, dtype in head.columns.items():
         if dtype not in COLUMNS[column].dtypes:

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from ckptcheck.checkpoint.document import clipped
 from ckptcheck.rollouts.build import Misfit
-from ckptcheck.rollouts.json_text import reason, word
+from ckptcheck.rollouts.json_text import Unlike, converted, word
 
 
 class Token(msgspec.Struct):
@@ -121,8 +121,6 @@ def answer(content: Any) -> Answer:
             "it has no choices" if "choices" in content else "it is no answer: it has no choices and no meta_info"
         )
     try:
-        return msgspec.convert(content, Answer)
-    except msgspec.ValidationError as error:
-        raise Misfit(reason(error)) from error
-    except RecursionError as error:
-        raise Misfit("it is nested too deeply") from error
+        return converted(content, Answer)
+    except Unlike as error:
+        raise Misfit(str(error)) from error

@@ -14,7 +14,7 @@ from ckptcheck.phrase import few
 from ckptcheck.rollouts.build import Misfit, Rollout, gathered
 from ckptcheck.rollouts.convert import prime_rl, responses, slime, streams, verl
 from ckptcheck.rollouts.convert.reading import ODD
-from ckptcheck.rollouts.json_text import NotJson, loaded
+from ckptcheck.rollouts.json_text import NotJson, loaded, word
 from ckptcheck.rollouts.metadata import Metadata, Sampling, Side
 from ckptcheck.rollouts.rollouts import Rollouts
 
@@ -160,7 +160,7 @@ def _kind(content: Any, pickled: bool, path: Path) -> str:
     if content == []:
         raise CkptcheckError(f"{path} holds nothing")
     first = content[0] if isinstance(content, list) and content else content
-    keys = few([str(key) for key in first], 6) if isinstance(first, dict) else type(first).__name__
+    keys = few([word(key) for key in first], 6) if isinstance(first, dict) else "no object"
     raise CkptcheckError(
         f"{path} is no rollout file that is known; it holds {clipped(keys)}", hint=f"known are {', '.join(KINDS)}"
     )

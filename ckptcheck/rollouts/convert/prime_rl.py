@@ -13,7 +13,7 @@ import msgspec
 
 from ckptcheck.rollouts.build import Misfit, Rollout
 from ckptcheck.rollouts.convert.reading import each, whole
-from ckptcheck.rollouts.json_text import reason, word
+from ckptcheck.rollouts.json_text import Unlike, converted, word
 from ckptcheck.rollouts.metadata import Metadata, Side
 
 
@@ -50,9 +50,9 @@ def export(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
 
 def _line(content: Any) -> Rollout:
     try:
-        line = msgspec.convert(content, Line)
-    except msgspec.ValidationError as error:
-        raise Misfit(reason(error)) from error
+        line = converted(content, Line)
+    except Unlike as error:
+        raise Misfit(str(error)) from error
     mask = line.loss_mask
     return Rollout(
         tokens=line.token_ids,

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from ckptcheck.rollouts.build import Misfit, Rollout
 from ckptcheck.rollouts.convert.answers import Answer, Choice, Said, Told
 from ckptcheck.rollouts.convert.streams import first, joined
-from ckptcheck.rollouts.json_text import word
+from ckptcheck.rollouts.json_text import Unlike, converted, word
 from ckptcheck.rollouts.metadata import Metadata, Sampling, Side, Whole
 
 FINISH = {"eos_token": "stop"}
@@ -190,8 +188,8 @@ def _about(engine: str, requests: list[Request], model: str) -> Metadata:
         if not values or any(each != values[0] for each in values):
             continue
         try:
-            value: float = msgspec.convert(values[0], kind)
-        except (msgspec.ValidationError, RecursionError):
+            value: float = converted(values[0], kind)
+        except Unlike:
             continue  # what no engine takes is no parameter
         shared[name] = max(0, value) if name in ("top_k", "max_tokens") else value  # top_k -1: off
     return Metadata(model=model, engine=Side(engine), sampling=Sampling(**shared), source=f"answers of {engine}")
