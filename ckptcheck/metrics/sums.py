@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts.rollouts import Block, Rollouts
 
 MOST_BINS = 64
+LARGEST = 3.4e38
+"""What a float32 holds: percentiles are interpolated, which infinity is not."""
 
 
 class Sums:
@@ -48,7 +50,7 @@ class Sums:
             apart = np.abs(r)
             error = self._add(q, p, r)
             self._by_place(block, at, apart, r, error)
-            self._kept.append(apart.astype(np.float32))
+            self._kept.append(np.minimum(apart, LARGEST).astype(np.float32))
         self.tokens += len(at)
         self._max["abs"] = max(self._max["abs"], float(apart.max()))
         self._note_worst(block, at, q, p, apart)

@@ -37,4 +37,5 @@ def check(judged: Judged) -> Iterator[Problem]:
             if len(numbers) == 1
             else f"{len(numbers):,} sequences, the first {numbers[0]}, were"
         )
-        yield Problem(f"{which} left out: {clipped(reason, 200)}", hint="find out who drops or adds a token, or ask again what failed")
+        hint = "find out who drops or adds a token, or ask again what failed"
+        yield Problem(f"{which} left out: {clipped(reason, 200)}", hint=hint)
