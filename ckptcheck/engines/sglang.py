@@ -16,6 +16,7 @@ from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
+from ckptcheck.host.trouble import VerbError
 
 MODULE = "ckptcheck_far.sglang_engine"
 LOAD = 900.0
@@ -75,7 +76,9 @@ class SglangEngine:
         self.options = options = options or SglangOptions()
         found = interpreter("sglang", python)
         env: dict[str, str | None] = {**found.variables, **VARIABLES}
-        self._host = Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        self._new_host = lambda: Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        self._host = self._new_host()
+        self._spoilt = False
         try:
             self.restart(checkpoint, options, timeout=timeout)
         except BaseException:
@@ -89,20 +92,31 @@ class SglangEngine:
         self.close()
 
     def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
-        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was."""
+        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was.
+
+        A scheduler that does not start kills the process that forked it, and the next start would wait for that for ever; so
+        the next one has a new process.
+        """
         self.options = options = options or self.options
-        said = self._host.call(
-            "start",
-            timeout=otherwise(LOAD) if timeout is None else timeout,
-            model=str(checkpoint.resolve()),
-            dtype=options.dtype,
-            ranks=options.ranks,
-            plain=options.mode == "plain",
-            length=options.length,
-            tokens=options.tokens,
-            switches=options.switches.given(),
-            options=dict(options.more),
-        )
+        if self._spoilt:
+            self._host.close()
+            self._host, self._spoilt = self._new_host(), False
+        try:
+            said = self._host.call(
+                "start",
+                timeout=otherwise(LOAD) if timeout is None else timeout,
+                model=str(checkpoint.resolve()),
+                dtype=options.dtype,
+                ranks=options.ranks,
+                plain=options.mode == "plain",
+                length=options.length,
+                tokens=options.tokens,
+                switches=options.switches.given(),
+                options=dict(options.more),
+            )
+        except VerbError:
+            self._spoilt = True
+            raise
         self.info = EngineInfo(
             "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )

@@ -80,6 +80,7 @@ def _on_cpu() -> dict[str, Any]:
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.9,  # SGLang's own estimate is negative without chunks; max_total_tokens is what bounds
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
     }
