@@ -10,10 +10,12 @@ from typing import Any, Literal
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.cpus import binding
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
 from ckptcheck.host.trouble import VerbError
@@ -54,13 +56,14 @@ class SglangOptions:
 class SglangEngine:
     """An SGLang that holds a checkpoint; see `base.Engine`. Use as a context manager.
 
-    python: the user's own interpreter that has SGLang, None for the environment sglang-cpu.
+    python: the user's own interpreter that has SGLang, None for the environment sglang-cpu. gpus: numbers of those that it may
+    see, as in CUDA_VISIBLE_DEVICES, None for all.
 
     Raises CkptcheckError where SGLang is not installed, VerbError, HostDied or HostHung where it does not start. A tensor
     that does not fit the engine's kills SGLang, so `refit` then raises HostDied with SGLang's words.
     """
 
-    transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "disk")
+    transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "nccl", "disk")
     pauses: tuple[str, ...] = ("retract", "in_place", "abort", "wait")
 
     def __init__(
@@ -69,13 +72,19 @@ class SglangEngine:
         options: SglangOptions | None = None,
         *,
         python: Path | None = None,
+        gpus: str | None = None,
         timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
         self.options = options = options or SglangOptions()
         found = interpreter("sglang", python)
-        env: dict[str, str | None] = {**found.variables, **VARIABLES}
+        env: dict[str, str | None] = {
+            **found.variables,
+            **VARIABLES,
+            **visible(gpus),
+            **binding("sglang", options.ranks),
+        }
         self._new_host = lambda: Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
         self._host = self._new_host()
         self._spoilt = False
@@ -120,6 +129,8 @@ class SglangEngine:
         self.info = EngineInfo(
             "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )
+        if said["facts"]["device"] != "cuda":
+            self.transports = tuple(name for name in type(self).transports if name != "nccl")
         where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
         self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
 
@@ -143,7 +154,7 @@ class SglangEngine:
     ) -> Answer:
         """Update the weights by one of SGLang's routes (see ckptcheck_far/sglang_update.py).
 
-        Parcels of gloo are addressed to one group (see group.py), whose rank 0 sends meanwhile. flush: have SGLang forget
+        Parcels of gloo and nccl are addressed to one group (see group.py), whose rank 0 sends meanwhile. flush: have SGLang forget
         its cache with the last bucket, which is what it does unless told otherwise. Raises CkptcheckError for a transport
         that SGLang has not.
         """
