@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +85,9 @@ class SglangEngine:
             **visible(gpus),
             **binding("sglang", options.ranks),
         }
-        self._new_host = lambda: Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        self._new_host: Callable[[], Host] = lambda: Host(
+            found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch
+        )
         self._host = self._new_host()
         self._spoilt = False
         try:

@@ -12,7 +12,7 @@ SGLang tells the weight version of every answer, and spans of them where it chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptcheck.rollouts.build import Rollout
@@ -160,7 +160,7 @@ def _ids(logprobs: Any) -> list[int] | None:
 NAMES = {"max_tokens": ("max_new_tokens", "max_completion_tokens")}
 
 
-def _about(engine: str, requests: list[Answer], model: str) -> Metadata:
+def _about(engine: str, requests: Sequence[Answer], model: str) -> Metadata:
     """Make the metadata; of the sampling parameters those that all requests share."""
     shared: dict[str, Any] = {}
     for name in ("temperature", "top_p", "top_k", "max_tokens", "seed"):
