@@ -4,6 +4,7 @@
 # make check   ruff, mypy, import contracts
 # make matrix  every trainer layout against every engine layout, live (an hour on two cores, after make engines)
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
+# make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
 
@@ -17,10 +18,11 @@ ENGINES ?= vllm-cpu sglang-cpu megatron
 SEED ?= 1
 MATRIX ?= --lengths 100,1000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm --calibrate
 COUNT ?= 2000
+SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo test engines matrix parity check bench fuzz format clean
+.PHONY: demo test engines matrix parity gpu check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -42,6 +44,9 @@ bench: .venv/torch.done .venv/tools.done
 
 matrix: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.matrix
+
+gpu: .venv/torch.done .venv/tools.done
+	$(BIN)/python -m pytest -q -m gpu; $(BIN)/python -m tests.gpu --size $(SIZE)
 
 parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
 	@cd .venv && bin/ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --resume parity.jsonl --markdown parity.md

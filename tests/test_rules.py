@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -141,3 +143,28 @@ def test_the_megatron_bases_are_sound(base: str) -> None:
 def test_the_table_of_rules_is_up_to_date() -> None:
     written = (ROOT / "rules/README.md").read_text(encoding="utf-8")
     assert written == markdown_table(RULES), "ckptcheck rules --format markdown > rules/README.md"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_rule_is_announced_as_it_is(rule: Rule) -> None:
+    """The file of a built-in rule is run only when the rule looks; until then the text of the file speaks for it."""
+    assert rule.path is not None
+    loaded = pack.load_file(rule.path)
+    told = (rule.code, rule.name, rule.severity, rule.on, rule.explanation, rule.when is None)
+    assert told == (
+        *(loaded.code, loaded.name, loaded.severity, loaded.on, loaded.explanation),
+        loaded.when is None,
+    )
+
+
+def test_a_scan_runs_no_file_of_a_rule_that_has_nothing_to_look_at() -> None:
+    program = (
+        "import sys; from ckptcheck import pack; from ckptcheck.run import run\n"
+        "from ckptcheck.checkpoint.open import open_checkpoint\n"
+        f"run(open_checkpoint({str(CHECKPOINTS / 'tiny-llama')!r}), pack.load())\n"
+        "print(*(name for name in sys.modules if name.startswith('ckptcheck_rule_')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    families = {name.removeprefix("ckptcheck_rule_")[:3] for name in ran}
+    assert "idx" in families
+    assert not families & {"ref", "par", "prb", "job", "meg", "his", "att", "loc", "cmp"}

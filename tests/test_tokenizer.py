@@ -407,13 +407,13 @@ def test_a_template_gets_nowhere(name: str, tmp_path: Path) -> None:
 def test_the_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen = {}
-    real = subprocess.run
+    real = subprocess.Popen
 
     def spy(*arguments: Any, **options: Any) -> Any:
         seen.update(options["env"])
         return real(*arguments, **options)
 
-    monkeypatch.setattr(subprocess, "run", spy)
+    monkeypatch.setattr(subprocess, "Popen", spy)
     assert rendering("{{ messages[0].content }}").rendered
     assert seen
     assert "hf_secret" not in seen.values()

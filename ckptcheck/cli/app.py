@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -11,16 +12,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from ckptcheck.cli.diff import diff
-from ckptcheck.cli.doctor import doctor
-from ckptcheck.cli.engine import engine
-from ckptcheck.cli.history import history
-from ckptcheck.cli.manifest import manifest, verify
-from ckptcheck.cli.parity import parity
-from ckptcheck.cli.preflight import preflight
-from ckptcheck.cli.refit import refit
-from ckptcheck.cli.rules import rule, rules
-from ckptcheck.cli.scan import scan
 from ckptcheck.errors import CkptcheckError
 
 INTERRUPTED = 130
@@ -37,30 +28,47 @@ class TwoWords(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    name="ckptcheck",
-    cls=TwoWords,
-    help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(scan)
-app.command()(diff)
-app.command()(refit)
-app.command()(preflight)
-app.command("refit history")(history)
-app.command()(manifest)
-app.command()(verify)
-app.command()(rules)
-app.command()(rule)
-app.command()(doctor)
-app.add_typer(engine, name="engine")
-app.add_typer(parity, name="parity")
+VERBS = {
+    "scan": "scan",
+    "diff": "diff",
+    "refit": "refit",
+    "preflight": "preflight",
+    "refit history": "history",
+    "manifest": "manifest",
+    "verify": "manifest",
+    "rules": "rules",
+    "rule": "rules",
+    "doctor": "doctor",
+    "engine": "engine",
+    "parity": "parity",
+}
+"""Verb → the module of ckptcheck.cli that holds it, in the order of the help."""
 
 
-@app.callback(invoke_without_command=True)
+def app(first: str = "") -> typer.Typer:
+    """Return the command line, with the verb that it begins with, or with all of them where it begins with none.
+
+    To import and to build all takes longer than the scan of a small checkpoint.
+    """
+    made = typer.Typer(
+        name="ckptcheck",
+        cls=TwoWords,
+        help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(invoke_without_command=True)(_version)
+    for verb in [verb for verb in VERBS if verb.partition(" ")[0] == first] or VERBS:
+        found = getattr(importlib.import_module(f"ckptcheck.cli.{VERBS[verb]}"), verb.rpartition(" ")[2])
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=verb)
+        else:
+            made.command(verb)(found)
+    return made
+
+
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         from ckptcheck import __version__
@@ -76,7 +84,7 @@ def main() -> None:
         if code == INTERRUPTED:
             _stop("interrupted")
         sys.stdout.flush()
-        sys.exit(code)
+        _leave(code or 0)  # to take a large checkpoint's evidence apart takes longer than it took to judge it
     except CkptcheckError as error:
         _stop(error.message, error.hint)
     except KeyboardInterrupt:
@@ -99,8 +107,9 @@ def main() -> None:
 
 
 def _run() -> Any:
+    verbs = app(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
-        return app(standalone_mode=False)
+        return verbs(standalone_mode=False)
     except SystemExit as error:  # click's own answer to a closed pipe; its 1 would mean findings
         raise BrokenPipeError from error
 

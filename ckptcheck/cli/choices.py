@@ -39,3 +39,11 @@ class Dtype(enum.StrEnum):
 
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+class Device(enum.StrEnum):
+    """Where the trainer computes."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"

@@ -183,4 +183,5 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was:
+            gc.freeze()  # else it walks them once more, now
             gc.enable()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, Mode, Quantizer, Scheme, TrainerName
+from ckptcheck.cli.choices import Device, Dtype, Mode, Quantizer, Scheme, TrainerName
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -60,8 +60,8 @@ def refit(
     transport: Annotated[
         str | None,
         typer.Option(
-            help="How weights reach the engine: reload, gloo or load_weights (vllm); tensor, flattened_bucket, gloo or disk"
-            " (sglang).",
+            help="How weights reach the engine: reload, gloo, nccl, ipc or load_weights (vllm); tensor, flattened_bucket, gloo,"
+            " nccl or disk (sglang). nccl and ipc need GPUs.",
             show_default="the first",
         ),
     ] = None,
@@ -81,6 +81,21 @@ def refit(
         typer.Option(help="Who packs: compressed-tensors as the engine reads the list, or slime by its own reading."),
     ] = Quantizer.compressed_tensors,
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
+    device: Annotated[
+        Device, typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank.")
+    ] = Device.auto,
+    trainer_gpus: Annotated[
+        str | None, typer.Option(metavar="N,…", help="GPUs that the trainer may see.", show_default="all")
+    ] = None,
+    engine_gpus: Annotated[
+        str | None, typer.Option(metavar="N,…", help="GPUs that the engine may see.", show_default="all")
+    ] = None,
+    switch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--switch", metavar="NAME=VALUE", help="How the engine is set up: compilation=graphs, prefix_cache=off, …"
+        ),
+    ] = None,
     bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
@@ -135,6 +150,7 @@ def refit(
     from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
+    from ckptcheck.engines.switches import parsed
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.settings import Settings
@@ -154,6 +170,7 @@ def refit(
         raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
     if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
         raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
+    switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
         steps=steps,
@@ -181,6 +198,8 @@ def refit(
                     exchange,
                     layout,
                     computed,
+                    device=device.value,
+                    gpus=trainer_gpus,
                     python=trainer_python,
                     scratch=(exchange.folder,),
                 )
@@ -206,8 +225,9 @@ def refit(
         def start_trainer() -> Trainer:
             """Start the trainer, and end it when all is over."""
             held = choosing.trainer(
-                held_by.value, ckpt, exchange, layout, dtype.value, python=trainer_python, scratch=scratch
-            )
+                held_by.value, ckpt, exchange, layout, dtype.value, device=device.value, gpus=trainer_gpus,
+                python=trainer_python, scratch=scratch,
+            )  # fmt: skip
             left.callback(held.close)
             left.callback(interruption.overhear)
             if quantize is None:
@@ -223,7 +243,7 @@ def refit(
             """Start the engine in a process of its own."""
             return registry.start(
                 engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                scratch=scratch,
+                gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
             )  # fmt: skip
 
         rows = ckpt.tensors[embedding].shape[0]

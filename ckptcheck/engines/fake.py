@@ -36,6 +36,11 @@ class FakeEngine:
         self._draft = ("", "draft:") if draft else ("",)
         self.restart(tensors)
 
+    @property
+    def ignored(self) -> Mapping[str, str]:
+        """It has no switches."""
+        return {}
+
     def restart(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Load other tensors."""
         import numpy as np

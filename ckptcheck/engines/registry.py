@@ -21,6 +21,7 @@ def _vllm(
     length: int,
     together: int,
     switches: Switches,
+    transport: str,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -30,7 +31,7 @@ def _vllm(
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"vLLM has no mode {mode}", "there are plain and stock")
     _, cache = room(checkpoint, length, together, dtype)
-    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, cache, switches=switches)
+    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, cache, switches=switches, transport=transport)
     if isinstance(instead, VllmEngine):
         instead.restart(checkpoint, options)
         return instead
@@ -48,6 +49,7 @@ def _sglang(
     length: int,
     together: int,
     switches: Switches,
+    transport: str,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -100,7 +102,9 @@ def start(
     length: int = 512,
     together: int = 1,
     switches: Switches | None = None,
+    transport: str = "",
     python: Path | None = None,
+    gpus: str | None = None,
     instead: Engine | None = None,
     log: Path | None = None,
     scratch: Sequence[Path] = (),
@@ -109,9 +113,10 @@ def start(
 
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
     of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
-    it is set up; those that it does not take are in its `ignored`. python: the user's own interpreter. instead: a running
-    engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name that is not known and
-    an engine that is not installed, and what a Host raises where it does not start.
+    it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
+    known; an engine on GPUs may have to be started for it. python: the user's own interpreter. gpus: see host/gpus.py.
+    instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
+    that is not known and an engine that is not installed, and what a Host raises where it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
@@ -123,7 +128,9 @@ def start(
         length=length,
         together=together,
         switches=switches or Switches(),
+        transport=transport,
         python=python,
+        gpus=gpus,
         instead=instead,
         log=log,
         scratch=scratch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +10,15 @@ from typing import Any, Literal
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.cpus import binding
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
+from ckptcheck.host.trouble import VerbError
 
 MODULE = "ckptcheck_far.sglang_engine"
 LOAD = 900.0
@@ -53,13 +56,14 @@ class SglangOptions:
 class SglangEngine:
     """An SGLang that holds a checkpoint; see `base.Engine`. Use as a context manager.
 
-    python: the user's own interpreter that has SGLang, None for the environment sglang-cpu.
+    python: the user's own interpreter that has SGLang, None for the environment sglang-cpu. gpus: numbers of those that it may
+    see, as in CUDA_VISIBLE_DEVICES, None for all.
 
     Raises CkptcheckError where SGLang is not installed, VerbError, HostDied or HostHung where it does not start. A tensor
     that does not fit the engine's kills SGLang, so `refit` then raises HostDied with SGLang's words.
     """
 
-    transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "disk")
+    transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "nccl", "disk")
     pauses: tuple[str, ...] = ("retract", "in_place", "abort", "wait")
 
     def __init__(
@@ -68,14 +72,24 @@ class SglangEngine:
         options: SglangOptions | None = None,
         *,
         python: Path | None = None,
+        gpus: str | None = None,
         timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
         self.options = options = options or SglangOptions()
         found = interpreter("sglang", python)
-        env: dict[str, str | None] = {**found.variables, **VARIABLES}
-        self._host = Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        env: dict[str, str | None] = {
+            **found.variables,
+            **VARIABLES,
+            **visible(gpus),
+            **binding("sglang", options.ranks),
+        }
+        self._new_host: Callable[[], Host] = lambda: Host(
+            found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch
+        )
+        self._host = self._new_host()
+        self._spoilt = False
         try:
             self.restart(checkpoint, options, timeout=timeout)
         except BaseException:
@@ -89,23 +103,36 @@ class SglangEngine:
         self.close()
 
     def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
-        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was."""
+        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was.
+
+        A scheduler that does not start kills the process that forked it, and the next start would wait for that for ever; so
+        the next one has a new process.
+        """
         self.options = options = options or self.options
-        said = self._host.call(
-            "start",
-            timeout=otherwise(LOAD) if timeout is None else timeout,
-            model=str(checkpoint.resolve()),
-            dtype=options.dtype,
-            ranks=options.ranks,
-            plain=options.mode == "plain",
-            length=options.length,
-            tokens=options.tokens,
-            switches=options.switches.given(),
-            options=dict(options.more),
-        )
+        if self._spoilt:
+            self._host.close()
+            self._host, self._spoilt = self._new_host(), False
+        try:
+            said = self._host.call(
+                "start",
+                timeout=otherwise(LOAD) if timeout is None else timeout,
+                model=str(checkpoint.resolve()),
+                dtype=options.dtype,
+                ranks=options.ranks,
+                plain=options.mode == "plain",
+                length=options.length,
+                tokens=options.tokens,
+                switches=options.switches.given(),
+                options=dict(options.more),
+            )
+        except VerbError:
+            self._spoilt = True
+            raise
         self.info = EngineInfo(
             "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )
+        if said["facts"]["device"] != "cuda":
+            self.transports = tuple(name for name in type(self).transports if name != "nccl")
         where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
         self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
 
@@ -129,7 +156,7 @@ class SglangEngine:
     ) -> Answer:
         """Update the weights by one of SGLang's routes (see ckptcheck_far/sglang_update.py).
 
-        Parcels of gloo are addressed to one group (see group.py), whose rank 0 sends meanwhile. flush: have SGLang forget
+        Parcels of gloo and nccl are addressed to one group (see group.py), whose rank 0 sends meanwhile. flush: have SGLang forget
         its cache with the last bucket, which is what it does unless told otherwise. Raises CkptcheckError for a transport
         that SGLang has not.
         """

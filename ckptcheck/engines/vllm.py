@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any, Literal
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.cpus import binding
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
 
@@ -33,7 +34,8 @@ VARIABLES = {
 }
 
 Mode = Literal["plain", "stock"]
-Transport = Literal["reload", "gloo", "load_weights"]
+BACKENDS = ("gloo", "nccl", "ipc")
+"""Transports of vLLM's weight-transfer API: gloo on a CPU, the others on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class VllmOptions:
     """How vLLM is started. mode: plain makes CPU weights readable, stock leaves vLLM as it is; nothing off the CPU.
 
     dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. cache_bytes:
-    of keys and values, per rank. switches: how it is set up. more: further arguments of vllm.LLM.
+    of keys and values, per rank. switches: how it is set up. transport: by which weights will come: on GPUs vLLM makes the
+    backend for it when it starts. more: further arguments of vllm.LLM.
     """
 
     dtype: str = "float32"
@@ -50,16 +53,19 @@ class VllmOptions:
     length: int = 512
     cache_bytes: int = 256 << 20
     switches: Switches = field(default_factory=Switches)
+    transport: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class VllmEngine:
     """A running vLLM. python: the user's own interpreter that has vLLM, None for the environment vllm-cpu.
 
+    gpus: numbers of those that it may see, as in CUDA_VISIBLE_DEVICES, None for all.
+
     Raises CkptcheckError where vLLM is not installed, VerbError, HostDied or HostHung where it does not start.
     """
 
-    transports: tuple[str, ...] = ("reload", "gloo", "load_weights")
+    transports: tuple[str, ...] = ("reload", *BACKENDS, "load_weights")
     pauses: tuple[str, ...] = ("keep", "wait", "abort")
 
     def __init__(
@@ -68,15 +74,14 @@ class VllmEngine:
         options: VllmOptions | None = None,
         *,
         python: Path | None = None,
+        gpus: str | None = None,
         timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
     ) -> None:
         self.options = options = options or VllmOptions()
         found = interpreter("vllm", python)
-        env: dict[str, str | None] = {**found.variables, **VARIABLES}
-        if options.ranks > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = _shares(options.ranks)
+        env: dict[str, str | None] = {**found.variables, **VARIABLES, **visible(gpus), **binding("vllm", options.ranks)}
         self._host = Host(found.python, MODULE, name="vllm", env=env, log=log, scratch=scratch)
         try:
             self.restart(checkpoint, options, timeout=timeout)
@@ -107,14 +112,15 @@ class VllmEngine:
             cache_bytes=options.cache_bytes,
             switches=options.switches.given(),
             options=dict(options.more),
+            transport=options.transport,
         )
         self.info = EngineInfo(
             "vllm", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )
         where = f"vLLM {said['version']} on {said['facts']['device'].upper()}"
         self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
-        if said["facts"]["weight_transfer"] != "gloo":
-            self.transports = ("reload", "load_weights")
+        backend = said["facts"]["weight_transfer"]
+        self.transports = ("reload", *([backend] if backend in BACKENDS else []), "load_weights")
 
     def manifest(self) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
@@ -129,19 +135,18 @@ class VllmEngine:
         return reading.leftovers(self._ask("leftovers"))
 
     def refit(self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None) -> Answer:
-        """Update the weights: reload (reload_weights), gloo (the weight-transfer API) or load_weights (the raw one).
+        """Update the weights: reload (reload_weights), gloo, nccl, ipc (the weight-transfer API) or load_weights (the raw one).
 
-        Parcels of gloo are addressed to one group (see group.py), whose rank 0 sends meanwhile. Raises CkptcheckError
-        for a transport that this engine has not.
+        Parcels of gloo and nccl are addressed to one group (see group.py), whose rank 0 sends meanwhile; those of ipc say how each
+        tensor is borrowed. Raises CkptcheckError for a transport that this engine has not.
         """
         if transport not in self.transports:
             raise CkptcheckError(f"vLLM is not updated by {transport} here; known are {', '.join(self.transports)}")
-        if transport == "gloo" and not parcels:
-            raise CkptcheckError("there is nothing to send by gloo")
+        if transport in BACKENDS and not parcels:
+            raise CkptcheckError(f"there is nothing to send by {transport}")
         said = [reading.parcel(parcel) for parcel in parcels]
-        if transport == "gloo":
-            group = dict(parcels[0].address)
-            return reading.answer(self._host.call("transfer", timeout=timeout, group=group, parcels=said))
+        if transport in BACKENDS:
+            return reading.answer(self._host.call("transfer", timeout=timeout, parcels=said))
         raw = transport == "load_weights"
         return reading.answer(self._host.call("load", timeout=timeout, parcels=said, raw=raw))
 
@@ -248,13 +253,6 @@ class VllmEngine:
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         found: list[Any] = self._host.call("ask", method=method, arguments=list(arguments))
         return found
-
-
-def _shares(ranks: int) -> str:
-    """Share the CPUs among ranks as vLLM wants it said; by itself it refuses more ranks than NUMA nodes."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    shares = [cpus[rank::ranks] or [cpus[rank % len(cpus)]] for rank in range(ranks)]
-    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -11,6 +11,9 @@ from ckptcheck.report import Section
 
 def measured(trace: RefitTrace) -> Iterator[Section]:
     """Yield the tables: logprobs and their floor, steps, greedy text. Those of which nothing was seen are left out."""
+    if trace.ignored:
+        lines = tuple(f"{name}: {why}" for name, why in trace.ignored.items())
+        yield Section("switches that the engine did not take: nothing here speaks of them", lines=lines)
     if trace.scorings and trace.engine and trace.trainer:
         sides = ((trace.engine.name, trace.floor.engine), (trace.trainer.name, trace.floor.trainer))
         floor = [
@@ -51,8 +54,8 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
                 (number, step.loss, step.grad_norm, len(step.unchanged)) for number, step in enumerate(trace.steps, 1)
             ),
         )
-    if lines := tuple(_spoken(trace)):
-        yield Section("greedy text of the engine; the trainer's where it is another", lines=lines)
+    if spoken := tuple(_spoken(trace)):
+        yield Section("greedy text of the engine; the trainer's where it is another", lines=spoken)
 
 
 def _spoken(trace: RefitTrace) -> Iterator[str]:

@@ -35,4 +35,6 @@ def sleeper(engine: Engine) -> Sleeper | str:
         return f"{engine.info.name} is not put to sleep here"
     if engine.info.facts.get("device") == "cpu":
         return f"the sleep of {engine.info.name} does nothing on a CPU"
+    if engine.info.facts.get("sleep") == "False":
+        return f"{engine.info.name} was not started so that it can sleep"
     return cast(Sleeper, engine)

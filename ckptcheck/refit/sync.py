@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from ckptcheck.engines.base import Answer, Engine, Parcel
-from ckptcheck.engines.group import addressed, rendezvous
+from ckptcheck.engines.group import PLANES, addressed, rendezvous
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import left
 from ckptcheck.host.trouble import VerbError
-from ckptcheck.trainers.base import Trainer
+from ckptcheck.trainers.base import Lender, Trainer
 
 LONGEST = 3600.0
 """Seconds that a side waits for the other in a group, where nothing else limits it."""
@@ -22,10 +24,14 @@ GRACE = 5.0
 def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, key: str) -> tuple[list[Parcel], Answer]:
     """Send all weights by that transport; return what was sent and what the engine said. key: another one for every sync.
 
-    Over a process group both sides wait for each other, so the trainer sends from a thread, and the end of one ends the other:
-    it would wait for what will not come. Raises what the side raised that failed first.
+    By ipc the engine opens the trainer's own memory. Over a process group both sides wait for each other, so the trainer sends
+    from a thread, and the end of one ends the other: it would wait for what will not come. Raises what the side raised that failed
+    first.
     """
-    if transport != "gloo" or engine.info.name == "fake":
+    plane = PLANES.get(transport, {}).get(engine.info.name)
+    if transport == "ipc":
+        return _lent(trainer, engine, bucket_bytes)
+    if plane is None:
         parcels = trainer.export(bucket_bytes)
         try:
             return parcels, engine.refit(parcels, transport)
@@ -33,7 +39,9 @@ def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, ke
             for parcel in parcels:
                 if "path" in parcel.address:
                     Path(parcel.address["path"]).unlink(missing_ok=True)
-    group = rendezvous(engine.info.ranks, key, timeout=left(LONGEST))
+    group = rendezvous(engine.info.ranks, key, timeout=left(LONGEST), plane=plane)
+    if plane == "nccl-id":
+        group["unique_id"] = lender(trainer).unique_id()
     parcels = addressed(trainer.plan(bucket_bytes), group)
     over, ended = threading.Event(), threading.Event()
 
@@ -61,3 +69,24 @@ def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, ke
             if answer.ok:
                 raise  # else the engine left the group first, and has said why
     return parcels, answer
+
+
+def _lent(trainer: Trainer, engine: Engine, bucket_bytes: int) -> tuple[list[Parcel], Answer]:
+    gpus = list(dict.fromkeys(engine.info.facts["gpus"].split(",")))
+    held = lender(trainer)
+    parcels = held.lend(bucket_bytes, gpus)
+    try:
+        answer = engine.refit(parcels, "ipc")
+    except BaseException:
+        with contextlib.suppress(CkptcheckError):  # what went wrong first is told
+            held.reclaim()
+        raise
+    held.reclaim()
+    return parcels, answer
+
+
+def lender(trainer: Trainer) -> Lender:
+    """Return a trainer as one whose weights can be had from its GPUs. Raises CkptcheckError where it is none."""
+    if not isinstance(trainer, Lender):
+        raise CkptcheckError(f"weights of {trainer.info.name} leave it by files or gloo only")
+    return trainer

@@ -19,7 +19,7 @@ from ckptcheck.engines.base import Engine, Manifest, Scores
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.refit import floor, sequences
+from ckptcheck.refit import floor, placement, sequences
 from ckptcheck.refit.nap import Nap, sleeper
 from ckptcheck.refit.reasons import reasons
 from ckptcheck.refit.settings import Settings
@@ -90,8 +90,13 @@ class Trial:
                 self._compare_ranks(0)
             with self._within("start", "cold load"):
                 engine = self._start(self._saved(0))
+                placement.check(self._trainer, engine, self._settings.transport)
+                for name, why in engine.ignored.items():
+                    self._say(f"{name}: {why}")
                 cold = engine.manifest()
-                self._trace = replace(self._trace, engine=engine.info, cold=cold, memory=(engine.memory(),))
+                self._trace = replace(
+                    self._trace, engine=engine.info, ignored=engine.ignored, cold=cold, memory=(engine.memory(),)
+                )
             self._rounds(engine)
             self._last()
         except (HostDied, HostHung, VerbError, OSError, KeyboardInterrupt) as error:

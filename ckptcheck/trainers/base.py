@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ckptcheck.engines.base import Parcel
 
@@ -115,4 +115,21 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """End it and all it started; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A trainer whose weights lie on GPUs and can reach an engine from there. On a CPU the calls raise VerbError."""
+
+    def unique_id(self) -> str:
+        """Return the id of an NCCL group of which the trainer will be rank 0 (base64)."""
+        ...
+
+    def lend(self, bucket_bytes: int, gpus: Sequence[str]) -> list[Parcel]:
+        """Let engines on these GPUs (UUIDs) open the memory of all weights, until `reclaim`."""
+        ...
+
+    def reclaim(self) -> None:
+        """Take back what is lent; nothing happens where nothing is."""
         ...

@@ -26,21 +26,25 @@ def trainer(
     layout: Layout,
     dtype: str,
     *,
+    device: str = "auto",
+    gpus: str | None = None,
     python: Path | None = None,
     scratch: Sequence[Path] = (),
 ) -> Trainer:
-    """Start megatron or transformers with a checkpoint. python: the user's own interpreter.
+    """Start megatron or transformers with a checkpoint. device, gpus: see `start_megatron`. python: the user's own interpreter.
 
     Raises CkptcheckError for another name, and for a layout of several ranks where there is one process, and what the
     trainers raise.
     """
     if name == "megatron":
-        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, python=python, scratch=scratch)
+        return start_megatron(
+            ckpt, exchange, layout=layout, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch
+        )
     if name != "transformers":
         raise CkptcheckError(f"there is no trainer {name}", "there are megatron and transformers")
     if layout.world > 1:
         raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
-    return start_transformers(ckpt, exchange, dtype=dtype, python=python, scratch=scratch)
+    return start_transformers(ckpt, exchange, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch)
 
 
 def packed(

@@ -9,14 +9,19 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
+from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.trainers.base import TrainerInfo, Weight
 from ckptcheck.trainers.layout import Layout
 from ckptcheck.trainers.megatron_settings import megatron_settings, megatron_table
 from ckptcheck.trainers.remote import NAMES, RemoteTrainer
-from ckptcheck.trainers.start import loaded, tensor_files
+from ckptcheck.trainers.start import loaded, placed, tensor_files
 
 MODULE = "ckptcheck_far.megatron_trainer"
+ON_GPU = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # GPUs are counted before the ranks are forked, and must not be opened by that
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # megatron-core orders its overlapping work so
+}
 
 
 def start_megatron(
@@ -26,6 +31,8 @@ def start_megatron(
     layout: Layout | None = None,
     dtype: str = "float32",
     head_fp32: bool = False,
+    device: str = "auto",
+    gpus: str | None = None,
     python: Path | None = None,
     log: Path | None = None,
     timeout: float | None = None,
@@ -34,7 +41,8 @@ def start_megatron(
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into megatron-core's GPTModel.
 
-    head_fp32: the output head computes in float32.
+    head_fp32: the output head computes in float32. device: cpu, cuda, or auto: GPUs where there are any, one for each rank.
+    gpus: numbers of those that it may see (host/gpus.py).
     python: of an environment with megatron-core, None for the one that ckptcheck built. log: where its processes print.
     timeout: see `RemoteTrainer`. host: of an earlier trainer of this kind, whose model is dropped; its process has imported
     everything already. scratch: folders of the caller's that are removed if the caller is killed.
@@ -47,7 +55,7 @@ def start_megatron(
     if config is None:  # megatron_settings has refused it
         raise CkptcheckError(f"{source.target} has no config.json")
     request = {
-        "settings": settings,
+        "settings": {**settings, "device": device},
         "table": megatron_table(config),
         "files": {name: str(path) for name, path in tensor_files(source).items()},
     }
@@ -56,7 +64,7 @@ def start_megatron(
         host,
         found.python if found else Path(),
         MODULE,
-        found.variables if found else {},
+        {**ON_GPU, **visible("" if device == "cpu" else gpus), **(found.variables if found else {})},
         exchange,
         request,
         log=log,
@@ -69,9 +77,8 @@ def start_megatron(
         for part in weight["parts"]
     ]
     facts = {
-        "torch": told["torch"],
-        "device": "cuda" if told["gpus"] else "cpu",
-        "backend": "nccl" if told["gpus"] else "gloo",
+        **placed(told),
+        "backend": "nccl" if told["sees"] else "gloo",
         "ranks": str(layout.world),
         "head_fp32": str(head_fp32),
     }

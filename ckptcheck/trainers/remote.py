@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,31 @@ class RemoteTrainer:
         return self._put(plan, addresses)
 
     def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
-        """Broadcast all weights as rank 0 of a process group (ckptcheck_far/gloo.py), in the order of `plan`.
+        """Broadcast all weights as rank 0 of a process group (ckptcheck_far/communicator.py), in the order of `plan`.
 
         bucket_bytes: weights go one by one, so buckets only matter to the engine that receives them.
         """
         self._ask("send", group=dict(group))
+
+    def unique_id(self) -> str:
+        """Return the id of an NCCL group of which the trainer will be rank 0 (base64). Raises VerbError on a CPU."""
+        return str(self._ask("unique_id"))
+
+    def lend(self, bucket_bytes: int, gpus: Sequence[str]) -> list[Parcel]:
+        """Let engines on these GPUs open the memory of all weights (ckptcheck_far/ipc.py), until `reclaim`.
+
+        A weight that lies on none of them, or is put together of several ranks' parts, is copied there. Raises VerbError on a CPU,
+        and for a GPU that the trainer does not see.
+        """
+        said = iter(self._ask("lend", gpus=list(gpus)))
+        return [
+            replace(parcel, address={"plane": "ipc", "lent": [next(said) for _ in parcel.names]})
+            for parcel in self.plan(bucket_bytes)
+        ]
+
+    def reclaim(self) -> None:
+        """Take back what is lent; nothing happens where nothing is."""
+        self._ask("reclaim")
 
     def plan(self, bucket_bytes: int) -> list[Parcel]:
         """Return the buckets that `send` would send, with no address."""

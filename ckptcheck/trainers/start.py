@@ -79,3 +79,10 @@ def loaded(
         host.close(0)
         raise
     return host, told
+
+
+def placed(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return, as facts of a trainer, its torch and where it computes. gpus: UUID of each rank's; sees: all it could lend to."""
+    gpus, sees = [gpu for gpu in told.get("gpus", ()) if gpu], told.get("sees", ())
+    device = "cuda" if gpus else "cpu"
+    return {"torch": told["torch"], "device": device, "gpus": ",".join(gpus), "sees": ",".join(sees)}

@@ -50,6 +50,8 @@ class Crew:
     def close(self) -> None:
         """Kill the processes; may be called twice."""
         for process in (*self._idle, *self._busy):
+            process.kill()  # all before the first is waited for: the system takes time to take a map apart
+        for process in (*self._idle, *self._busy):
             self._bury(process)
         self._idle, self._busy = [], {}
         self._selector.close()

@@ -40,8 +40,10 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             if entry.kind == "buffer" and key in trace.cold and entry.digest != trace.cold[key].digest
         })  # fmt: skip
         if names:
+            changed = "is not what it was" if len(names) == 1 else "are not what they were"
+            sent = "it" if len(names) == 1 else "them"
             yield Problem(
-                f"after sync {sync.number} {few(names)} is not what it was after the cold load, and nothing was sent for it",
+                f"after sync {sync.number} {few(names)} {changed} after the cold load, and nothing was sent for {sent}",
                 key=names[0],
                 hint="find what writes to it; a restart is the only repair",
             )

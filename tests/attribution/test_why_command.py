@@ -152,7 +152,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def parity(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["parity", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app(), ["parity", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.stdout or result.stderr
 

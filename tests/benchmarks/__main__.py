@@ -1,6 +1,21 @@
-"""Run every benchmark: ``make bench``."""
+"""Run every benchmark: ``make bench``. Exits 1 where a figure misses its goal."""
 
-from tests.benchmarks import attribution, diagnosis, diff, headers, megatron, parity, refit, tolerance, values, watch
+import sys
+
+from tests.benchmarks import (
+    attribution,
+    device,
+    diagnosis,
+    diff,
+    figures,
+    headers,
+    megatron,
+    parity,
+    refit,
+    tolerance,
+    values,
+    watch,
+)
 
 if __name__ == "__main__":
     headers.main()
@@ -10,6 +25,9 @@ if __name__ == "__main__":
     tolerance.main()
     diagnosis.main()
     refit.main()
+    device.main()
     parity.main()
     watch.main()
     attribution.main()
+    if figures.missed:
+        sys.exit(f"\nmissed: {'; '.join(figures.missed)}")

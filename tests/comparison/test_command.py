@@ -80,7 +80,7 @@ def test_a_file_that_ends_while_it_is_read_is_2(other: Path) -> None:
 def test_heavy_libraries_are_not_loaded(other: Path) -> None:
     program = (
         "import sys; from ckptcheck.cli.app import app\n"
-        "try: app(['diff', *sys.argv[1:]])\n"
+        "try: app()(['diff', *sys.argv[1:]])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'transformers', 'mbridge'} & sys.modules.keys()"
     )

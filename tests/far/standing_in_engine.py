@@ -51,8 +51,9 @@ def load_parcels(parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
     return dataclasses.asdict(ENGINE.refit(made, "reload"))
 
 
-def transfer(group: dict[str, Any], parcels: list[dict[str, Any]]) -> dict[str, Any]:
+def transfer(parcels: list[dict[str, Any]]) -> dict[str, Any]:
     """Take all weights from the trainer, who holds the meeting place."""
+    group = parcels[0]["address"]
     end = time.monotonic() + group["timeout"]
     while True:
         try:

@@ -28,7 +28,7 @@ def judge(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(io.StringIO()) as talk:
         try:
-            code = app(["parity", "judge", *map(str, arguments)], standalone_mode=False)
+            code = app()(["parity", "judge", *map(str, arguments)], standalone_mode=False)
         except CkptcheckError as error:
             code = 2
             talk.write(f"{error.message}\n{error.hint or ''}")

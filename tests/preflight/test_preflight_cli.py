@@ -175,7 +175,7 @@ def test_a_checkpoint_that_is_here_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_commands_are_ones_that_ckptcheck_has(folder: Path) -> None:
-    top = typer.main.get_command(app)
+    top = typer.main.get_command(app())
     seen = set()
     for line in commands(open_job([str(folder / "job.yaml")])):
         words = shlex.split(line, comments=True)

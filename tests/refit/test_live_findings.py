@@ -191,7 +191,7 @@ def test_what_changes_though_nothing_was_sent(bench: Bench) -> None:
     found = told(bench.trial(after=flipped(rotary)))
     assert found.keys() == {"REF005"}
     assert found["REF005"].startswith(f"after sync 2 {rotary}")  # layers share it
-    assert found["REF005"].endswith("not what it was after the cold load, and nothing was sent for it")
+    assert "after the cold load, and nothing was sent for " in found["REF005"]
     bench.tested.poke(rotary, 5, 20)
     found = told(bench.trial(after=flipped("model.norm.weight")))
     assert found["REF003"].startswith("after sync 2 1 tensor differs from a cold load")

@@ -276,6 +276,23 @@ def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: 
     assert words in outcome.why
 
 
+def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(place: Path) -> None:
+    outcome = refit(place, "", "--transport", "ipc")
+    assert (outcome.code, outcome.out, outcome.processes, outcome.files) == (2, "", [], []), outcome.err
+    assert "vllm 0 on CPU is not updated by ipc" in outcome.err
+    assert "there is reload, gloo, load_weights" in outcome.err
+    assert "engine:ask-scramble" not in outcome.notes
+
+
+def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:
+    outcome = refit(place, "", "--switch", "compilation=graphs", "--device", "cpu", "--engine-gpus", "0")
+    assert outcome.code == 0, outcome.err
+    lines = [
+        line for table in outcome.report["sections"] if table["title"].startswith("switches") for line in table["lines"]
+    ]
+    assert lines == ["compilation: vLLM 0 on CPU has no such switch"]
+
+
 def test_time_outs_are_for_every_phase_or_one() -> None:
     found = timeouts.read(["100", "sync=0.5", "start=7"])
     assert [found.seconds(kind, 10**12) for kind in ("start", "score", "step", "sync")] == [7, 100, 100, 0.5]

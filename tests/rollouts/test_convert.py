@@ -264,22 +264,22 @@ def test_a_broken_batch_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.safetensors"
-    app(["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--step", "3", "--model", "org/m",
+    app()(["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--step", "3", "--model", "org/m",
          "--logprobs", "processed", "--trainer-temperature", "0.7"], standalone_mode=False)  # fmt: skip
     assert capsys.readouterr().err == f"4 sequences of verl, 45 tokens, written to {target}\n"
     found = read(target)
     assert (found.metadata.step, found.metadata.model, found.metadata.logprobs) == (3, "org/m", "processed")
     assert found.metadata.trainer is not None
     assert found.metadata.trainer.temperature == 0.7
-    app(["parity", "convert", str(target), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
+    app()(["parity", "convert", str(target), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
     again = read(tmp_path / "out.jsonl")
     assert all(np.array_equal(again.columns[name], values) for name, values in found.columns.items())
     back = tmp_path / "back.safetensors"
-    app(["parity", "convert", str(tmp_path / "out.jsonl"), "-o", str(back)], standalone_mode=False)
+    app()(["parity", "convert", str(tmp_path / "out.jsonl"), "-o", str(back)], standalone_mode=False)
     assert all(np.array_equal(read(back).columns[name], values) for name, values in found.columns.items())
     assert read(back).metadata == again.metadata
     with pytest.raises(CkptcheckError, match="is a pickle, and vllm writes the other"):
-        app(
+        app()(
             ["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--from", "vllm"],
             standalone_mode=False,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import gloo, plane, tensors
+from . import communicator, plane, tensors
 from .digest import digest
 
 STATE: dict[str, Any] = {}
@@ -63,11 +63,8 @@ def convert(
 
 
 def send(group: dict[str, Any], parcels: list[dict[str, Any]]) -> None:
-    """Broadcast packed buckets as rank 0 of a process group (see gloo.py)."""
-    with gloo.joined(group, 0) as engine:
-        for parcel in parcels:
-            for _, tensor in plane.opened(parcel):
-                gloo.broadcast(engine, tensor.contiguous())
+    """Broadcast packed buckets as rank 0 of a process group (see communicator.py)."""
+    communicator.send(group, (weight for parcel in parcels for weight in plane.opened(parcel)))
 
 
 def _packed(weight: Any) -> dict[str, Any]:

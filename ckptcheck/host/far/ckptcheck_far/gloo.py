@@ -17,22 +17,33 @@ TIMEOUT = 120.0
 """Seconds that a side waits for the other."""
 
 
+def patience(group: dict[str, Any]) -> timedelta:
+    """Return how long a side waits for the other."""
+    return timedelta(seconds=float(group.get("timeout", TIMEOUT)))
+
+
+def store(group: dict[str, Any], rank: int, device: str) -> Any:
+    """Return the store that the members meet at, once everybody is there; keys as torch.distributed nests them.
+
+    device: the first kind that torch.distributed's backend of the other members serves: SGLang's end is made by it.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    world = int(group["world_size"])
+    held = TCPStore(group["host"], int(group["port"]), world, rank == 0, timeout=patience(group), wait_for_workers=True)
+    for prefix in (str(group["key"]), f"{group['key']}/", f"{device}/"):
+        held = PrefixStore(prefix, held)
+    return held
+
+
 def join(group: dict[str, Any], rank: int) -> Any:
     """Return the process group once everybody is there. Raises RuntimeError (torch's own kinds) where they are not in time."""
-    from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+    from torch.distributed import ProcessGroupGloo
 
-    world, patience = int(group["world_size"]), timedelta(seconds=float(group.get("timeout", TIMEOUT)))
-    store = TCPStore(group["host"], int(group["port"]), world, rank == 0, timeout=patience, wait_for_workers=True)
     options = ProcessGroupGloo._Options()
-    options._timeout = patience
+    options._timeout = patience(group)
     options._devices = [ProcessGroupGloo.create_device(hostname=group["host"])]  # else that of the machine's name
-    for prefix in (
-        str(group["key"]),
-        f"{group['key']}/",
-        "cpu/",
-    ):  # as torch.distributed nests them: SGLang's end is its
-        store = PrefixStore(prefix, store)
-    made = ProcessGroupGloo(store, rank, world, options)
+    made = ProcessGroupGloo(store(group, rank, "cpu"), rank, int(group["world_size"]), options)
     made.barrier().wait()
     return made
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from . import communicator, ipc
 from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
 from .capture import listening
@@ -15,7 +15,6 @@ from .capture import put as put_captured
 from .change import noise, shaken, token_weights
 from .digest import digest
 from .drawing import chosen
-from .gloo import broadcast, joined
 from .megatron_checkpoint import save
 from .megatron_device import join
 from .megatron_learning import Learning
@@ -37,6 +36,7 @@ class Rank:
         self.settings = settings
         layout = settings["layout"]
         self.device = join(rank, world, meeting, settings["gpus"])
+        self.lent: ipc.Lent | None = None
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout["tp"],
             pipeline_model_parallel_size=layout["pp"],
@@ -44,7 +44,7 @@ class Rank:
             expert_tensor_parallel_size=layout["etp"],
         )
         model_parallel_cuda_manual_seed(1)
-        self.model = build(settings)
+        self.model = build(settings).to(self.device)
         self.pieces: dict[str, Piece] = {piece.name: piece for piece in pieces(self.model, settings)}
         self.plan: list[dict[str, Any]] = []
         self.learning: Learning | None = None
@@ -181,12 +181,41 @@ class Rank:
             with torch.no_grad():
                 self.pieces[name].weight.view(-1)[0] += 1
 
+    def gpu(self) -> str:
+        """Return the UUID of this rank's GPU, "" on a CPU."""
+        return ipc.uuid(self.device.index) if self.device.type == "cuda" else ""
+
+    def sees(self) -> list[str]:
+        """Return the UUIDs of the GPUs that this rank could lend to."""
+        return list(ipc.here()) if self.device.type == "cuda" else []
+
+    def unique_id(self) -> str | None:
+        """Return the id of an NCCL group of which rank 0 is rank 0."""
+        return communicator.unique_id() if self.rank == 0 else None
+
     def send(self, group: dict[str, Any]) -> None:
         """Broadcast all weights to an engine; rank 0 is rank 0 of the group, and the others hand it their parts."""
-        with joined(group, 0) if self.rank == 0 else nullcontext() as engine:
-            for _, tensor in self.stream():
-                if tensor is not None:
-                    broadcast(engine, tensor.contiguous())
+        if self.rank == 0:
+            communicator.send(group, self.stream())
+        else:
+            for _ in self.stream():
+                pass
+
+    def lend(self, gpus: list[str]) -> list[dict[str, Any]] | None:
+        """Lend all weights to an engine on these GPUs; rank 0 lends, and the others hand it their parts."""
+        self.reclaim()
+        if self.rank:
+            for _ in self.stream():
+                pass
+            return None
+        self.lent = ipc.Lent(gpus)
+        return self.lent.all(self.stream())
+
+    def reclaim(self) -> None:
+        """Take back what is lent."""
+        if self.lent is not None:
+            self.lent.close()
+            self.lent = None
 
     def checkpoint(self, folder: str) -> None:
         """Write this rank's part of a torch_dist checkpoint."""

@@ -32,6 +32,7 @@ import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import torch  # noqa: E402
 
 from . import plane  # noqa: E402
+from .megatron_device import gpus  # noqa: E402
 from .megatron_layout import take_apart  # noqa: E402
 from .megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
 from .ranks import Ranks  # noqa: E402
@@ -50,10 +51,8 @@ def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict
     """
     if "ranks" in STATE:
         STATE.pop("ranks").close()
-    settings = {**settings, "gpus": torch.cuda.is_available()}
     world = settings["layout"]["world"]
-    if settings["gpus"] and torch.cuda.device_count() < world:
-        raise RuntimeError(f"{world} ranks need as many GPUs, and there are {torch.cuda.device_count()}")
+    settings = {**settings, "gpus": gpus(settings["device"], world)}
     meeting = tempfile.mktemp(prefix="ranks-", dir=os.getcwd())  # a private folder
     ranks = Ranks(world, lambda rank: Rank(rank, world, meeting, settings))
     try:
@@ -61,12 +60,14 @@ def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict
         ranks.ask("follow", plan=plan)
         _compare(files, {part["name"] for weight in plan for part in weight["parts"]})
         ranks.ask("load", files=files)
+        places = ranks.ask("gpu")
+        seen = ranks.ask("sees")[0]
     except Exception:
         ranks.close()
         raise
     STATE.update(ranks=ranks, vocabulary=settings["vocabulary"])
     version = megatron.core.__version__
-    return {"version": version, "torch": torch.__version__, "gpus": settings["gpus"], "plan": plan}
+    return {"version": version, "torch": torch.__version__, "gpus": places, "sees": seen, "plan": plan}
 
 
 def _compare(there: Collection[str], wanted: Collection[str]) -> None:
@@ -201,8 +202,24 @@ def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[di
 
 
 def send(group: dict[str, Any]) -> None:
-    """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
+    """Broadcast all weights as rank 0 of a process group (see communicator.py)."""
     _ranks().ask("send", group=group)
+
+
+def unique_id() -> str:
+    """Return the id of an NCCL group in which we are rank 0."""
+    return str(_ranks().ask("unique_id")[0])
+
+
+def lend(gpus: list[str]) -> list[dict[str, Any]]:
+    """Lend all weights to an engine on these GPUs, and say how each is borrowed (see ipc.py)."""
+    said: list[dict[str, Any]] = _ranks().ask("lend", gpus=gpus)[0]
+    return said
+
+
+def reclaim() -> None:
+    """Take back what is lent."""
+    _ranks().ask("reclaim")
 
 
 def checkpoint(folder: str) -> None:
@@ -258,6 +275,9 @@ VERBS = {
     "perturb": perturb,
     "export": export,
     "send": send,
+    "unique_id": unique_id,
+    "lend": lend,
+    "reclaim": reclaim,
     "checkpoint": checkpoint,
     "digests": digests,
     "replicas": replicas,

@@ -18,6 +18,8 @@ from .sglang_processes import fork_ready
 PACKAGE = __name__.rpartition(".")[0]
 PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
 PLAIN = {"integers": f"{PACKAGE}.sglang_int:register", "eight": f"{PACKAGE}.sglang_eight:register"}
+ON_GPU = {"disable_cuda_graph": True, "disable_overlap_schedule": True}
+"""Eager, and no step planned before the one before is over, unless switches say otherwise: as on a CPU."""
 IDLE = 30.0
 """Seconds in which a scheduler that has answered is idle."""
 _running: dict[str, Any] = {}
@@ -46,7 +48,7 @@ def start(
         raise ValueError("a process of SGLang is plain or stock for as long as it lives")
     import torch
 
-    cpu = {} if torch.cuda.is_available() else _on_cpu()
+    place = ON_GPU if torch.cuda.is_available() else _on_cpu()
     import sglang
 
     engine = sglang.Engine(
@@ -64,7 +66,7 @@ def start(
             "random_seed": 0,
             "log_level": "error",
             "sleep_on_idle": True,  # else an idle scheduler takes a core
-            **cpu,
+            **place,
             **sglang_switches.options(switches),
             **options,
         }
@@ -80,6 +82,7 @@ def _on_cpu() -> dict[str, Any]:
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.9,  # SGLang's own estimate is negative without chunks; max_total_tokens is what bounds
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
     }
@@ -98,10 +101,12 @@ def _about(engine: Any) -> dict[str, Any]:
         "architecture": (model.hf_config.architectures or [""])[0],
         "facts": {
             **{name: str(value(name)) for name in names},
-            "mode": "plain" if _running["offered"] else "stock",
+            "mode": "plain" if _running["offered"] and str(value("device")) == "cpu" else "stock",
             "quantization": str(model.quantization),
             "block_size": str(value("page_size") or 1),
+            "sleep": str(value("enable_memory_saver")),
             "session": str(sglang_update.has_session()),
+            "gpus": ",".join(gpu for gpu in ask("gpu", []) if gpu),
         },
         "switches": sglang_switches.resolved(value, _running["logprobs"]),
     }
@@ -210,11 +215,6 @@ def full(sequences: list[list[int]], path: str) -> None:
     sglang_generate.full(_engine(), sequences, _engine().tokenizer_manager.model_config.vocab_size, path)
 
 
-def read(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
-    """Return the tokens that SGLang itself makes of a text, and of a conversation by the chat template."""
-    return sglang_generate.read(_engine(), text, messages)
-
-
 def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
     """Return a response for each prompt."""
 
@@ -292,7 +292,7 @@ def _engine() -> Any:
 VERBS = {
     function.__name__: function
     for function in (
-        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, read, inflight, routes, capture),
+        *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
         *(reset_prefix_cache, version, sleep, wake, check),
     )
-}
+} | {"read": lambda **arguments: sglang_generate.read(_engine(), **arguments)}

@@ -64,6 +64,9 @@ def followed(
     """Have these tokens decoded after the prompts, one by one; logprobs are those before they were forced."""
     from .sglang_forced import Forced
 
+    chunk = getattr(engine.server_args, "chunked_prefill_size", None) or 0
+    if not engine.server_args.disable_overlap_schedule and 0 < chunk < max(map(len, prompts)):
+        raise RuntimeError("SGLang cannot be made to follow tokens after a prompt in pieces while it plans ahead")
     notes = [private("notes") for _ in prompts]
     settings = [
         {

@@ -26,7 +26,8 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
 
 def resolved(value: Any, logprobs: str) -> dict[str, Any]:
     """Return what SGLang made of its arguments. value: asks it for one by name; logprobs: what was settled after its start."""
-    chunk, graphs = value("chunked_prefill_size"), not value("disable_cuda_graph")
+    chunk = value("chunked_prefill_size")
+    graphs = not value("disable_cuda_graph") and value("device") != "cpu"  # where only what is compiled is captured
     found = {
         "prefix_cache": not value("disable_radix_cache"),
         "logprobs": logprobs,

@@ -2,8 +2,10 @@
 
 tensor            update_weights_from_tensor, a list of names and tensors
 flattened_bucket  update_weights_from_tensor, one run of bytes and where each tensor lies in it
-gloo              update_weights_from_distributed; the engine's own name for NCCL's route, with backend="gloo"
+gloo, nccl        update_weights_from_distributed; the engine's own name for NCCL's route, on a CPU with backend="gloo"
 disk              update_weights_from_disk
+
+On GPUs the tensors of the first two lie on one, and what is sent is how to open its memory (CUDA IPC).
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from . import plane, tensors
+
+GROUPS = ("gloo", "nccl")
 
 
 def has_session() -> bool:
@@ -40,19 +44,19 @@ async def update(
     """
     said: list[tuple[bool, str]] = []
     begin = time.perf_counter()
-    group = parcels[0]["address"] if transport == "gloo" else {}
+    group = parcels[0]["address"] if transport in GROUPS else {}
     try:
         if transport == "disk":
             said.append(await _from_disk(engine, parcels, flush, version, folder))
         else:
             if group:
                 said.append(await _joined(engine, group))
-                if said[-1][0]:
+                if said[-1][0] and transport == "gloo":  # members of an NCCL group meet in its first broadcast
                     meet()
                 begin = time.perf_counter()  # who waited for whom in the group is not the cost of a sync
             if all(ok for ok, _ in said):
                 said += await _in_session(engine, parcels, transport, flush, version)
-                if group:
+                if transport == "gloo":
                     meet()
     except Exception as error:
         said.append((False, f"{type(error).__name__}: {error}"))
@@ -72,7 +76,7 @@ async def _in_session(
         said.append(await _begin(engine))
     for number, parcel in enumerate(parcels, 1):
         last = number == len(parcels)
-        send = _by_group if transport == "gloo" else _by_tensor
+        send = _by_group if transport in GROUPS else _by_tensor
         said.append(await send(engine, parcel, transport, flush and last, version if last else None))
     if has_session():
         said.append(await _end(engine))
@@ -100,12 +104,35 @@ async def _by_tensor(
 ) -> tuple[bool, str]:
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
-    named: Any = list(plane.opened(parcel))
+    named: Any = list(placed(plane.opened(parcel)))
     if transport == "flattened_bucket":
         bucket = FlattenedTensorBucket(named_tensors=named)
         named = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
     form = transport if transport == "flattened_bucket" else None
-    return await _tensors(engine, named, form, flush, version)
+    said = await _tensors(engine, named, form, flush, version)
+    _collect()
+    return said
+
+
+def placed(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Put weights where SGLang would have them: on a GPU where there is one, so that only handles are sent.
+
+    A handle names its GPU by number, and schedulers see the same GPUs as this process. Who sends from elsewhere has SGLang's
+    monkey_patch_torch_reductions name it by UUID; after that no tensor of the CPU can be sent, and `looked` sends one.
+    """
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    for name, weight in weights:
+        yield name, weight.cuda() if on_gpu else weight
+
+
+def _collect() -> None:
+    """Give back the device memory that schedulers have let go of."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
 
 
 async def _tensors(engine: Any, named: Any, form: str | None, flush: bool, version: str | None) -> tuple[bool, str]:
@@ -131,7 +158,7 @@ async def _joined(engine: Any, group: dict[str, Any]) -> tuple[bool, str]:
         rank_offset=1,
         world_size=int(group["world_size"]),
         group_name=str(group["key"]),
-        backend="gloo",
+        backend=str(group["plane"]),
     )
     return _said(await engine.tokenizer_manager.init_weights_update_group(request, None))
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import capture, hf_taps, inventory, tensors
+from . import capture, hf_taps, inventory, ipc, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang makes anew after every update: the absorbed projections of multi-head latent attention."""
@@ -92,6 +92,7 @@ def _answer(
         "fetch": lambda wanted, file: inventory.fetch(rank, held(), wanted, file),
         "poke": lambda name, index, bit: inventory.poke(held(), name, index, bit),
         "memory": lambda: inventory.memory(device),
+        "gpu": lambda: ipc.uuid(device.index or 0) if device.type == "cuda" else "",
         "seed": _seed,
         "settle": _settle,
         **(more or {}),

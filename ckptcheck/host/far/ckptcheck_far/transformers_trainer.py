@@ -11,12 +11,12 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from . import communicator, ipc
 from .capture import listening
 from .capture import put as put_captured
 from .change import DECAY, EPSILON, noise, shaken, token_weights
 from .digest import digests as digest_all
 from .drawing import chosen, widen
-from .gloo import broadcast, joined
 from .hf_taps import taps
 from .plane import put
 from .sequences import checked
@@ -24,22 +24,29 @@ from .sequences import checked
 STATE: dict[str, Any] = {}
 
 
-def load(folder: str, dtype: str, head_fp32: bool) -> dict[str, Any]:
-    """Load a checkpoint. Returns what was started, and name, shape and own name of what is exported."""
+def load(folder: str, dtype: str, head_fp32: bool, device: str = "auto") -> dict[str, Any]:
+    """Load a checkpoint. Returns what was started, and name, shape and own name of what is exported.
+
+    device: cpu, cuda, or auto: a GPU where there is one. Raises RuntimeError where there is none that was asked for.
+    """
     STATE.clear()
     transformers.logging.set_verbosity_error()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = device != "cpu" and torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise RuntimeError(f"torch {torch.__version__} sees no GPU")
+    place = torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
-    STATE.update(model=model.to(device).eval(), device=device, optimizer=None, master=[])
+    STATE.update(model=model.to(place).eval(), device=place, optimizer=None, master=[])
     if head_fp32:
         widen(model.get_output_embeddings())
     STATE["vocabulary"] = model.get_input_embeddings().weight.shape[0]
     plan = [{"name": name, "shape": [*weight.shape]} for name, weight in _stream()]
-    return {"version": transformers.__version__, "torch": torch.__version__, "device": device.type, "plan": plan}
+    about = {"version": transformers.__version__, "torch": torch.__version__, "plan": plan}
+    return {**about, "gpus": [ipc.uuid(place.index)] if there else [], "sees": list(ipc.here()) if there else []}
 
 
 def score(sequences: list[list[int]], temperature: float) -> list[list[float]]:
@@ -165,10 +172,21 @@ def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[di
 
 
 def send(group: dict[str, Any]) -> None:
-    """Broadcast all weights as rank 0 of a process group (see gloo.py)."""
-    with joined(group, 0) as engine:
-        for _, weight in _stream():
-            broadcast(engine, weight.contiguous())
+    """Broadcast all weights as rank 0 of a process group (see communicator.py)."""
+    communicator.send(group, _stream())
+
+
+def lend(gpus: list[str]) -> list[dict[str, Any]]:
+    """Lend all weights to an engine on these GPUs, and say how each is borrowed (see ipc.py)."""
+    reclaim()
+    STATE["lent"] = ipc.Lent(gpus)
+    return STATE["lent"].all(_stream())  # type: ignore[no-any-return]
+
+
+def reclaim() -> None:
+    """Take back what is lent."""
+    if (lent := STATE.pop("lent", None)) is not None:
+        lent.close()
 
 
 def digests() -> dict[str, str]:
@@ -249,6 +267,9 @@ VERBS = {
     "perturb": perturb,
     "export": export,
     "send": send,
+    "unique_id": communicator.unique_id,
+    "lend": lend,
+    "reclaim": reclaim,
     "digests": digests,
     "replicas": replicas,
 }

@@ -8,9 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import inventory, vllm_generate, vllm_plain, vllm_switches
+from . import inventory, vllm_generate, vllm_plain, vllm_switches, vllm_transfer
+from .vllm_transfer import answer, told
 
 PACKAGE = __name__.rpartition(".")[0]
+ON_GPU = {
+    "async_scheduling": False,  # as on a CPU: the next step is not planned before this one is over
+    "gpu_memory_utilization": 0.02,  # what has to be free at a start: the trainer and the reference are there as well
+}
+"""Further arguments of LLM() off the CPU. The cache has its own size (cache_bytes)."""
 _running: dict[str, Any] = {}
 
 
@@ -23,20 +29,19 @@ def start(
     cache_bytes: int,
     switches: dict[str, Any],
     options: dict[str, Any],
+    transport: str = "",
 ) -> dict[str, Any]:
     """Load a checkpoint. dtype: vLLM's word; length: of the longest sequence, with what is decoded; options: of LLM().
 
-    switches: see vllm_switches.py.
+    switches: see vllm_switches.py. transport: by which weights will come, "" where that is not known yet.
     """
     stop()
     os.environ[vllm_plain.VARIABLE] = "1" if plain else "0"
     from vllm import LLM
 
-    from . import vllm_gloo
-
     vllm_plain.settle()
-    known = vllm_gloo.register()
-    transfer = {"weight_transfer_config": {"backend": vllm_gloo.NAME}} if known and _on_cpu() else {}
+    backend = vllm_transfer.backend(transport, _on_cpu())
+    transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
     forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
     if options.get("speculative_config"):
         forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
@@ -59,6 +64,7 @@ def start(
             "disable_log_stats": True,
             **forced,
             **transfer,
+            **({} if _on_cpu() else ON_GPU),
             **vllm_switches.options(switches),
             **options,
         }
@@ -90,13 +96,15 @@ def _about(llm: Any) -> dict[str, Any]:
     model, cache = config.model_config, config.cache_config
     facts = {
         "device": str(config.device_config.device_type),
-        "mode": "plain" if os.environ[vllm_plain.VARIABLE] == "1" else "stock",
+        "mode": "plain" if _on_cpu() and os.environ[vllm_plain.VARIABLE] == "1" else "stock",
         "prefix_caching": str(cache.enable_prefix_caching),
         "block_size": str(cache.block_size),
         "enforce_eager": str(model.enforce_eager),
         "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
+        "gpus": ",".join(_gpus(llm)),
+        "sleep": str(model.enable_sleep_mode),
     }
     return {
         "version": vllm.__version__,
@@ -106,6 +114,11 @@ def _about(llm: Any) -> dict[str, Any]:
         "facts": facts,
         "switches": vllm_switches.resolved(config),
     }
+
+
+def _gpus(llm: Any) -> list[str]:
+    """Return the UUID of every rank's GPU, [] on a CPU."""
+    return [] if _on_cpu() else list(llm.collective_rpc("ckptcheck_gpu"))
 
 
 def stop() -> None:
@@ -138,38 +151,16 @@ def load(parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
     try:
         said = ask("load", [parcels, raw])
     except Exception as error:
-        return _answer(begin, error=_told(error))
+        return answer(begin, told(error))
     errors = [f"rank {each['rank']}: {each['error']}" for each in said if "error" in each]
-    return _answer(begin, error="; ".join(errors), returned=said[0].get("returned"))
+    return answer(begin, "; ".join(errors), returned=said[0].get("returned"))
 
 
-def transfer(group: dict[str, Any], parcels: list[dict[str, Any]]) -> dict[str, Any]:
-    """Update the weights by the weight-transfer API, one call a bucket; say what came of it."""
-    llm, begin, error = _llm(), time.perf_counter(), ""
-    version = str(_running["updates"] + 1)
-    try:
-        llm.init_weight_transfer_engine({"init_info": {"group": group}})
-        begin = time.perf_counter()  # who waited for whom in the group is not the cost of a sync
-        llm.start_weight_update()
-        for parcel in parcels:
-            llm.update_weights({"update_info": {key: parcel[key] for key in ("names", "dtypes", "shapes")}})
-        llm.finish_weight_update(weight_version=version)
-        _running["updates"] += 1
-    except Exception as trouble:
-        error = _told(trouble)
-    try:
-        llm.shutdown_weight_transfer_engine()
-    except Exception as trouble:
-        error = error or _told(trouble)
-    return _answer(begin, error=error, version=llm.get_weight_version())
-
-
-def _answer(begin: float, error: str = "", **more: Any) -> dict[str, Any]:
-    return {"ok": not error, "message": error, "seconds": time.perf_counter() - begin, **more}
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def transfer(parcels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Update the weights by the weight-transfer API; say what came of it."""
+    said = vllm_transfer.transfer(_llm(), ask, parcels, str(_running["updates"] + 1))
+    _running["updates"] += said["ok"]
+    return said
 
 
 def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
@@ -205,7 +196,7 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
             logprobs=0,
             ignore_eos=True,
             detokenize=False,
-            extra_args={"forced": tokens[prompt:]},
+            extra_args={"forced": tokens[prompt:], "after": prompt},
         )
         for tokens in sequences
     ]

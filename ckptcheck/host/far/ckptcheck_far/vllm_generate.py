@@ -33,7 +33,9 @@ def _unseeded(llm: Any, prompts: list[list[int]]) -> bool:
 
 def forced(llm: Any, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
     """Have these tokens decoded after the prompt, one by one, stopping where the engine would: does an end token end it?"""
-    settings = _settings({"temperature": 0.0, "max_tokens": len(tokens)}, extra_args={"forced": tokens})
+    settings = _settings(
+        {"temperature": 0.0, "max_tokens": len(tokens)}, extra_args={"forced": tokens, "after": len(prompt)}
+    )
     return _told(llm.generate([_prompt(prompt)], [settings], use_tqdm=False)[0])
 
 

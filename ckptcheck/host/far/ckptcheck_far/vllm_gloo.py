@@ -59,9 +59,7 @@ def _backend() -> type:
             self.receive_weights(self.parse_update_info(update_info))  # without a device there is none to wait for
 
         def receive_weights(self, update_info: Bucket) -> None:
-            from .vllm_worker import blank_memory
-
-            with torch.no_grad(), blank_memory():
+            with torch.no_grad():
                 self.model.load_weights(self._received(update_info))
 
         def _received(self, bucket: Bucket) -> Any:
@@ -71,10 +69,7 @@ def _backend() -> type:
                 yield name, tensor
 
         def finish_weight_update(self) -> None:
-            from .vllm_worker import blank_memory
-
-            with blank_memory():
-                finalize_layerwise_reload(self.model, self.model_config)
+            finalize_layerwise_reload(self.model, self.model_config)
             self.process_group.barrier().wait()
 
         def shutdown(self) -> None:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import capture, hf_taps, inventory, plane, tensors, vllm_gloo, vllm_plain
+from . import capture, hf_taps, inventory, ipc, plane, tensors, vllm_gloo, vllm_plain
 
 vllm_plain.settle()
 vllm_gloo.register()
@@ -58,6 +58,18 @@ class Extension:
         except Exception as error:
             return {"rank": self.rank, "error": f"{type(error).__name__}: {error}"}
         return {"rank": self.rank, "returned": None}
+
+    def ckptcheck_blank(self, on: bool) -> None:
+        """Have what an update by vLLM's own call allocates be recognised, or no longer (see `blank_memory`)."""
+        if on:
+            self._ckptcheck_blank = contextlib.ExitStack()
+            self._ckptcheck_blank.enter_context(blank_memory())
+        else:
+            self._ckptcheck_blank.close()
+
+    def ckptcheck_gpu(self) -> str:
+        """Return the UUID of this rank's GPU."""
+        return ipc.uuid(self.model_runner.device.index)
 
     def ckptcheck_fetch(self, wanted: list[list[str]], path: str) -> dict[str, Any]:
         """Put tensors on the plane of files. wanted: names, by rank."""

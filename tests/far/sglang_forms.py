@@ -1,0 +1,75 @@
+"""What SGLang is asked for updates on GPUs, in its own request classes; the engine and the GPU are stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from ckptcheck_far import plane, sglang_update
+from sglang.srt.utils import MultiprocessingSerializer
+
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+NOTES: list[str] = []
+
+
+class Manager:
+    """SGLang's tokenizer manager: it says yes, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def config_value(self, name: str) -> str:
+        return "1"
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(request: Any, _: Any) -> tuple[bool, str]:
+            self.asked.append((name, request))
+            return True, ""
+
+        return call
+
+
+def updated(transport: str) -> list[Any]:
+    """Update by one bucket for each weight, and say what was asked."""
+    torch.cuda.is_available = lambda: True
+    torch.cuda.ipc_collect = lambda: NOTES.append("collected")
+    torch.Tensor.cuda = lambda tensor: NOTES.append("placed") or tensor.clone()
+    manager, found, parcels = Manager(), [], []
+    engine = SimpleNamespace(tokenizer_manager=manager, server_args=SimpleNamespace(tp_size=2))
+    group = {"plane": "nccl", "host": "127.0.0.1", "port": 5, "world_size": 3, "key": "sync-1"}
+    for name, weight in WEIGHTS.items():
+        path = os.path.join(tempfile.mkdtemp(dir=os.getcwd()), "bucket")
+        address = group if transport == "nccl" else plane.put({name: weight}, {"plane": "file", "path": path})
+        dtype = "F32" if weight.dtype == torch.float32 else "BF16"
+        parcels.append({"address": address, "names": [name], "dtypes": [dtype], "shapes": [list(weight.shape)]})
+
+    def meet() -> None:
+        raise AssertionError("members of an NCCL group are not asked to meet")
+
+    said = asyncio.run(sglang_update.update(engine, parcels, transport, True, "4", "folder", meet))
+    assert said["ok"], said
+    for verb, request in manager.asked:
+        told = {name: getattr(request, name) for name in request.__struct_fields__}
+        if payloads := told.pop("serialized_named_tensors", None):
+            heard = [MultiprocessingSerializer.deserialize(payload) for payload in payloads]
+            told["heard"] = [_values(each) for each in heard]
+        found.append([verb, {name: value for name, value in told.items() if isinstance(value, (str, int, list))}])
+    return found
+
+
+def _values(heard: Any) -> Any:
+    if isinstance(heard, dict):  # a flattened bucket
+        return [heard["flattened_tensor"].numel(), [each.name for each in heard["metadata"]]]
+    return [[name, tensor.float().flatten().tolist()] for name, tensor in heard]
+
+
+def notes() -> list[str]:
+    """Say what was done on the way."""
+    return NOTES
+
+
+VERBS = {"updated": updated, "notes": notes}

@@ -1,0 +1,153 @@
+"""Refits live on GPUs, and what they cost: ``make gpu``.
+
+    CKPTCHECK_VLLM_PYTHON=… CKPTCHECK_SGLANG_PYTHON=… CKPTCHECK_TRAINER_PYTHON=… python -m tests.gpu [--size GB]
+
+Each names a Python that has that engine, or megatron-core and transformers, for GPUs; what is not named is left out. Prints a
+table: seconds of the sync and of the check, and GB/s of both. Exits 1 where a verdict is not clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "fixtures")]
+COSTS = "cost of the syncs, and of checking them"
+HEAD = ("cell", "sent", "sync s", "GB/s", "update s", "check s", "GB/s", "verdict")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """gpus: how many it needs; the engine is on the last of them. switch: of the engine's set-up."""
+
+    engine: str
+    transport: str
+    trainer: str = "megatron"
+    gpus: int = 1
+    switch: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.trainer, "→", self.engine, self.transport, self.switch)))
+
+
+CELLS = (
+    Cell("vllm", "reload"),
+    Cell("vllm", "ipc"),
+    Cell("vllm", "ipc", trainer="transformers"),
+    Cell("vllm", "ipc", switch="compilation=graphs"),
+    Cell("vllm", "nccl", gpus=2),
+    Cell("sglang", "tensor"),
+    Cell("sglang", "flattened_bucket"),
+    Cell("sglang", "tensor", switch="compilation=graphs"),
+    Cell("sglang", "nccl", gpus=2),
+)
+
+
+def gpus() -> int:
+    """Return how many GPUs NVIDIA's driver lists."""
+    try:
+        said = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return len(said.splitlines())
+
+
+def python(side: str) -> str | None:
+    """Return the Python that the user names for vllm, sglang or the trainer."""
+    return os.environ.get(f"CKPTCHECK_{side.upper()}_PYTHON")
+
+
+def lacking(cell: Cell) -> str:
+    """Say what a cell needs and is not there, "" where all is."""
+    if (there := gpus()) < cell.gpus:
+        return f"needs {cell.gpus} GPU{'s' * (cell.gpus > 1)}, and {there} {'is' if there == 1 else 'are'} here"
+    for side in (cell.engine, "trainer"):
+        if python(side) is None and side == "trainer":
+            return "CKPTCHECK_TRAINER_PYTHON names no Python that has megatron-core and transformers for GPUs"
+        if python(side) is None:
+            return f"CKPTCHECK_{side.upper()}_PYTHON names no Python that has {side} for GPUs"
+    return ""
+
+
+def refit(source: Path, cell: Cell, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; its report is JSON."""
+    command = [
+        *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--format", "json", "--dtype", "bfloat16"),
+        *("--device", "cuda", "--engine", cell.engine, "--transport", cell.transport, "--trainer", cell.trainer),
+        *("--engine-python", str(python(cell.engine)), "--trainer-python", str(python("trainer"))),
+        *(("--switch", cell.switch) if cell.switch else ()),
+        *(("--engine-gpus", str(cell.gpus - 1)) if cell.gpus > 1 else ()),
+    ]
+    return subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True, check=False)
+
+
+def row(cell: Cell, report: dict[str, Any]) -> tuple[str, ...]:
+    """Sum a report up: its last sync, for the first one also warms things up."""
+    verdict = report["verdict"]
+    if report["findings"]:
+        verdict += f" ({', '.join(sorted({finding['code'] for finding in report['findings']}))})"
+    table = next((section for section in report.get("sections", ()) if section["title"] == COSTS), None)
+    if table is None:
+        return (str(cell), *["–"] * (len(HEAD) - 2), verdict)
+    last = dict(zip(table["columns"], table["rows"][-1], strict=True))
+    sent = report["counts"]["bytes"] / len(table["rows"]) / 1e9
+    rates = [f"{sent / last[name]:.1f}" if last[name] else "–" for name in ("sync s", "check s")]
+    seconds = [f"{last[name]:.2f}" for name in ("sync s", "update s", "check s")]
+    return (str(cell), f"{sent:.2f} GB", seconds[0], rates[0], *seconds[1:], rates[1], verdict)
+
+
+def figures() -> None:
+    """Print how fast digests are beside the memory, by the trainer's torch."""
+    command = [python("trainer") or sys.executable, str(ROOT / "tests" / "benchmarks" / "device.py")]
+    subprocess.run(command, check=False)
+
+
+def models(size: float, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a real model and a random mixture of experts of so many GB, by name."""
+    import smollm2
+    import wide
+
+    if not (smollm2.default_folder() / smollm2.DONE).is_file():
+        smollm2.default_folder().parent.mkdir(parents=True, exist_ok=True)
+        smollm2.build(smollm2.default_folder())
+    yield "SmolLM2-135M-Instruct", smollm2.default_folder()
+    yield f"random Qwen3-MoE, {size:g} GB", wide.write(folder / "moe", size)
+
+
+def main() -> None:
+    """Run what can be run here."""
+    parser = argparse.ArgumentParser(description="Refits live on GPUs.")
+    parser.add_argument("--size", type=float, default=4.0, help="GB of the random mixture of experts")
+    asked = parser.parse_args()
+    figures()
+    there = [cell for cell in CELLS if not lacking(cell)]
+    for cell in CELLS:
+        if why := lacking(cell):
+            print(f"  left out: {cell}: {why}")
+    failed = 0
+    folder = Path(tempfile.mkdtemp(prefix="ckptcheck-gpu-"))
+    try:
+        for name, source in models(asked.size, folder) if there else ():
+            print(f"\n{name}\n\n| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+            for cell in there:
+                done = refit(source, cell)
+                failed += done.returncode != 0
+                shown = row(cell, json.loads(done.stdout)) if done.stdout else (str(cell), "could not check (exit 2)")
+                print("| " + " | ".join(shown) + " |", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

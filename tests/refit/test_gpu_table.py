@@ -1,0 +1,41 @@
+"""The table of ``make gpu`` is made of a refit's report; what is not there is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gpu
+import pytest
+import refitted
+
+from ckptcheck import pack
+from ckptcheck.run import run
+
+CELL = gpu.Cell("vllm", "ipc", switch="compilation=graphs")
+
+
+def test_a_row_is_the_last_sync_of_a_report(tmp_path: Path) -> None:
+    trace = refitted.played({}, tmp_path / "trial")
+    syncs = tuple(replace(each, nbytes=2_000_000_000, seconds=2.0, check_seconds=0.5) for each in trace.syncs)
+    report = run(replace(trace, syncs=syncs), [rule for rule in pack.load() if rule.on == "refit"]).as_dict()
+    cells = dict(zip(gpu.HEAD, gpu.row(CELL, report), strict=True))
+    assert cells["cell"] == "megatron → vllm ipc compilation=graphs"
+    assert (cells["sent"], cells["sync s"], cells["check s"], cells["verdict"]) == ("2.00 GB", "2.00", "0.50", "clean")
+    assert gpu.row(CELL, report)[3::3] == ("1.0", "4.0")
+
+
+def test_a_report_without_a_sync_is_a_row_too() -> None:
+    shown = gpu.row(CELL, {"verdict": "incomplete", "findings": [{"code": "REF001"}]})
+    assert len(shown) == len(gpu.HEAD)
+    assert shown[-1] == "incomplete (REF001)"
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpus", lambda: 1)
+    assert gpu.lacking(gpu.Cell("vllm", "nccl", gpus=2)) == "needs 2 GPUs, and 1 is here"
+    monkeypatch.delenv("CKPTCHECK_VLLM_PYTHON", raising=False)
+    assert gpu.lacking(CELL) == "CKPTCHECK_VLLM_PYTHON names no Python that has vllm for GPUs"
+    monkeypatch.setenv("CKPTCHECK_VLLM_PYTHON", "/python")
+    monkeypatch.setenv("CKPTCHECK_TRAINER_PYTHON", "/python")
+    assert gpu.lacking(CELL) == ""

@@ -1,0 +1,87 @@
+"""How a sync asks both sides where weights go by NCCL or CUDA IPC, by sides that write down what they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ckptcheck.engines.base import Answer, EngineInfo, Parcel
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.trouble import HostDied
+from ckptcheck.refit.sync import send
+
+PLAN = [Parcel({}, ("a", "b"), ("BF16", "BF16"), ((2, 2), (4,)), 16), Parcel({}, ("c",), ("BF16",), ((8,),), 16)]
+
+
+class Trainer:
+    def __init__(self, notes: list[Any]) -> None:
+        self.notes = notes
+
+    def plan(self, bucket_bytes: int) -> list[Parcel]:
+        return PLAN
+
+    def unique_id(self) -> str:
+        self.notes.append("unique_id")
+        return "an id"
+
+    def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
+        self.notes.append(("send", group["plane"], group.get("unique_id")))
+
+    def lend(self, bucket_bytes: int, gpus: Sequence[str]) -> list[Parcel]:
+        self.notes.append(("lend", *gpus))
+        return PLAN
+
+    def reclaim(self) -> None:
+        self.notes.append("reclaim")
+
+
+class Engine:
+    transports = ("reload",)
+
+    def __init__(self, notes: list[Any], name: str, gpus: str, dies: bool = False) -> None:
+        self.notes, self.dies = notes, dies
+        self.info = EngineInfo(name, "1", "bfloat16", 2, "", {"gpus": gpus})
+
+    def refit(self, parcels: Sequence[Parcel], transport: str) -> Answer:
+        address = parcels[0].address
+        self.notes.append(("refit", transport, address.get("world_size"), address.get("unique_id")))
+        if self.dies:
+            raise HostDied("vllm died")
+        return Answer(True, "", 0.0)
+
+    def close(self) -> None:
+        self.notes.append("close")
+
+
+def test_the_engine_opens_what_the_trainer_lends_on_every_gpu_of_its_own() -> None:
+    notes: list[Any] = []
+    parcels, answer = send(Trainer(notes), Engine(notes, "vllm", "A,A,B"), 100, "ipc", "one")  # type: ignore[arg-type]
+    assert answer.ok
+    assert len(parcels) == 2
+    assert notes == [("lend", "A", "B"), ("refit", "ipc", None, None), "reclaim"]
+
+
+def test_what_is_lent_is_taken_back_when_the_engine_dies() -> None:
+    notes: list[Any] = []
+    with pytest.raises(HostDied, match="vllm died"):
+        send(Trainer(notes), Engine(notes, "vllm", "A", dies=True), 100, "ipc", "one")  # type: ignore[arg-type]
+    assert notes[-1] == "reclaim"
+
+
+@pytest.mark.parametrize(("name", "plane", "told"), [("vllm", "nccl-id", "an id"), ("sglang", "nccl", None)])
+def test_both_sides_meet_as_the_engine_has_it(name: str, plane: str, told: str | None) -> None:
+    notes: list[Any] = []
+    send(Trainer(notes), Engine(notes, name, "B"), 100, "nccl", "one")  # type: ignore[arg-type]
+    assert ("send", plane, told) in notes
+    assert ("refit", "nccl", 3, told) in notes
+    assert ("unique_id" in notes) is bool(told)
+
+
+def test_a_trainer_that_cannot_lend_is_refused() -> None:
+    class Packer:
+        info = EngineInfo("quantized", "1", "", 1, "")
+
+    with pytest.raises(CkptcheckError, match="weights of quantized leave it by files or gloo only"):
+        send(Packer(), Engine([], "vllm", "A"), 100, "ipc", "one")  # type: ignore[arg-type]
