@@ -383,21 +383,21 @@ def test_a_command_does_not_write_over_what_it_reads(tmp_path: Path) -> None:
     before = path.read_bytes()
     for source, target in ((path, path), (path, tmp_path / "link.json"), (tmp_path / "folder", inner)):
         with pytest.raises(CkptcheckError, match="is what the command reads, and would be overwritten"):
-            app(["parity", "convert", str(source), "-o", str(target)], standalone_mode=False)
+            app()(["parity", "convert", str(source), "-o", str(target)], standalone_mode=False)
     for verb in ("record", "score"):
         rest = ["--prompts", str(path)] if verb == "record" else [str(tmp_path)]
         with pytest.raises(CkptcheckError, match="is what the command reads, and would be overwritten"):
-            app(
+            app()(
                 ["parity", verb, str(tmp_path if verb == "record" else path), *rest, "-o", str(path)],
                 standalone_mode=False,
             )
     with pytest.raises(CkptcheckError, match="would be overwritten"):
-        app(["parity", "judge", str(path), "-o", str(path)], standalone_mode=False)
+        app()(["parity", "judge", str(path), "-o", str(path)], standalone_mode=False)
     assert path.read_bytes() == inner.read_bytes() == before
 
 
 def test_no_logprobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choice = {**DONE["choices"][0], "logprobs": None}
     path = lines(tmp_path / "a.json", {**DONE, "choices": [choice]})
-    app(["parity", "convert", str(path), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
+    app()(["parity", "convert", str(path), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
     assert capsys.readouterr().err.endswith("out.jsonl; there are no logprobs in it\n")
