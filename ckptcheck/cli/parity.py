@@ -45,7 +45,8 @@ def judge(
         list[Path], typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: steps of one run.")
     ],
     floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What this model has with equal weights: a floor, or rollouts.")
+        Path | None,
+        typer.Option(metavar="FILE", help="What this model has with equal weights: a file of calibrate, or rollouts."),
     ] = None,
     max_mult_prob_error: Annotated[float, typer.Option(min=1, help="Limit of mean exp|Δ|.")] = 1.05,
     max_kl: Annotated[float, typer.Option(min=0, help="Limit of KL, nats a token.")] = 0.01,
@@ -79,7 +80,9 @@ def judge(
     from ckptcheck.parity.judged import Judged
     from ckptcheck.parity.series import Member, Series
     from ckptcheck.run import run
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, *files, floor)
     gates = Gates(max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag)
     if no_limits:
         gates = Gates(inf, inf, inf, None, inf, max_floor_multiple, max_lag)
@@ -164,7 +167,11 @@ def convert(
     from ckptcheck.cli.output import talk
     from ckptcheck.phrase import count
     from ckptcheck.rollouts import Side, write
+    from ckptcheck.rollouts.columns import SIDES
+    from ckptcheck.rollouts.convert import files
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, *files(sources))
     found, kind = _taken(sources, source)
     about = found.metadata
     changes: dict[str, object] = {"model": model, "step": step, "logprobs": logprobs and logprobs.value}
@@ -175,6 +182,9 @@ def convert(
     about = msgspec.structs.replace(about, **{name: value for name, value in changes.items() if value is not None})
     write(found.with_columns(about), output)
     left = f", {len(about.left_out):,} left out ({about.left_out[0].reason})" if about.left_out else ""
+    sides = [side for side in SIDES if f"{side}_logprobs" in found]
+    if "engine" not in sides:
+        left += "; there are no logprobs of the engine in it" if sides else "; there are no logprobs in it"
     talk(f"{count(found.number, 'sequence')} of {kind}, {count(len(found.tokens), 'token')}, written to {output}{left}")
 
 

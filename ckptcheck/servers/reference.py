@@ -41,8 +41,9 @@ class Reference:
     """A server on a port of this machine that nobody else knows of. Use as a context manager: it is gone on the way out.
 
     engine: sglang or vllm. dtype, ranks: as the server that is held against it has them. device: cpu, or what the engine
-    finds. length: tokens of the longest sequence. more: further arguments of its command line. Raises CkptcheckError
-    where the engine is not installed, HostDied or HostHung where it does not start, VerbError where it ends at once.
+    finds. length: tokens of the longest sequence. tokenizer: with the checkpoint's own, to take and answer text. more:
+    further arguments of its command line. Raises CkptcheckError where the engine is not installed, HostDied or HostHung
+    where it does not start, VerbError where it ends at once.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Reference:
         ranks: int = 1,
         device: str = "cpu",
         length: int = 512,
+        tokenizer: bool = False,
         python: Path | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
@@ -66,6 +68,8 @@ class Reference:
         found = interpreter(engine, python)
         self.port = _free()
         arguments = [*_command(engine, checkpoint.resolve(), dtype, ranks, device, length, self.port), *more]
+        if tokenizer:
+            arguments.remove("--skip-tokenizer-init")
         end = time.monotonic() + timeout
         variables = {**found.variables, **VARIABLES[engine], **binding(engine, ranks), **(env or {})}
         self._host = Host(found.python, MODULE, name=f"{engine}-server", env=variables, log=log, scratch=scratch)

@@ -59,7 +59,7 @@ def start(
             "context_length": length,
             "max_total_tokens": tokens,
             "max_running_requests": 8,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not switches.get("text"),
             "grammar_backend": "none",
             "enable_custom_logit_processor": True,
             "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
@@ -82,6 +82,7 @@ def _on_cpu() -> dict[str, Any]:
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.9,  # SGLang's own estimate is negative without chunks; max_total_tokens is what bounds
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
     }
@@ -294,4 +295,4 @@ VERBS = {
         *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
         *(reset_prefix_cache, version, sleep, wake, check),
     )
-}
+} | {"read": lambda **arguments: sglang_generate.read(_engine(), **arguments)}

@@ -51,7 +51,7 @@ def start(
             "dtype": dtype,
             "tensor_parallel_size": ranks,
             "max_model_len": length,
-            "max_num_batched_tokens": max(length, 512),
+            "max_num_batched_tokens": _budget(length, switches),
             "kv_cache_memory_bytes": cache_bytes,
             "skip_tokenizer_init": True,
             "enforce_eager": True,
@@ -71,6 +71,16 @@ def start(
     )
     _running.update(llm=llm, updates=0)
     return _about(llm)
+
+
+def _budget(length: int, switches: dict[str, Any]) -> int:
+    """Return the tokens of one step: on a CPU those of all prompts that run at once, elsewhere that would take memory.
+
+    vLLM 0.32 computes the prompt of a request with a seed in pieces where a step has no room for it, rewinds the request's
+    generator then, and ends on a CPU ("CPU Generator does not use offset", GPUModelRunner._bookkeeping_sync).
+    """
+    together = switches.get("sequences", 8) if _on_cpu() else 1
+    return max(length * together, 512)
 
 
 def _on_cpu() -> bool:

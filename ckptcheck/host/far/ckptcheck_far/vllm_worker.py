@@ -97,6 +97,12 @@ class Extension:
         """Flip a bit of a flat element: a fault, to see that it is found."""
         inventory.poke(self._ckptcheck_tensors(), name, index, bit)
 
+    def ckptcheck_seed(self, number: int) -> None:
+        """Seed the sampler for the request that comes next."""
+        import torch
+
+        torch.manual_seed(number)
+
     def ckptcheck_memory(self) -> list[int]:
         """Return the process and the bytes that it holds."""
         return inventory.memory(self.model_runner.device)
