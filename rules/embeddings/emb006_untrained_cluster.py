@@ -35,10 +35,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         rows = matrix.clustered - needed(ckpt, matrix.name).keys()
         if rows:
-            import numpy as np
-
-            sizes = matrix.stats.mean_abs
-            share = float(sizes[sorted(rows)].mean() / np.median(sizes))
+            share = float(matrix.stats.mean_abs[sorted(rows)].mean()) / matrix.stats.median
             yield Problem(
                 f"{count(len(rows), 'row looks', 'rows look')} drawn and never trained, {share:.1%} the size of the median row "
                 f"and alike: {listed(ckpt, rows)}",
