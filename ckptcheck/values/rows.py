@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,21 +88,25 @@ class Rows:
         return self.mean_abs < share * self.median
 
 
-def suspects(ckpt: Checkpoint, name: str, near_zero: float, far_below: float) -> bool:
+def suspects(ckpt: Checkpoint, parts: Iterable[str], near_zero: float, far_below: float) -> bool:
     """Whether any row may be untrained, by the glance that the value pass took at each: nothing is read again.
 
     A row is suspect when the largest magnitude of its first elements is below `near_zero` or below a share of the median
-    row's, or when they are all the same. Raises Skip for packed dtypes, where values are not read and where no row is finite.
+    row's, or when they are all the same. parts: the tensors that hold the rows of one matrix. Raises Skip for packed dtypes,
+    where values are not read and where no row is finite.
     """
     import numpy as np
 
-    if not ckpt.tensors[name].has_rows:
-        raise Skip(f"the rows of {name} are packed")
-    peaks = ckpt.values.row_peaks.get(name)
-    if peaks is None:  # its shard could not be read: other rules say so
-        raise Skip(f"{name} could not be read")
-    dtype = ckpt.tensors[name].dtype
-    magnitudes = decode(dtype, np.frombuffer(peaks, FORMATS[dtype].unsigned))
+    found = []
+    for name in parts:
+        if not ckpt.tensors[name].has_rows:
+            raise Skip(f"the rows of {name} are packed")
+        peaks = ckpt.values.row_peaks.get(name)
+        if peaks is None:  # its shard could not be read: other rules say so
+            raise Skip(f"{name} could not be read")
+        dtype = ckpt.tensors[name].dtype
+        found.append(decode(dtype, np.frombuffer(peaks, FORMATS[dtype].unsigned)))
+    magnitudes = np.concatenate(found)
     finite = magnitudes[np.isfinite(magnitudes)]
     if not finite.size:
         raise Skip(f"every row of {name} holds NaN or Inf")
@@ -110,8 +114,17 @@ def suspects(ckpt: Checkpoint, name: str, near_zero: float, far_below: float) ->
     return bool(((magnitudes < threshold) | (magnitudes == 0)).any())
 
 
-def row_stats(ckpt: Checkpoint, name: str, *, jobs: int = 1) -> Rows:
-    """Read a matrix and return the statistics of its rows. Raises Skip for packed dtypes, OSError where reading fails."""
+def row_stats(ckpt: Checkpoint, *parts: str, jobs: int = 1) -> Rows:
+    """Read a matrix and return the statistics of its rows. parts: the tensors that hold them, in order.
+
+    Raises Skip for packed dtypes, OSError where reading fails.
+    """
+    import numpy as np
+
+    return Rows(*np.concatenate([_stats_of(ckpt, name, jobs) for name in parts], axis=1))
+
+
+def _stats_of(ckpt: Checkpoint, name: str, jobs: int) -> NDArray[np.float32]:
     import numpy as np
 
     tensor = ckpt.tensors[name]
@@ -121,7 +134,7 @@ def row_stats(ckpt: Checkpoint, name: str, *, jobs: int = 1) -> Rows:
         found[:, first : first + len(patterns)] = _stats(decode(tensor.dtype, patterns), tensor.shape[1])
 
     _rows(ckpt, name, look_at, jobs)
-    return Rows(*found)
+    return found
 
 
 def _rows(ckpt: Checkpoint, name: str, look_at: Callable[[int, NDArray[Any]], None], jobs: int) -> None:
@@ -175,4 +188,5 @@ def _deviations(values: NDArray[Any]) -> NDArray[Any]:
 
     moved = values.astype(np.float64) - values[:, :1]
     moved -= moved.mean(axis=1, keepdims=True)
-    return np.einsum("ij,ij->i", moved, moved)
+    squares: NDArray[Any] = np.einsum("ij,ij->i", moved, moved)
+    return squares

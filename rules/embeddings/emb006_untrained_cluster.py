@@ -30,7 +30,7 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import listed, needed
 
 
-@rule("EMB006", "untrained-cluster", severity="info", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule("EMB006", "untrained-cluster", severity="info", on="values", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         rows = matrix.clustered - needed(ckpt, matrix.name).keys()
@@ -39,7 +39,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"{count(len(rows), 'row looks', 'rows look')} drawn and never trained, {share:.1%} the size of the median row "
                 f"and alike: {listed(ckpt, rows)}",
-                file=ckpt.holders[matrix.name],
+                file=matrix.file(rows),
                 key=matrix.name,
                 hint="initialise these rows before you give their tokens a meaning",
             )
