@@ -134,7 +134,9 @@ def test_the_tensors_of_a_truncated_shard_are_named(folder: Path, tmp_path: Path
     assert other.returncode == 1, other.stderr
     (finding,) = report["findings"]
     assert finding["code"] == "MAN001"
-    assert finding["message"].startswith("3 tensors are no longer where they were: model.layers.1.self_attn.o_proj.weight, ")
+    assert finding["message"].startswith(
+        "3 tensors are no longer where they were: model.layers.1.self_attn.o_proj.weight, "
+    )
     assert finding["message"].endswith(f"; {shard.name} ends before model.layers.1.self_attn.o_proj.weight does")
 
 

@@ -136,7 +136,9 @@ def test_a_real_model_with_untrained_special_tokens(smollm2: Path, tmp_path: Pat
         ("EMB002", "warning"),
     ]
     used, idle = (finding.message for finding in report.findings)
-    assert used.startswith("2 used tokens have an untrained row: 1 <|im_start|>, 2 <|im_end|>; 1 is near zero, and ")
+    assert used.startswith(
+        "2 used tokens have an untrained row: 1 <|im_start|>, 2 <|im_end|>; token 1 is near zero, and "
+    )
     assert idle.startswith("2 rows are untrained (the first is near zero): 5 ")
 
 

@@ -56,12 +56,16 @@ def _problem(seen: Comparison, concerned: Mapping[str, tuple[Pair, Seen]], what:
         total.add(Seen(found.elements, found.different, found.largest, found.not_finite))
     first = next(iter(concerned))
     pair, found = concerned[first]
-    worst = f"at most {total.largest:.3g} apart" if total.largest else "all of them signs of zero, or NaN"
+    how = []
+    if total.largest:
+        how.append(f"at most {total.largest:.3g} apart")
+    elif signs := total.different - total.not_finite:
+        how.append(f"{f'{signs:,}' if total.not_finite else 'all'} of them signs of zero")
     if total.not_finite:
-        worst += f", {total.not_finite:,} NaN or infinite on one side"
+        how.append(f"{total.not_finite:,} NaN or infinite on one side")
     where = f", the first at {list(found.first)}" if found.first is not None and len(concerned) == 1 else ""
     return Problem(
-        f"{what}; {total.different:,} of {total.elements:,} elements, {worst}{where}",
+        f"{what}; {total.different:,} of {total.elements:,} elements, {', '.join(how)}{where}",
         file=seen.second.files.get(pair.names[1]),
         key=first,
         hint=evidence or None,

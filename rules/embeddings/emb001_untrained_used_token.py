@@ -41,7 +41,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             first = min(used)
             yield Problem(
                 f"{count(len(used), 'used token has', 'used tokens have')} an untrained row: {listed(ckpt, used)}; "
-                f"{first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
+                f"token {first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
                 file=matrix.file(used),
                 key=matrix.name,
                 hint="initialise these rows like trained ones before training with them",

@@ -64,7 +64,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             first = min(how)
             yield Problem(
                 f"{count(len(how), 'used token has a row', 'used tokens have rows')} that training seems not to have reached: "
-                f"{listed(ckpt, how)}; {first} {how[first]}, and {reasons[first]}",
+                f"{listed(ckpt, how)}; token {first} {how[first]}, and {reasons[first]}",
                 file=ckpt.holders[name],
                 key=name,
                 hint="train these rows too, or use a chat template whose tokens the model knows",
