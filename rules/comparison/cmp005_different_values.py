@@ -3,7 +3,8 @@
 ## What it checks
 Every element of every pair of tensors, bit for bit after the cast that is declared (CMP004): -0 is not 0, and a NaN is equal
 to the same NaN only. With `--rtol` and `--atol` numbers are equal as well where |a - b| ≤ atol + rtol · |a|. For what differs
-the finding says why, where one of the known causes reproduces it.
+the finding says why, where one of the known causes reproduces it. A tensor of more than 134 MB is looked at in slabs: a cause is
+named where every slab shows it, and else the finding says that the tensor was too large.
 
 ## Why it matters
 A conversion moves numbers and does not change them; there is no reason for the smallest difference. A tolerance hides the
