@@ -16,6 +16,8 @@ from ckptcheck.trainers.base import Trainer
 
 EXACT = Gap(1e-5, 2e-6)
 """Nats within which two implementations in float32 need never be nearer to each other."""
+OWN = 16
+"""Tokens that an engine decodes by itself where it cannot follow others."""
 MEAN, MOST = 3, 10
 """Times a side's own noise. On average, eager and fused attention of transformers, and Megatron and vLLM, were 0.4 to 1.3 times as
 far apart as `rounding`, in float32 and bfloat16, for llama, qwen3, qwen3-moe and SmolLM2-135M. The largest difference is one
@@ -83,7 +85,10 @@ def rounded(trainer: Trainer, dtypes: Sequence[str], sequences: Sequence[Sequenc
 
 
 def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:
-    """Score the same sequences again, alone, and by decoding. The engine's prefix cache is reset before each."""
+    """Score the same sequences again, alone, and by decoding. The engine's prefix cache is reset before each.
+
+    An engine that cannot be made to follow tokens, as one that speculates, decodes its own; these are then scored.
+    """
 
     def fresh(some: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         engine.reset_prefix_cache()
@@ -92,10 +97,17 @@ def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]
     together, again = fresh(sequences), fresh(sequences)
     alone = [fresh([tokens])[0] for tokens in sequences]
     engine.reset_prefix_cache()
-    decoded = engine.follow(sequences, 1)
+    if engine.info.facts.get("follows") == "False":
+        said = engine.score(sequences, decode=OWN)
+        longer = fresh([(*tokens, *one.decoded) for tokens, one in zip(sequences, said, strict=True)])
+        decoding = apart(
+            [one.decode for one in said], [all_of[-len(one.decode) :] for all_of, one in zip(longer, said, strict=True)]
+        )
+    else:
+        decoding = apart(together, engine.follow(sequences, 1))
     own, repeated = trainer.score(sequences), trainer.score(sequences)
     single = [trainer.score([tokens])[0] for tokens in sequences]
     return Floor(
-        Noise(apart(together, again), apart(together, alone), apart(together, decoded)),
+        Noise(apart(together, again), apart(together, alone), decoding),
         Noise(apart(own, repeated), apart(own, single)),
     )

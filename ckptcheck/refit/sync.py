@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ckptcheck.engines.base import Answer, Engine, Parcel
 from ckptcheck.engines.group import PLANES, addressed, rendezvous
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import left
-from ckptcheck.host.trouble import VerbError
+from ckptcheck.host.trouble import HostDied, VerbError
 from ckptcheck.trainers.base import Lender, Trainer
 
 LONGEST = 3600.0
@@ -63,6 +63,12 @@ def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, ke
                 trainer.close()
             raise
         over.set()
+        if plane != "gloo" and not answer.ok and not wait([sending], GRACE).done:  # NCCL has no end to its patience
+            trainer.close()
+            raise HostDied(
+                f"{engine.info.name} left the update ({answer.message}),"
+                f" and {trainer.info.name}, which waited for it in NCCL, was ended"
+            )
         try:
             sending.result()
         except VerbError:

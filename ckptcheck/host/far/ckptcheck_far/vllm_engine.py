@@ -43,7 +43,7 @@ def start(
     backend = vllm_transfer.backend(transport, _on_cpu())
     transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
     forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
-    if options.get("speculative_config"):
+    if options.get("speculative_config") or switches.get("speculative"):
         forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
@@ -94,6 +94,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
+        "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
     }
     return {
