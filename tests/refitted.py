@@ -172,7 +172,7 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `trainer` with what is wrong with it, `settings`,
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `unforced`, `trainer` with what is wrong with it, `settings`,
     `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
@@ -186,6 +186,8 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         tensors = load_file(checkpoint / "model.safetensors")
         more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
         engine = FakeEngine(tensors, own, **more)
+        if "unforced" in table:
+            engine.info = replace(engine.info, facts={**engine.info.facts, "unforced": table["unforced"]})
         if "version" in table:
             name, version = table["version"]
             engine.info = replace(engine.info, name=name, version=version)

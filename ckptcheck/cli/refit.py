@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -19,7 +20,6 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
-    from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.report import Report
     from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
@@ -132,6 +132,9 @@ def refit(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
     ] = None,
+    despite_errors: Annotated[
+        bool, typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
@@ -153,6 +156,7 @@ def refit(
     from ckptcheck.engines.switches import parsed
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
+    from ckptcheck.refit.recorded import append
     from ckptcheck.refit.settings import Settings
     from ckptcheck.refit.source import opened
     from ckptcheck.refit.text import Text
@@ -185,7 +189,8 @@ def refit(
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         left.callback(_put_away, folder, keep)
-        ckpt = opened(source, folder / "source", hf_config) if source is not None else None
+        spared: list[str] | None = [] if despite_errors else None
+        ckpt = opened(source, folder / "source", hf_config, spared=spared) if source is not None else None
         layout = Layout(tp=tp, pp=pp, ep=ep)
         if attach:
             chosen = trainer or TrainerName.transformers
@@ -211,7 +216,7 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(report, rules, format, output, fail_on, verbose)
+            _deliver(_despite(report, spared), rules, format, output, fail_on, verbose)
         assert ckpt is not None
         assert source is not None
         held_by = trainer or TrainerName.megatron
@@ -254,18 +259,19 @@ def refit(
         trace = trial.run()
         interruption.overhear()
         if record is not None:
-            _record(trace, record)
+            append(trace, record)
         report = run(trace, rules)
-    _deliver(report, rules, format, output, fail_on, verbose)
+    _deliver(_despite(report, spared), rules, format, output, fail_on, verbose)
 
 
-def _record(trace: RefitTrace, path: Path) -> None:
-    from ckptcheck.history.record import Record
-    from ckptcheck.refit.recorded import recorded
+def _despite(report: Report, spared: Sequence[str] | None) -> Report:
+    """Say first in the report what errors of SOURCE it was made in spite of."""
+    from ckptcheck.report import Section
 
-    file = Record(path)
-    for sync in recorded(trace):
-        file.append(sync)
+    if not spared:
+        return report
+    told = Section("errors of the source itself, in spite of which this was tried (--despite-errors)", lines=tuple(spared))
+    return replace(report, sections=(told, *report.sections))
 
 
 def _deliver(

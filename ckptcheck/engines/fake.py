@@ -225,7 +225,8 @@ class FakeEngine:
 
     def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
         """Return logprobs of the tokens after the prompt."""
-        return [each.prompt[prompt - 1 :] for each in self.score(sequences)]
+        off = 0.01 * any(self._has("decode"))
+        return [tuple(value - off for value in each.prompt[prompt - 1 :]) for each in self.score(sequences)]
 
     def reset_prefix_cache(self) -> None:
         """Forget the states."""

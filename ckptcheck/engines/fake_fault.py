@@ -27,6 +27,7 @@ FaultKind = Literal[
     "ignores",  # a name that matches nothing is no error
     "cache",  # the prefix cache is not reset when asked
     "path",  # logprobs are off though all weights are right
+    "decode",  # so are those of decoding, and prefill is right
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
     "sleep",  # the rotary cache is lost in sleep

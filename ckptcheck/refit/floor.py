@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptcheck.engines.base import Engine
+from ckptcheck.engines.base import Engine, EngineInfo
 from ckptcheck.refit.apart import Gap, apart
 from ckptcheck.trainers.base import Trainer
 
@@ -82,8 +82,13 @@ def rounded(trainer: Trainer, dtypes: Sequence[str], sequences: Sequence[Sequenc
     return apart(before, trainer.score(sequences))
 
 
+def unforced(info: EngineInfo) -> str:
+    """Say why an engine cannot be made to decode given tokens, "" where it can."""
+    return info.facts.get("unforced", "")
+
+
 def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:
-    """Score the same sequences again, alone, and by decoding. The engine's prefix cache is reset before each."""
+    """Score the same sequences again, alone, and by decoding where that can be forced. The prefix cache is reset before each."""
 
     def fresh(some: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         engine.reset_prefix_cache()
@@ -92,7 +97,7 @@ def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]
     together, again = fresh(sequences), fresh(sequences)
     alone = [fresh([tokens])[0] for tokens in sequences]
     engine.reset_prefix_cache()
-    decoded = engine.follow(sequences, 1)
+    decoded = together if unforced(engine.info) else engine.follow(sequences, 1)
     own, repeated = trainer.score(sequences), trainer.score(sequences)
     single = [trainer.score([tokens])[0] for tokens in sequences]
     return Floor(

@@ -68,6 +68,7 @@ class Scoring:
     after: the number of the sync before it, 0 for the cold load. engine: the engine under test. cold: the same engine started
     cold from the same weights. trainer, again: two forward passes of the trainer. warm: the sequences whose keys and
     values were cached before the sync, scored without, and then with, a reset of the prefix cache.
+    forced: the last tokens of each sequence, by steps of decoding in the engine, () where it cannot be made to.
     speech: what both sides decode greedily from one prompt.
     """
 
@@ -78,6 +79,7 @@ class Scoring:
     trainer: tuple[tuple[float, ...], ...]
     again: tuple[tuple[float, ...], ...]
     warm: tuple[tuple[Scores, Scores], ...] = ()
+    forced: tuple[tuple[float, ...], ...] = ()
     speech: Speech | None = None
 
 

@@ -17,6 +17,7 @@ ON_GPU = {
     "gpu_memory_utilization": 0.02,  # what has to be free at a start: the trainer and the reference are there as well
 }
 """Further arguments of LLM() off the CPU. The cache has its own size (cache_bytes)."""
+DRAFTED = "vLLM cannot be made to follow tokens while a draft model proposes them"
 _running: dict[str, Any] = {}
 
 
@@ -95,6 +96,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
         "sleep": str(model.enable_sleep_mode),
+        **({"unforced": DRAFTED} if config.speculative_config is not None else {}),
     }
     return {
         "version": vllm.__version__,
@@ -177,7 +179,7 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     from vllm import SamplingParams
 
     if _llm().llm_engine.vllm_config.speculative_config is not None:
-        raise RuntimeError("vLLM cannot be made to follow tokens while a draft model proposes them")
+        raise RuntimeError(DRAFTED)
 
     settings = [
         SamplingParams(
