@@ -172,8 +172,8 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `unforced`, `trainer` with what is wrong with it, `settings`,
-    `version`: name and version that the engine says of itself.
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `unforced`, `trainer` with what is wrong with
+    it, `settings`, `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -97,6 +96,14 @@ def refit(
         ),
     ] = None,
     bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    pause: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Sync while a request runs: keep, wait or abort (vllm); in_place, retract, abort or wait (sglang).",
+            show_default="none runs",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
         float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
@@ -133,7 +140,8 @@ def refit(
         Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
     ] = None,
     despite_errors: Annotated[
-        bool, typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them.")
+        bool,
+        typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them."),
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
@@ -158,7 +166,7 @@ def refit(
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.recorded import append
     from ckptcheck.refit.settings import Settings
-    from ckptcheck.refit.source import opened
+    from ckptcheck.refit.source import opened, told
     from ckptcheck.refit.text import Text
     from ckptcheck.refit.trial import Trial
     from ckptcheck.run import run
@@ -185,6 +193,7 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
+        pause=registry.pause(engine, pause, route),
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
@@ -216,7 +225,7 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(_despite(report, spared), rules, format, output, fail_on, verbose)
+            _deliver(told(report, spared), rules, format, output, fail_on, verbose)
         assert ckpt is not None
         assert source is not None
         held_by = trainer or TrainerName.megatron
@@ -261,17 +270,7 @@ def refit(
         if record is not None:
             append(trace, record)
         report = run(trace, rules)
-    _deliver(_despite(report, spared), rules, format, output, fail_on, verbose)
-
-
-def _despite(report: Report, spared: Sequence[str] | None) -> Report:
-    """Say first in the report what errors of SOURCE it was made in spite of."""
-    from ckptcheck.report import Section
-
-    if not spared:
-        return report
-    told = Section("errors of the source itself, in spite of which this was tried (--despite-errors)", lines=tuple(spared))
-    return replace(report, sections=(told, *report.sections))
+    _deliver(told(report, spared), rules, format, output, fail_on, verbose)
 
 
 def _deliver(

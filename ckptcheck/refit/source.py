@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.source import Folder
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import count
+from ckptcheck.report import Report, Section
 from ckptcheck.run import run
 from ckptcheck.trainers.megatron_settings import refuse_critic
 from ckptcheck.trainers.megatron_source import hugging_face_form
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 
 
-def opened(
-    target: str, folder: Path, described: Path | None = None, *, spared: list[str] | None = None
-) -> Checkpoint:
+def opened(target: str, folder: Path, described: Path | None = None, *, spared: list[str] | None = None) -> Checkpoint:
     """Open a source after a scan of its headers; a Megatron run is written to `folder` as a Hugging Face checkpoint.
 
     described: folder with the config.json of the model, and its tokenizer, for a run whose arguments do not say enough. spared:
@@ -49,6 +50,14 @@ def opened(
         if path.suffix in BESIDE and path.name not in OWN and path.is_file():
             shutil.copyfile(path, folder / path.name)
     return Checkpoint(Folder(folder, target))
+
+
+def told(report: Report, spared: Sequence[str] | None) -> Report:
+    """Return the report of a trial, with the errors first in spite of which it was made."""
+    if not spared:
+        return report
+    title = "errors of the source itself, in spite of which this was tried (--despite-errors)"
+    return replace(report, sections=(Section(title, lines=tuple(spared)), *report.sections))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -87,9 +87,10 @@ class Scoring:
 class RefitTrace:
     """A trial from the cold load to the last sync.
 
-    weights: what the trainer exports. ignored: switches that the engine did not take → why. cold: manifest after the cold
-    load. floor: noise of both sides, measured then. marked: manifest after scrambling. nap: what the engine held before and
-    after a sleep; awake: why it did not sleep. memory: bytes of the engine after the cold load and after every sync.
+    weights: what the trainer exports. streamed: the transport, where it makes one stream of all buckets, else "". ignored:
+    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured then.
+    marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep. memory:
+    bytes of the engine after the cold load and after every sync.
     unlike: step → weights of which the trainer's ranks hold different copies, () for none; empty where it has one rank.
     broken: phase → why it could not be finished; the rules then judge what was seen until there.
     """
@@ -98,6 +99,7 @@ class RefitTrace:
     engine: EngineInfo | None = None
     trainer: TrainerInfo | None = None
     weights: tuple[Weight, ...] = ()
+    streamed: str = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
     cold: Manifest = field(default_factory=dict)
     floor: Floor = field(default_factory=Floor)

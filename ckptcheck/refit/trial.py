@@ -24,7 +24,7 @@ from ckptcheck.refit.nap import Nap, sleeper
 from ckptcheck.refit.questions import Questions
 from ckptcheck.refit.reasons import reasons
 from ckptcheck.refit.settings import Settings
-from ckptcheck.refit.sync import send
+from ckptcheck.refit.sync import Busy, send
 from ckptcheck.refit.text import Text
 from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.trainers.base import Trainer
@@ -88,9 +88,14 @@ class Trial:
                 placement.check(self._trainer, engine, self._settings.transport)
                 for name, why in engine.ignored.items():
                     self._say(f"{name}: {why}")
-                cold = engine.manifest()
+                cold, route = engine.manifest(), self._settings.transport
                 self._trace = replace(
-                    self._trace, engine=engine.info, ignored=engine.ignored, cold=cold, memory=(engine.memory(),)
+                    self._trace,
+                    engine=engine.info,
+                    streamed=route if route in engine.streams else "",
+                    ignored=engine.ignored,
+                    cold=cold,
+                    memory=(engine.memory(),),
                 )
             self._rounds(engine)
             self._last()
@@ -115,7 +120,9 @@ class Trial:
             with self._within("score", "score the cold load"):
                 self._scored(engine, 0, self._questions.scores(engine))
             with self._within("score", "measure the noise of both sides"):
-                self._trace = replace(self._trace, floor=floor.measured(engine, self._trainer, self._questions.sequences))
+                self._trace = replace(
+                    self._trace, floor=floor.measured(engine, self._trainer, self._questions.sequences)
+                )
         with self._within("sync", "scramble"):
             scrambled = engine.scramble()
             self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
@@ -217,12 +224,13 @@ class Trial:
         with self._within("sync", phase):
             sent = dict(self._trainer.digests())
             digested = time.monotonic()
-            key = f"sync-{len(self._trace.syncs) + 1}"
-            parcels, answer = send(self._trainer, engine, bucket_bytes, self._settings.transport, key)
+            number, route = len(self._trace.syncs) + 1, self._settings.transport
+            busy = Busy(self._settings.pause, self._questions.prompt, str(number)) if self._settings.pause else None
+            parcels, answer = send(self._trainer, engine, bucket_bytes, route, f"sync-{number}", busy)
             synced = time.monotonic()
             manifest = engine.manifest() if weights else {}
             sync = Sync(
-                number=len(self._trace.syncs) + 1,
+                number=number,
                 step=step,
                 bucket_bytes=bucket_bytes,
                 buckets=len(parcels),
