@@ -109,6 +109,8 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
         (("tiny-llama", "--no-check-logprobs", "--no-check-weight-update-equal"), "there is nothing to check"),
         (("tiny-w4a16",), "is quantized, and a trainer holds plain weights"),
         (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
+        (("tiny-llama", "--pause", "retract"), "vllm does not retract requests"),
+        (("tiny-llama", "--pause", "keep", "--transport", "load_weights"), "requests run beside reload only"),
         (("nowhere",), "nowhere"),
     ],
 )
@@ -132,4 +134,4 @@ def test_a_source_with_errors_of_its_own_is_not_tried(tmp_path: Path) -> None:
     assert "--despite-errors" in result.stderr
     spared: list[str] = []
     assert opened(str(folder), tmp_path / "source", spared=spared).config is not None
-    assert [line.partition(" ")[0] for line in spared] == ["IDX003"]
+    assert [line.partition(" ")[0] for line in spared] == ["IDX001"]
