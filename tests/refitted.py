@@ -178,7 +178,7 @@ def unable(*_: Any) -> Any:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `unforced`, `trainer` with what is wrong with
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `speculates`, `trainer` with what is wrong with
     it, `settings`, `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
@@ -192,8 +192,8 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         tensors = load_file(checkpoint / "model.safetensors")
         more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
         engine = FakeEngine(tensors, own, **more)
-        if "unforced" in table:
-            engine.info = replace(engine.info, facts={**engine.info.facts, "unforced": table["unforced"]})
+        if table.get("speculates"):
+            engine.info = replace(engine.info, facts={**engine.info.facts, "follows": "False"})
             engine.follow = unable  # type: ignore[method-assign]
         if "version" in table:
             name, version = table["version"]

@@ -24,7 +24,7 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
             for what, gap in (
                 ("asked again", noise.repeat),
                 ("each sequence alone", noise.batch),
-                ("by decoding", noise.decode if noise is trace.floor.engine and not cannot else None),
+                ("by decoding", noise.decode if noise is trace.floor.engine else None),
                 ("weights moved by their last place", noise.rounding),
             )
             if gap is not None

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ckptcheck.engines.group import PLANES, addressed, rendezvous
 from ckptcheck.engines.sampling import Sampling
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import left
-from ckptcheck.host.trouble import VerbError
+from ckptcheck.host.trouble import HostDied, VerbError
 from ckptcheck.trainers.base import Lender, Trainer
 
 LONGEST = 3600.0
@@ -87,6 +87,12 @@ def send(
                 trainer.close()
             raise
         over.set()
+        if plane != "gloo" and not answer.ok and not wait([sending], GRACE).done:  # NCCL has no end to its patience
+            trainer.close()
+            raise HostDied(
+                f"{engine.info.name} left the update ({answer.message}),"
+                f" and {trainer.info.name}, which waited for it in NCCL, was ended"
+            )
         try:
             sending.result()
         except VerbError:

@@ -9,6 +9,11 @@ A gate that compares nothing passes everything. It is how a wrong prefix or a wr
 ## How to fix
 See that both are the same model. A family that has no table is compared by names alone.
 
+## When it can be wrong
+Two checkpoints that were each written with names of their own, of a family for which there is no table, are the same
+model and have no pair. So have two adapters of different models, or a model and its adapter: merge it first. One pair
+is enough to be quiet; what remained unpaired is CMP001 and CMP002.
+
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#2892, sgl-project/sglang#38616 (a check that filtered all names away)
 """

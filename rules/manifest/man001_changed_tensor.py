@@ -13,6 +13,11 @@ files that were swapped do not break.
 ## How to fix
 Fetch the file again, or take a new manifest if the change was meant.
 
+## When it can be wrong
+Every save after another step of training changes tensors, and that is what it was for: take a new manifest. So does a
+library that stores NaN or padding with other bits, for bytes are compared and not values. The manifest is not signed:
+who can write the checkpoint can often write the manifest too.
+
 ## Seen in
 vllm-project/vllm#53537, paiml/aprender#2337, safetensors#220
 """

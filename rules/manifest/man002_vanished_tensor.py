@@ -10,6 +10,11 @@ Whoever loads the checkpoint starts the tensor from random numbers, or stops.
 ## How to fix
 Fetch what is missing, or take a new manifest if it was removed or renamed on purpose.
 
+## When it can be wrong
+Removing a tensor may be meant: a tied head that is no longer stored, layers of multi-token prediction, an optimizer
+that was deleted to save room. Take a new manifest then. A tensor that was renamed and cast at once counts as gone,
+and as unknown for MAN003, since only equal bytes are recognised.
+
 ## Seen in
 THUDM/slime#2270 (converters that dropped frozen tensors)
 """

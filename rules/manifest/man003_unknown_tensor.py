@@ -9,6 +9,11 @@ Something was added since: an adapter merged in, leftovers of another save. Load
 ## How to fix
 Take a new manifest if the addition was meant, else remove it.
 
+## When it can be wrong
+An addition that is meant, such as a value head or rows in a file of their own, is a warning only. A copy of a tensor
+that was renamed is not told from the original: where the manifest's own tensor is gone, every new tensor with its
+bytes passes here. Files that hold no tensor, such as a config or a tokenizer, are in no manifest.
+
 ## Seen in
 mflux-community/mflux#603
 """

@@ -11,6 +11,11 @@ that ends early is a truncated answer that nobody marked as one.
 ## How to fix
 Cap `max_tokens` in every request. Where responses end early, look for a limit of the engine's own.
 
+## When it can be wrong
+An engine that keeps the last place free by design ends one token early; a job that never comes near the limit is not
+hurt, and can leave the probe out (`--without length`). The limit is tried at 48 tokens, so a limit that only counts
+at full length, such as that of a cache which is too small, is not met here.
+
 ## Seen in
 NVIDIA-NeMo/RL tools/model_diagnostics/1.max_model_len_respected.py
 """

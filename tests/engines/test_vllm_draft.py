@@ -61,7 +61,6 @@ def test_a_draft_model_and_layers_for_multi_token_prediction(tmp_path: Path, mon
     needs_engine("vllm")
     target, draft = live.write("llama", tmp_path / "target"), live.write("qwen3", tmp_path / "draft")
     with VllmEngine(target, drafted(method="draft_model", model=str(draft))) as engine:
-        assert "while a draft model proposes them" in engine.info.facts["unforced"]
         found = judged(engine, target, tmp_path / "one")
         names = {name for _, name in engine.manifest() if name.startswith("draft:")}
         assert "draft:model.layers.1.self_attn.qkv_proj.weight" in names

@@ -73,10 +73,12 @@ def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None
         floor, logprobs = (section for section in trace.sections if "how far" in section.title)
         return floor, logprobs
 
-    floor, logprobs = tables(played({"unforced": "it has a draft"}, tmp_path / "drafted"))
-    assert logprobs.lines == ("the trainer's tokens were not decoded: it has a draft",)
+    floor, logprobs = tables(played({"speculates": True}, tmp_path / "drafted"))
+    assert logprobs.lines == (
+        "the trainer's tokens were not decoded: fake cannot be made to follow them while it speculates",
+    )
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(None, None)] * 3
-    assert "by decoding" not in [row[1] for row in floor.rows]
+    assert "by decoding" in [row[1] for row in floor.rows], "of its own tokens"
     floor, logprobs = tables(played({}, tmp_path / "plain"))
     assert not logprobs.lines
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(0.0, 0.0)] * 3

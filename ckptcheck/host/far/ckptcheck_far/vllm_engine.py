@@ -17,7 +17,6 @@ ON_GPU = {
     "gpu_memory_utilization": 0.02,  # what has to be free at a start: the trainer and the reference are there as well
 }
 """Further arguments of LLM() off the CPU. The cache has its own size (cache_bytes)."""
-DRAFTED = "vLLM cannot be made to follow tokens while a draft model proposes them"
 _running: dict[str, Any] = {}
 
 
@@ -44,7 +43,7 @@ def start(
     backend = vllm_transfer.backend(transport, _on_cpu())
     transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
     forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
-    if options.get("speculative_config"):
+    if options.get("speculative_config") or switches.get("speculative"):
         forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
@@ -104,8 +103,8 @@ def _about(llm: Any) -> dict[str, Any]:
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
+        "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
-        **({"unforced": DRAFTED} if config.speculative_config is not None else {}),
     }
     return {
         "version": vllm.__version__,
@@ -188,7 +187,7 @@ def follow(sequences: list[list[int]], prompt: int) -> list[list[float]]:
     from vllm import SamplingParams
 
     if _llm().llm_engine.vllm_config.speculative_config is not None:
-        raise RuntimeError(DRAFTED)
+        raise RuntimeError("vLLM cannot be made to follow tokens while a draft model proposes them")
 
     settings = [
         SamplingParams(
