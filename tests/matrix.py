@@ -71,7 +71,7 @@ class Cell:
 LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
 ROUTES = ("tensor", "gloo", "flattened_bucket", "disk")
-"""Of SGLang, whose engines have one rank here."""
+"""Of SGLang."""
 
 
 def cells() -> Iterator[Cell]:
@@ -89,6 +89,7 @@ def cells() -> Iterator[Cell]:
     for model, layouts in tiny:
         for number, layout in enumerate(layouts):
             yield Cell(model, layout, ranks=2, transport=TRANSPORTS[number % 2], perturb=0.02)
+            yield Cell(model, layout, ranks=2, transport=ROUTES[number % 4], engine="sglang", perturb=0.02)
 
 
 class Lent:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.cpus import binding
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
@@ -75,7 +76,12 @@ class SglangEngine:
     ) -> None:
         self.options = options = options or SglangOptions()
         found = interpreter("sglang", python)
-        env: dict[str, str | None] = {**found.variables, **VARIABLES, **visible(gpus)}
+        env: dict[str, str | None] = {
+            **found.variables,
+            **VARIABLES,
+            **visible(gpus),
+            **binding("sglang", options.ranks),
+        }
         self._host = Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
         try:
             self.restart(checkpoint, options, timeout=timeout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
 from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.cpus import binding
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
 from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
@@ -81,9 +81,7 @@ class VllmEngine:
     ) -> None:
         self.options = options = options or VllmOptions()
         found = interpreter("vllm", python)
-        env: dict[str, str | None] = {**found.variables, **VARIABLES, **visible(gpus)}
-        if options.ranks > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = _shares(options.ranks)
+        env: dict[str, str | None] = {**found.variables, **VARIABLES, **visible(gpus), **binding("vllm", options.ranks)}
         self._host = Host(found.python, MODULE, name="vllm", env=env, log=log, scratch=scratch)
         try:
             self.restart(checkpoint, options, timeout=timeout)
@@ -255,13 +253,6 @@ class VllmEngine:
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         found: list[Any] = self._host.call("ask", method=method, arguments=list(arguments))
         return found
-
-
-def _shares(ranks: int) -> str:
-    """Share the CPUs among ranks as vLLM wants it said; by itself it refuses more ranks than NUMA nodes."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    shares = [cpus[rank::ranks] or [cpus[rank % len(cpus)]] for rank in range(ranks)]
-    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckptcheck.engines.cpus import binding
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.host import Host
@@ -68,7 +69,7 @@ class Reference:
         self._folder = checkpoint.resolve()
         arguments = [*_command(engine, self._folder, dtype, ranks, device, length, self.port), *more]
         end = time.monotonic() + timeout
-        variables = {**found.variables, **VARIABLES[engine], **(env or {})}
+        variables = {**found.variables, **VARIABLES[engine], **binding(engine, ranks), **(env or {})}
         self._host = Host(found.python, MODULE, name=f"{engine}-server", env=variables, log=log, scratch=scratch)
         try:
             self.pid: int = self._host.call(

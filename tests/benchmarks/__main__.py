@@ -1,10 +1,13 @@
-"""Run every benchmark: ``make bench``."""
+"""Run every benchmark: ``make bench``. Exits 1 where a figure misses its goal."""
+
+import sys
 
 from tests.benchmarks import (
     attribution,
     device,
     diagnosis,
     diff,
+    figures,
     headers,
     megatron,
     parity,
@@ -26,3 +29,5 @@ if __name__ == "__main__":
     parity.main()
     watch.main()
     attribution.main()
+    if figures.missed:
+        sys.exit(f"\nmissed: {'; '.join(figures.missed)}")

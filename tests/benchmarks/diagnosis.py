@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 from ckptcheck.diagnosis import Bits, Sides, diagnose
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "diagnosis"))
 

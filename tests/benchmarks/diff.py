@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 from tests.benchmarks.values import ROUNDS, anonymous, seconds, write
 
 DIFF = [sys.executable, "-m", "ckptcheck", "diff"]

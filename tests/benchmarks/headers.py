@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks.figures import line
+
 ROOT = Path(__file__).parent.parent.parent
 SCAN = [sys.executable, "-m", "ckptcheck", "scan", "--headers-only"]
 READ = [
@@ -26,6 +28,7 @@ PAIRS = 5
 LAUNCHER = """
 import os, sys, time
 began = time.perf_counter()
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every start compiles what has changed since
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)])
 _, status, usage = os.wait4(pid, 0)
 print(time.perf_counter() - began, usage.ru_maxrss / 1000, os.waitstatus_to_exitcode(status))
@@ -57,11 +60,6 @@ def in_turn(first: Sequence[str], second: Sequence[str]) -> tuple[list[float], l
 def ratio(times: tuple[list[float], list[float]]) -> float:
     """The median of the pairs' ratios."""
     return statistics.median(a / b for a, b in zip(*times, strict=True))
-
-
-def line(what: str, found: str, goal: str) -> None:
-    """Print one figure beside its goal."""
-    print(f"{what:<64} {found:>10}   {goal}")
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.headers import SCAN, line, once
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import SCAN, once
 
 KEYS, FILES, LENGTH = 100_000, 64, 3_000_000
 

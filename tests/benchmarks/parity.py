@@ -17,7 +17,8 @@ import numpy as np
 from ckptcheck import rollouts
 from ckptcheck.metrics import gap
 from ckptcheck.rollouts import Metadata, Rollouts, Side
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 
 TOKENS, LENGTH, PROMPT = 10_000_000, 2_000, 200
 LOOP = 500_000

@@ -20,7 +20,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.refit.sync import send
 from ckptcheck.trainers.transformers import start_transformers
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 
 ROUNDS = 5
 BUCKET = 64 << 20

@@ -15,7 +15,8 @@ from pathlib import Path
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.measure import attach
 from ckptcheck.values.stats import TensorStats
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 
 
 def passing(folder: Path, tolerance: float) -> tuple[int, int, int, int]:

@@ -23,7 +23,8 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.run import run
 from ckptcheck.values.measure import attach
 from ckptcheck.values.rows import row_stats
-from tests.benchmarks.headers import ROOT, line
+from tests.benchmarks.figures import line
+from tests.benchmarks.headers import ROOT
 
 ROUNDS = 5
 HIDDEN, VOCABULARY = 4096, 32768

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.headers import line
+from tests.benchmarks.figures import line
 
 ROUNDS = 7
 
