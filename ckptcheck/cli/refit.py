@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def refit(
+    ctx: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -173,6 +174,8 @@ def refit(
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
 
+    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    attaching.refuse_idle(given, attached=bool(attach), source=source is not None)
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
     if source is None and not attach:
