@@ -52,6 +52,7 @@ class Sides:
         ranks: int = 1,
         mode: str = "plain",
         length: int = 512,
+        together: int = 1,
         switches: Switches | None = None,
         instead: Engine | None = None,
     ) -> Engine:
@@ -62,8 +63,8 @@ class Sides:
         if local is None:
             raise CkptcheckError(f"{self.source} is not on this disk, and an engine loads from there")
         return registry.start(
-            name, local, dtype=dtype, ranks=ranks, mode=mode, length=length, switches=switches, instead=instead,
-            python=self.engine_python, scratch=(self.folder, self.exchange.folder),
+            name, local, dtype=dtype, ranks=ranks, mode=mode, length=length, together=together,
+            switches=switches, instead=instead, python=self.engine_python, scratch=(self.folder, self.exchange.folder),
         )  # fmt: skip
 
     def trainer(

@@ -49,6 +49,10 @@ Ep = Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.
 HeadFp32 = Annotated[bool, typer.Option("--trainer-head-fp32", help="The trainer's output head computes in float32.")]
 
 
+SPARE = 2
+"""Places beyond the longest sequence, which SGLang keeps to itself (see PRB001)."""
+
+
 def record(
     source: Source,
     output: Output,
@@ -82,18 +86,21 @@ def record(
     from ckptcheck.parity.record import record as recorded
     from ckptcheck.parity.routes import with_routes
     from ckptcheck.rollouts import Metadata, write
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, prompts, Path(source))
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
     logprobs: Literal["raw", "processed"] = switches.logprobs or "raw"
     with sides(source, timeout=timeout, engine_python=engine_python) as live:
         asking = Asking(live.ckpt)
         asked = asking.usual(length, number, prompts)
-        room = max(map(len, asked)) + response + 1
+        room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, batch)
-        )
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=max(8, batch),
+            switches=_wide(switches, batch),
+        )  # fmt: skip
         try:
             for name, why in running.ignored.items():
                 out.talk(f"{name}: {why}")
@@ -137,7 +144,9 @@ def score(
     from ckptcheck.parity.scoring import score as scored
     from ckptcheck.rollouts import read, write
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, file, Path(source))
     rollouts = read(file)
     if rollouts.defects:
         raise CkptcheckError(
@@ -194,11 +203,12 @@ def calibrate(
     switches = parsed(switch or [])
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         asked = Asking(live.ckpt).usual(length, number, prompts)
-        room = max(map(len, asked)) + response + 1
+        room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, switches=_wide(switches, 8)
-        )
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=8,
+            switches=_wide(switches, 8),
+        )  # fmt: skip
         try:
             held = live.trainer(
                 trainer, dtype=(trainer_dtype or dtype).value, head_fp32=head_fp32, layout=Layout(tp=tp, pp=pp, ep=ep)

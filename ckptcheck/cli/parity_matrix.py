@@ -59,7 +59,7 @@ def matrix(
         bool, typer.Option("--calibrate", help="Measure the floor first, and say gaps as multiples of it.")
     ] = False,
     floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A floor measured before, or rollouts with equal weights.")
+        Path | None, typer.Option(metavar="FILE", help="A file of calibrate, or rollouts with equal weights.")
     ] = None,
     tp: Tp = 1,
     pp: Pp = 1,
@@ -159,7 +159,7 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
             out.talk(f"starting {name}")
             engines[name] = live.engine(
                 name, dtype=str(setting["dtype"]), ranks=cast(int, setting["engine_tp"]), mode=str(setting["mode"]),
-                length=max(plan.lengths) + 8, switches=switches,
+                length=min(max(plan.lengths) + 8, asking.context or 1 << 30), together=max(8, *plan.batches), switches=switches,
             )  # fmt: skip
             stack.callback(engines[name].close)
             left |= {f"{name} {switch}": why for switch, why in engines[name].ignored.items()}
@@ -175,10 +175,11 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
         try:
             for trainer, engine in plan.pairs if floors else ():
                 prompts = asking.prompts(min(plan.lengths) - plan.response, data, 8)
+                out.talk(f"the floor of {trainer}:{engine}")
                 noise = calibrate(engines[engine], trainers[trainer], prompts, response=plan.response, say=out.talk)
                 if "trainer-engine" in noise.gaps:
                     floor[f"{trainer}:{engine}"] = noise.gaps["trainer-engine"].mult_prob_error
-                more.append(noise.section())
+                more.append(noise.section(f"{trainer}:{engine}"))
             Measurement(plan, engines, trainers, asking.prompts, ledger, timeout=live.timeout, say=out.talk).run()
         except (HostDied, HostHung, VerbError) as error:
             broken["the matrix"] = str(error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ckptcheck.engines.base import Engine
+from ckptcheck.engines.cache import room
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
 
@@ -18,6 +19,7 @@ def _vllm(
     ranks: int,
     mode: str,
     length: int,
+    together: int,
     switches: Switches,
     transport: str,
     python: Path | None,
@@ -28,7 +30,8 @@ def _vllm(
 
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"vLLM has no mode {mode}", "there are plain and stock")
-    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, switches=switches, transport=transport)
+    _, cache = room(checkpoint, length, together, dtype)
+    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, cache, switches=switches, transport=transport)
     if isinstance(instead, VllmEngine):
         instead.restart(checkpoint, options)
         return instead
@@ -44,17 +47,19 @@ def _sglang(
     ranks: int,
     mode: str,
     length: int,
+    together: int,
     switches: Switches,
     transport: str,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
 ) -> Engine:
-    from ckptcheck.engines.sglang import Mode, SglangEngine, SglangOptions
+    from ckptcheck.engines.sglang import TOKENS, Mode, SglangEngine, SglangOptions
 
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"SGLang has no mode {mode}", "there are plain and stock")
-    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches=switches)
+    tokens, _ = room(checkpoint, length, together, dtype)
+    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, max(tokens, TOKENS), switches=switches)
     if isinstance(instead, SglangEngine) and instead.options.mode == mode:
         instead.restart(checkpoint, options)
         return instead
@@ -87,6 +92,28 @@ def route(name: str, wanted: str | None) -> str:
     return wanted or known[0]
 
 
+UNDER_WAY = {"vllm": "reload", "sglang": "tensor"}
+"""By which transport an engine is updated while requests run."""
+
+
+def pause(name: str, wanted: str | None, transport: str) -> str:
+    """Return what becomes of requests that run when weights come, "" where none was asked for.
+
+    Raises CkptcheckError for what the engine cannot do, and by that transport.
+    """
+    if wanted is None:
+        return ""
+    from ckptcheck.engines.sglang import SglangEngine
+    from ckptcheck.engines.vllm import VllmEngine
+
+    known = (VllmEngine if name == "vllm" else SglangEngine).pauses
+    if wanted not in known:
+        raise CkptcheckError(f"{name} does not {wanted} requests", f"there is {', '.join(known)}")
+    if transport != UNDER_WAY[name]:
+        raise CkptcheckError(f"requests run beside {UNDER_WAY[name]} only", f"--transport {UNDER_WAY[name]}")
+    return wanted
+
+
 def start(
     name: str,
     checkpoint: Path,
@@ -95,6 +122,7 @@ def start(
     ranks: int = 1,
     mode: str = "plain",
     length: int = 512,
+    together: int = 1,
     switches: Switches | None = None,
     transport: str = "",
     python: Path | None = None,
@@ -106,11 +134,11 @@ def start(
     """Start an engine with a checkpoint.
 
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
-    of the longest sequence with what is decoded. switches: how it is set up; those that it does not take are in its
-    `ignored`. transport: by which weights will come, where that is known; an engine on GPUs may have to be started for it. python:
-    the user's own interpreter. gpus: see host/gpus.py. instead: a running engine that is given up for this one, whose process
-    may be used. Raises CkptcheckError for a name that is not known and an engine that is not installed, and what a Host
-    raises where it does not start.
+    of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
+    it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
+    known; an engine on GPUs may have to be started for it. python: the user's own interpreter. gpus: see host/gpus.py.
+    instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
+    that is not known and an engine that is not installed, and what a Host raises where it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
@@ -120,6 +148,7 @@ def start(
         ranks=ranks,
         mode=mode,
         length=length,
+        together=together,
         switches=switches or Switches(),
         transport=transport,
         python=python,

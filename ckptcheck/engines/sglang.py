@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,15 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
+from ckptcheck.host.trouble import VerbError
 
 MODULE = "ckptcheck_far.sglang_engine"
 LOAD = 900.0
 """Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 ANSWER = 600.0
 """Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
+TOKENS = 4096
+"""That the cache has room for, unless more are asked for."""
 VARIABLES = {
     "GLOO_SOCKET_IFNAME": "lo",  # it would meet at the address of the machine's name
     "HF_HUB_OFFLINE": "1",
@@ -45,7 +48,7 @@ class SglangOptions:
     ranks: int = 1
     mode: Mode = "plain"
     length: int = 512
-    tokens: int = 4096
+    tokens: int = TOKENS
     switches: Switches = field(default_factory=Switches)
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -61,6 +64,7 @@ class SglangEngine:
     """
 
     transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "nccl", "disk")
+    streams: tuple[str, ...] = ("disk",)
     pauses: tuple[str, ...] = ("retract", "in_place", "abort", "wait")
 
     def __init__(
@@ -82,7 +86,11 @@ class SglangEngine:
             **visible(gpus),
             **binding("sglang", options.ranks),
         }
-        self._host = Host(found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch)
+        self._new_host: Callable[[], Host] = lambda: Host(
+            found.python, MODULE, name="sglang", env=env, log=log, scratch=scratch
+        )
+        self._host = self._new_host()
+        self._spoilt = False
         try:
             self.restart(checkpoint, options, timeout=timeout)
         except BaseException:
@@ -96,20 +104,31 @@ class SglangEngine:
         self.close()
 
     def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
-        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was."""
+        """Load another checkpoint, or the same anew, into new schedulers. The mode stays what it was.
+
+        A scheduler that does not start kills the process that forked it, and the next start would wait for that for ever; so
+        the next one has a new process.
+        """
         self.options = options = options or self.options
-        said = self._host.call(
-            "start",
-            timeout=otherwise(LOAD) if timeout is None else timeout,
-            model=str(checkpoint.resolve()),
-            dtype=options.dtype,
-            ranks=options.ranks,
-            plain=options.mode == "plain",
-            length=options.length,
-            tokens=options.tokens,
-            switches=options.switches.given(),
-            options=dict(options.more),
-        )
+        if self._spoilt:
+            self._host.close()
+            self._host, self._spoilt = self._new_host(), False
+        try:
+            said = self._host.call(
+                "start",
+                timeout=otherwise(LOAD) if timeout is None else timeout,
+                model=str(checkpoint.resolve()),
+                dtype=options.dtype,
+                ranks=options.ranks,
+                plain=options.mode == "plain",
+                length=options.length,
+                tokens=options.tokens,
+                switches=options.switches.given(),
+                options=dict(options.more),
+            )
+        except VerbError:
+            self._spoilt = True
+            raise
         self.info = EngineInfo(
             "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
         )
@@ -205,6 +224,11 @@ class SglangEngine:
         self._call("full", sequences=_lists(sequences), path=str(path))
         return path
 
+    def read(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that SGLang makes of a text and of a conversation. Needs the switch `text`."""
+        said = self._call("read", text=text, messages=[dict(one) for one in messages])
+        return tuple(said["text"]), tuple(said["chat"])
+
     def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
         """Return the experts that every token went to: layers, tokens, choices; [] where the model has none."""
         found: list[list[list[int]]] = self._call("routes", tokens=list(tokens))
@@ -235,7 +259,9 @@ class SglangEngine:
         return found
 
     def sleep(self, tags: Sequence[str] | None = None) -> None:
-        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. On a CPU it stays."""
+        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. Weights are kept on the host. On a CPU
+        all stays.
+        """
         self._call("sleep", tags=None if tags is None else list(tags))
 
     def wake(self, tags: Sequence[str] | None = None) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.rollouts.rollouts import Rollouts
+
+
+NUMBERS = 1 << 21
+"""Numbers of a distribution that are worked on at a time, so that memory is bounded however many there are."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,14 @@ def exact(q: NDArray[Any], p: NDArray[Any]) -> Exact:
     """
     import numpy as np
 
-    q, p = q.astype(np.float64), p.astype(np.float64)
-    mass = max(float(np.abs(_log_sum(x)).max()) for x in (q, p)) if len(q) else 0.0
-    return Exact(len(q), _kl(q, p), _kl(p, q), mass)
+    sums, mass, step = [0.0, 0.0], 0.0, max(1, NUMBERS // max(1, q.shape[-1]))
+    for begin in range(0, len(q), step):
+        one, other = (x[begin : begin + step].astype(np.float64) for x in (q, p))
+        sums[0] += _kl(one, other)
+        sums[1] += _kl(other, one)
+        mass = max(mass, *(float(np.abs(_log_sum(x)).max()) for x in (one, other)))
+    positions = len(q)
+    return Exact(positions, sums[0] / max(1, positions), sums[1] / max(1, positions), mass)
 
 
 def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -38,7 +48,7 @@ def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:
 
     with np.errstate(invalid="ignore", over="ignore"):
         terms = np.where(a == -np.inf, 0.0, np.exp(a) * (a - b))
-    return float(terms.sum(1).mean()) if len(a) else 0.0
+    return float(terms.sum())
 
 
 def _log_sum(x: NDArray[Any]) -> NDArray[Any]:
@@ -52,7 +62,7 @@ def _log_sum(x: NDArray[Any]) -> NDArray[Any]:
 def exact_of(rollouts: Rollouts) -> Exact | None:
     """Return the exact KL where full-vocabulary logprobs of both sides are recorded, else None."""
     q, p = (rollouts.columns.get(f"{side}_full_logprobs") for side in ("engine", "trainer"))
-    return exact(q, p) if q is not None and p is not None and q.shape == p.shape and len(q) else None
+    return exact(q, p) if q is not None and p is not None and q.shape == p.shape and q.size else None
 
 
 @dataclass(frozen=True)
@@ -90,24 +100,26 @@ def _fitted(rows: NDArray[Any], a: NDArray[Any], b: NDArray[Any]) -> Temperature
     pairs = int((counts - 1).sum()) if len(counts) else 0
     if pairs < 16:
         return None
-    da, db = (x - (np.bincount(rows, x) / counts)[rows] for x in (a, b))
-    cross, square = float((da * db).sum()), float((db * db).sum())
-    if cross <= 0 or square <= 0:
+    with np.errstate(over="ignore", invalid="ignore"):
+        da, db = (x - (np.bincount(rows, x) / counts)[rows] for x in (a, b))
+        cross, square = float((da * db).sum()), float((db * db).sum())
+    slope = cross / square if 0 < cross < inf and 0 < square < inf else 0.0
+    if not slope:
         return None
-    slope = cross / square
     before, after = float(np.abs(da - db).mean()), float(np.abs(da - slope * db).mean())
     return Temperature(1 / slope, before, after, pairs)
 
 
 def temperature_of(rollouts: Rollouts) -> Temperature | None:
-    """Fit the temperature from full-vocabulary rows where there are any, else from the top k of both sides; else None."""
+    """Fit the temperature from full-vocabulary rows, some of them where there are many; else from the top k; else None."""
     import numpy as np
 
     columns = rollouts.columns
     q, p = (columns.get(f"{side}_full_logprobs") for side in ("engine", "trainer"))
     if q is not None and p is not None and q.shape == p.shape:
-        rows = np.repeat(np.arange(len(q)), q.shape[1])
-        a, b = (np.asarray(x, np.float64).ravel() for x in (q, p))
+        few = np.linspace(0, len(q) - 1, max(1, min(len(q), NUMBERS // max(1, q.shape[1])))).astype(int)
+        rows = np.repeat(np.arange(len(few)), q.shape[1])
+        a, b = (np.asarray(x[few], np.float64).ravel() for x in (q, p))
         finite = np.isfinite(a) & np.isfinite(b)
         return _fitted(rows[finite], a[finite], b[finite])
     top = [columns.get(f"{side}_top_{what}") for side in ("engine", "trainer") for what in ("ids", "logprobs")]

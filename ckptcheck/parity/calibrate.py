@@ -36,14 +36,14 @@ class Noise:
 
     gaps: dict[str, Gap]
 
-    def section(self) -> Section:
-        """Return the table."""
+    def section(self, of: str = "this model") -> Section:
+        """Return the table. of: whose floor it is."""
         rows = tuple(
             (TITLES[name], each.tokens, each.mult_prob_error, each.abs_mean, each.abs_max, each.k3)
             for name, each in self.gaps.items()
         )
         columns = ("same weights", "tokens", "mult_prob_error", "mean |Δ|", "largest |Δ|", "k3")
-        return Section("The floor of this model", columns, rows)
+        return Section(f"The floor of {of}", columns, rows)
 
     def write(self, path: Path, **about: str) -> None:
         """Write a floor file: the largest of every metric. Raises CkptcheckError where nothing was measured."""

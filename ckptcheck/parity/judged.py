@@ -103,7 +103,9 @@ class Judged:
     def sections(self) -> tuple[Section, ...]:
         """The gap in tables; () where there is none."""
         found = self.measured
-        return () if found is None else tuple(sections(found, self.gates, self.floor, self.decode))
+        if found is None:
+            return ()
+        return tuple(sections(found, self.gates, self.floor, self.decode, self.exact, self.temperature))
 
     @property
     def unread(self) -> Mapping[str, str]:

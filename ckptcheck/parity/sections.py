@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ckptcheck.phrase import count
 from ckptcheck.report import Section
 
 if TYPE_CHECKING:
+    from ckptcheck.metrics.distribution import Exact, Temperature
     from ckptcheck.metrics.floor import Floor
     from ckptcheck.metrics.gap import Gap
     from ckptcheck.parity.gates import Gates
@@ -23,8 +25,15 @@ LIMITS: dict[str, Callable[[Gates], float | None]] = {
 }
 
 
-def sections(gap: Gap, gates: Gates, floor: Floor | None, decode: Callable[[int], str] | None) -> Iterator[Section]:
-    """Give the tables."""
+def sections(
+    gap: Gap,
+    gates: Gates,
+    floor: Floor | None,
+    decode: Callable[[int], str] | None,
+    exact: Exact | None = None,
+    temperature: Temperature | None = None,
+) -> Iterator[Section]:
+    """Give the tables. exact, temperature: of whole distributions, where they are recorded."""
     numbers = gap.numbers()
     rows = [
         (name, value, limit(gates) if (limit := LIMITS.get(name)) else None, _times(floor, name, value))
@@ -34,6 +43,11 @@ def sections(gap: Gap, gates: Gates, floor: Floor | None, decode: Callable[[int]
     rows.append(("ratio deviation × 10⁴", gap.deviation, None, None))
     drop = 3 if floor is None else 4
     yield Section("gap", ("metric", "value", "limit", "× floor")[:drop], tuple(row[:drop] for row in rows))
+    if exact is not None:
+        whole = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]
+        if temperature is not None:
+            whole.append(("temperature that fits best", temperature.temperature))
+        yield Section(f"whole distributions of {count(exact.positions, 'token')}", ("", "value"), tuple(whole))
     profile = tuple((place, tokens, apart, signed) for place, tokens, apart, signed in gap.profile)
     yield Section("along the response", ("from token", "tokens", "mean |Δ|", "mean Δ"), profile)
     if gap.abs_max > 0:
@@ -43,7 +57,8 @@ def sections(gap: Gap, gates: Gates, floor: Floor | None, decode: Callable[[int]
              place.engine, place.trainer, place.apart)
             for place in gap.worst[:SHOWN]
         )  # fmt: skip
-        yield Section("worst tokens", columns, worst)
+        how = () if decode else ("--tokenizer DIR (a checkpoint) decodes them",)
+        yield Section("worst tokens", columns, worst, how)
 
 
 def _times(floor: Floor | None, name: str, value: float | int | None) -> float | None:

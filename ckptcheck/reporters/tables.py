@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ckptcheck.report import Cell, Section
 
 
+NEAR = 5e-4
+"""How far from 1 four digits say no more than 1, which is what a ratio is where all is well."""
+
+
 def write(console: Console, section: Section) -> None:
     """Print one section, two spaces in. Nothing of it is wrapped, so that commands can be copied and tables stay aligned."""
     console.print()
@@ -30,13 +34,13 @@ def write(console: Console, section: Section) -> None:
 
 
 def cell(value: Cell) -> str:
-    """Return a cell as it is shown: four significant digits, thousands set apart, a dash for nothing.
+    """Return a cell as it is shown: four significant digits, seven next to 1, thousands set apart, a dash for nothing.
 
-    >>> cell(None), cell(1234567), cell(0.000123456), cell(1.0)
-    ('–', '1,234,567', '0.0001235', '1')
+    >>> cell(None), cell(1234567), cell(0.000123456), cell(1.0), cell(1.0000034)
+    ('–', '1,234,567', '0.0001235', '1', '1.000003')
     """
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.7g}" if abs(value - 1) < NEAR else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else printable(value)

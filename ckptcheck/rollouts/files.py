@@ -13,6 +13,7 @@ from ckptcheck.checkpoint.header import FIRST_READ, MAX_HEADER, Shard, parse_hea
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.columns import COLUMNS, WIDTHS
 from ckptcheck.rollouts.form import defects
+from ckptcheck.rollouts.json_text import reason
 from ckptcheck.rollouts.lines import read_lines, write_lines
 from ckptcheck.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
@@ -55,7 +56,7 @@ def _stored(values: NDArray[Any]) -> NDArray[Any]:
 def read(path: Path) -> Rollouts:
     """Read rollouts from a file: safetensors, or JSON lines by their first character. What is malformed is in `defects`.
 
-    Columns are mapped, not read. Raises CkptcheckError where there is no file that can be read.
+    Columns are mapped, not read. Raises CkptcheckError where there is no file that can be read, or it is a pickle.
     """
     try:
         if not path.is_file():
@@ -66,6 +67,9 @@ def read(path: Path) -> Rollouts:
             if raw[:1] == b"{" and 0 not in raw[:8]:  # of safetensors these are a length, which ends in zeros
                 return read_lines(path)
             length = 8 + int.from_bytes(raw[:8], "little")
+            if raw[:4] == b"PK\x03\x04" or (raw[:1] == b"\x80" and length > size):
+                hint = f"ckptcheck parity convert {path} -o {path.stem}.safetensors"
+                raise CkptcheckError(f"{path} is a pickle, and rollouts are safetensors or JSON lines", hint=hint)
             if FIRST_READ < length <= min(size, MAX_HEADER + 8):
                 raw += file.read(length - len(raw))
     except OSError as error:
@@ -104,8 +108,11 @@ def _metadata(text: str | None) -> tuple[Metadata, list[Defect]]:
                 Defect("format", f"its format is {clipped(str(said), 40)!r}, and {FORMAT} is read", KEY)
             ]
         return msgspec.json.decode(text, type=Metadata), []
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        return Metadata(), [Defect("metadata", f"it cannot be read: {clipped(str(error))}", KEY)]
+    except msgspec.ValidationError as error:
+        what = reason(error)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        what = "it is no JSON, or nested too deeply"
+    return Metadata(), [Defect("metadata", f"it cannot be read: {clipped(what)}", KEY)]
 
 
 def _mapped(path: Path, begin: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -113,4 +120,5 @@ def _mapped(path: Path, begin: int, dtype: str, shape: tuple[int, ...]) -> NDArr
 
     if 0 in shape:
         return np.zeros(shape, WIDTHS[dtype])
-    return np.memmap(os.fspath(path), WIDTHS[dtype], "r", begin, shape)
+    # a plain view: slices of a memmap cost ten times as much to make
+    return np.memmap(os.fspath(path), WIDTHS[dtype], "r", begin, shape).view(np.ndarray)

@@ -130,7 +130,10 @@ class Block:
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
         """Bool [tokens]: which are compared: those under the response mask that have a token before them."""
-        return self.asked & (self.positions > 0)
+        found = self.asked.copy()
+        begins = self.rollouts.starts[self.first : self.last] - self.where.start
+        found[begins[begins < len(found)]] = False  # of the empty sequences the last ones begin at the end
+        return found
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the block's part of a column of tokens."""

@@ -3,7 +3,7 @@
 ## What it checks
 Every tensor of the manifest that is still there has the dtype, the shape and the digest it had. Of a Megatron run, the
 tensors are those of the whole model and of its optimizer, put together from their chunks; one whose place in a file holds
-something else, as in a file of another save, is a finding too.
+something else, as in a file of another save, is a finding too, and so is one that its file ends before.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for

@@ -1,8 +1,8 @@
 """A tensor of the manifest is no longer there.
 
 ## What it checks
-Every tensor of the manifest is still there under its name. Where one with the same bytes is there under another name, the
-finding says so.
+Every tensor of the manifest is still there under its name. Where one of the same dtype, shape and bytes is there under another
+name, the finding says so; not for tensors of zeros, of which any two are the same.
 
 ## Why it matters
 Whoever loads the checkpoint starts the tensor from random numbers, or stops.
@@ -29,10 +29,7 @@ from ckptcheck.phrase import count, few
 @rule("MAN002", "vanished-tensor", severity="error", on="manifest")
 def check(seen: Verification) -> Iterator[Problem]:
     vanished = [name for name in seen.manifest.tensors if name not in seen.now and name not in seen.broken]
-    new = {entry.digest: name for name, entry in seen.now.items() if name not in seen.manifest.tensors}
-    renamed = {
-        name: new[seen.manifest.tensors[name].digest] for name in vanished if seen.manifest.tensors[name].digest in new
-    }
+    renamed = seen.renamed
     lost = [name for name in vanished if name not in renamed]
     if lost:
         yield Problem(

@@ -27,8 +27,8 @@ from ckptcheck.phrase import count, few
 
 @rule("MAN003", "unknown-tensor", severity="warning", on="manifest")
 def check(seen: Verification) -> Iterator[Problem]:
-    gone = {entry.digest for name, entry in seen.manifest.tensors.items() if name not in seen.now}
-    new = [name for name, entry in seen.now.items() if name not in seen.manifest.tensors and entry.digest not in gone]
+    renamed = set(seen.renamed.values())
+    new = [name for name in seen.now if name not in seen.manifest.tensors and name not in renamed]
     for file in sorted({seen.now[name].file for name in new}):
         names = [name for name in new if seen.now[name].file == file]
         yield Problem(

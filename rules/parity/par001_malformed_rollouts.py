@@ -2,7 +2,7 @@
 
 ## What it checks
 Header, metadata, dtypes and shapes; that sequences follow each other without gap, prompts lie within their sequences, and
-spans of weight versions do not overlap.
+spans of weight versions do not overlap. In JSON lines ids have to be whole numbers: `"5"`, `5.5` and `true` are none.
 
 ## Why it matters
 Offsets that are off by one pair every logprob with another token. What is computed from them looks like a bad sync.
@@ -29,5 +29,8 @@ from ckptcheck.parity.judged import Judged
 def check(judged: Judged) -> Iterator[Problem]:
     for defect in judged.rollouts.defects:
         yield Problem(
-            defect.text, judged.rollouts.name or None, defect.key, "write the file again, or convert the source again"
+            defect.text,
+            judged.rollouts.name or None,
+            defect.key,
+            "write the file again, or convert what a framework wrote (ckptcheck parity convert)",
         )

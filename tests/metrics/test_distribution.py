@@ -7,6 +7,7 @@ from math import inf, log
 import numpy as np
 import pytest
 
+from ckptcheck.metrics import distribution
 from ckptcheck.metrics.distribution import exact, temperature
 from ckptcheck.metrics.routing import disagreement
 from ckptcheck.metrics.shift import shifts
@@ -22,6 +23,16 @@ def test_exact_kl_by_hand() -> None:
     assert found.engine_trainer == pytest.approx(0.5 * log(2) + 0.5 * log(2 / 3))
     assert found.trainer_engine == pytest.approx(0.25 * log(0.5) + 0.75 * log(1.5))
     assert found.mass == pytest.approx(0, abs=1e-12)
+
+
+def test_exact_kl_is_the_same_however_many_are_worked_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, p = (log_softmax(np.random.default_rng(seed).standard_normal((7, 10))) for seed in (0, 1))
+    whole = exact(q, p)
+    assert whole.engine_trainer == pytest.approx(float((np.exp(q) * (q - p)).sum(1).mean()))
+    monkeypatch.setattr(distribution, "NUMBERS", 20)
+    parts = exact(q, p)
+    assert (parts.positions, parts.mass) == (7, whole.mass)
+    assert parts.trainer_engine == pytest.approx(whole.trainer_engine, rel=1e-12)
 
 
 def test_an_impossible_token_makes_one_direction_infinite() -> None:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rolled import changed, rolled
 
@@ -60,6 +62,17 @@ def test_exit_codes_and_what_is_said(here: Path) -> None:
     assert (none.returncode, none.stderr) == (2, "none.safetensors does not exist\n")
 
 
+@pytest.mark.parametrize("name", ["verl-0.9.1.pkl", "verl-0.9.1.pt"])
+def test_a_frameworks_own_file_is_to_be_converted_first(here: Path, name: str) -> None:
+    (here / name).write_bytes((Path(__file__).parent.parent / "data" / "rollouts" / name).read_bytes())
+    found = judge(name, cwd=here)
+    assert found.returncode == 2
+    assert f"{name} is a pickle" in found.stderr
+    assert f"ckptcheck parity convert {name} -o verl-0.9.1.safetensors" in found.stderr
+    (here / "answers.jsonl").write_text('{"choices": []}\n')
+    assert "what a framework wrote (ckptcheck parity convert)" in judge("answers.jsonl", cwd=here).stdout
+
+
 def test_limits_are_flags(here: Path) -> None:
     assert judge("off.safetensors", "--no-limits", cwd=here).returncode == 0
     tight = judge("step0.safetensors", "--max-mult-prob-error", "1.0001", "--format", "json", cwd=here)
@@ -95,6 +108,20 @@ def test_the_same_files_give_the_same_bytes(here: Path) -> None:
     )
     assert first == again
     assert b"PAR020" in first
+
+
+def test_the_exact_kl_both_ways_is_shown_where_distributions_are_recorded(here: Path) -> None:
+    rollouts = rolled(sequences=8, full=4)
+    rows = np.log([[0.5, 0.25, 0.125, 0.125]] * 3).astype("<f4")
+    rollouts = rollouts.with_columns(engine_full_logprobs=rows, trainer_full_logprobs=rows[:, ::-1].copy())
+    write(rollouts, here / "full.safetensors")
+    found = json.loads(judge("full.safetensors", "--format", "json", "--max-kl", "9", cwd=here).stdout)
+    (section,) = [each for each in found["sections"] if each["title"] == "whole distributions of 3 tokens"]
+    by = dict(section["rows"])
+    assert by["KL(engine ‖ trainer)"] == pytest.approx(0.5 * log(4) + 0.25 * log(2) - 0.125 * log(2) - 0.125 * log(4))
+    assert by["KL(trainer ‖ engine)"] == pytest.approx(by["KL(engine ‖ trainer)"])
+    lone = json.loads(judge("step0.safetensors", "--format", "json", cwd=here).stdout)["sections"]
+    assert not [each for each in lone if each["title"].startswith("whole")]
 
 
 @pytest.mark.parametrize("form", ["json", "sarif", "junit", "github"])

@@ -37,6 +37,7 @@ from ckptcheck.parity.matrix.trace import MatrixTrace
 from ckptcheck.parity.probes.bench import Bench, Setup
 from ckptcheck.parity.probes.catalogue import PROBES, chosen
 from ckptcheck.parity.probes.runner import run_probes
+from ckptcheck.parity.prompts import synthetic
 from ckptcheck.parity.record import record
 from ckptcheck.parity.routes import with_routes
 from ckptcheck.parity.scoring import score
@@ -226,6 +227,18 @@ def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path
     assert codes(run(trace, RULES)) == []
     assert len(trace.values) == 4
     assert all(1 <= value.error < 1.0001 for value in trace.values.values())
+
+
+def test_seeded_requests_whose_prompts_do_not_fit_into_a_step(shared: Shared) -> None:
+    """vLLM 0.32 cannot rewind a generator on a CPU, and ended where a seeded prompt was computed in pieces."""
+    prompts = synthetic(512, 100, 8)
+    asked = [Sampling(1.0, max_tokens=3, seed=seed, ignore_eos=True) for seed in range(8)]
+    made = shared.engine("llama").generate(prompts, asked)
+    assert len({each.tokens for each in made}) == 8
+    engine = shared.engine("llama", Setup(Switches(chunk=64)))
+    first, again = (engine.generate(prompts, asked) for _ in range(2))
+    assert [each.tokens for each in first] == [each.tokens for each in again]
+    assert len({each.tokens for each in first}) == 8
 
 
 def test_a_bfloat16_head_is_told_from_a_float32_one_on_either_side(shared: Shared) -> None:

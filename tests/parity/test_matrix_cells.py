@@ -94,6 +94,8 @@ def test_what_cannot_be_measured_is_named() -> None:
         "length 1,000": "the model's context ends at 512 tokens (max_position_embeddings)",
         "real data": "it has no tokenizer",
     }
+    _, why = left_out(replace(PLAN, lengths=(100, 510, 511), pairs=(("megatron", "sglang"),)), 512, "")
+    assert why == {"length 511": "of the model's context of 512 tokens SGLang keeps 2 free"}
     with pytest.raises(CkptcheckError, match="nothing of the matrix can be measured: length 24"):
         left_out(PLAN, 16, "")
 
@@ -102,6 +104,16 @@ def test_pairs_are_a_trainer_and_an_engine() -> None:
     assert pairs(["megatron:vllm", "megatron:vllm"], ["vllm"]) == (("megatron", "vllm"),)
     with pytest.raises(CkptcheckError, match="vllm:megatron is no pair of a trainer and an engine"):
         pairs(["vllm:megatron"], ["vllm"])
+
+
+def test_who_drew_is_a_column_where_both_did_and_gaps_are_multiples_of_the_floor(tmp_path: Path) -> None:
+    plan = replace(PLAN, lengths=(24,), decoding=("greedy",), batches=(3,))
+    trace = measure(tmp_path, Ledger(None, {}), plan, faults=("batch",))
+    table, *_ = replace(trace, floor={"transformers:vllm": 1.02}).sections
+    assert table.columns[5:] == ("±", "x ~ engine", "x ~ trainer", "mean |Δ|", "× floor")
+    error, times = table.rows[0][4], table.rows[0][-1]
+    assert times == pytest.approx((error - 1) / 0.02)  # type: ignore[operator]
+    assert times == pytest.approx(5.26, abs=0.02)
 
 
 def test_the_table_reads_as_the_guide_prints_it(tmp_path: Path) -> None:
@@ -114,9 +126,6 @@ def test_the_table_reads_as_the_guide_prints_it(tmp_path: Path) -> None:
         "\nNot measured: length 9,000: the context ends.\n"
     )
     table, left = trace.sections
-    assert table.columns == (
-        "length", "data", "decoding", "batch", "transformers:vllm", "±", "x ~ engine", "x ~ trainer", "mean |Δ|",
-    )  # fmt: skip
+    assert table.columns == ("length", "data", "decoding", "batch", "transformers:vllm", "±", "mean |Δ|")
     assert table.rows[0][:4] == (24, "synthetic", "greedy", 1)
-    assert table.rows[0][7] is None
     assert left.lines == ("not measured: length 9,000: the context ends",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,27 @@ def test_a_setup_that_does_not_start_costs_only_those_that_want_it(tmp_path: Pat
         "PRB010": "the engine did not start with compilation=inductor: fake could not start: RuntimeError: no compiler here"
     }
     assert "PRB002" in report.passed
+
+
+def test_an_engine_that_refuses_what_is_too_long_is_asked_for_what_has_room(tmp_path: Path) -> None:
+    class Strict(FakeServing):
+        spare = 0
+
+        def generate(self, prompts: object, sampling: object, **more: object) -> object:  # type: ignore[override]
+            if len(prompts[0]) + sampling.max_tokens > self._length:  # type: ignore[index,attr-defined]
+                raise VerbError("fake", "generate", "ValueError", "The request is too long. Ask for less.", "")
+            fewer = replace(sampling, max_tokens=sampling.max_tokens - self.spare)  # type: ignore[type-var,attr-defined]
+            return super().generate(prompts, fewer, **more)  # type: ignore[arg-type]
+
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        return Strict(weights(), switches=setup.switches, length=setup.length)
+
+    for spare, codes in ((0, []), (2, []), (3, ["PRB001"])):
+        Strict.spare = spare
+        report = run(tried(tmp_path, start, "length"), RULES)
+        assert [finding.code for finding in report.findings] == codes
+        assert f"response {8 - spare} = {48 - spare}" in report.sections[0].lines[0]
+        assert report.sections[0].lines[0].endswith("a request that goes beyond is refused: The request is too long")
 
 
 def test_an_engine_that_dies_in_a_probe_is_said_and_the_others_go_on(tmp_path: Path) -> None:

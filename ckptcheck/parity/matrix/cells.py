@@ -84,15 +84,18 @@ def cells(plan: Plan) -> Iterator[Cell]:
 def left_out(plan: Plan, context: int | None, readable: str) -> tuple[Plan, dict[str, str]]:
     """Return the plan without what cannot be measured, and what that is → why.
 
-    context: tokens that the model was made for. readable: why text cannot be made into tokens, "" where it can. Raises
-    CkptcheckError where nothing remains.
+    context: tokens that the model was made for; with SGLang two of them stay free (see PRB001). readable: why text cannot be
+    made into tokens, "" where it can. Raises CkptcheckError where nothing remains.
     """
     from dataclasses import replace
 
     why: dict[str, str] = {}
+    kept = 2 if any(engine == "sglang" for _, engine in plan.pairs) else 0
     for length in plan.lengths:
         if context is not None and length > context:
             why[f"length {length:,}"] = f"the model's context ends at {context:,} tokens (max_position_embeddings)"
+        elif context is not None and length > context - kept:
+            why[f"length {length:,}"] = f"of the model's context of {context:,} tokens SGLang keeps {kept} free"
         elif length < plan.response + 2:
             why[f"length {length:,}"] = f"it leaves no room for a prompt beside {plan.response} tokens of response"
     lengths = tuple(length for length in plan.lengths if f"length {length:,}" not in why)

@@ -76,11 +76,18 @@ class MatrixTrace:
         return list(dict.fromkeys(cell.pair for cell in self.done))
 
     @property
+    def _directions(self) -> list[str]:
+        """Who drew the tokens, where there were both; else it is no column."""
+        found = {cell.direction for cell in self.done}
+        return ["engine", "trainer"] if len(found) > 1 else []
+
+    @property
     def sections(self) -> tuple[Section, ...]:
         """The table, and what is not in it."""
         columns = ["length", "data", "decoding", "batch"]
         for pair in self.pairs:
-            columns += [pair, "±", "x ~ engine", "x ~ trainer", "mean |Δ|"]
+            columns += [pair, "±", *(f"x ~ {who}" for who in self._directions), "mean |Δ|"]
+            columns += ["× floor"] if pair in self.floor else []
         table = Section("mult_prob_error, 1 is perfect (mean exp|Δ| over tokens)", tuple(columns), tuple(self._rows()))
         left = tuple(f"not measured: {what}: {why}" for what, why in self.left.items())
         return (table, *self.more, *((Section("Left out", lines=left),) if left else ()))
@@ -91,10 +98,12 @@ class MatrixTrace:
             for pair in self.pairs:
                 value = self.values.get((row, pair))
                 if value is None:
-                    cells += [None] * 5
-                else:
-                    by = value.directions
-                    cells += [value.error, value.spread, by.get("engine"), by.get("trainer"), value.mean]
+                    cells += [None] * (3 + len(self._directions) + (pair in self.floor))
+                    continue
+                cells += [value.error, value.spread, *map(value.directions.get, self._directions), value.mean]
+                if pair in self.floor:
+                    least = self.floor[pair] - 1
+                    cells.append((value.error - 1) / least if least > 0 else None)
             yield tuple(cells)
 
     def markdown(self) -> str:

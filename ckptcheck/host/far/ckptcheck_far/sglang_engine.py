@@ -6,6 +6,7 @@ its guardian sees that nothing is left. Read against SGLang 0.5.23; calls that 0
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -48,7 +49,7 @@ def start(
         raise ValueError("a process of SGLang is plain or stock for as long as it lives")
     import torch
 
-    place = ON_GPU if torch.cuda.is_available() else _on_cpu()
+    place = on_gpu() if torch.cuda.is_available() else _on_cpu()
     import sglang
 
     engine = sglang.Engine(
@@ -59,7 +60,7 @@ def start(
             "context_length": length,
             "max_total_tokens": tokens,
             "max_running_requests": 8,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not switches.get("text"),
             "grammar_backend": "none",
             "enable_custom_logit_processor": True,
             "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
@@ -76,12 +77,19 @@ def start(
     return _about(engine)
 
 
+def on_gpu() -> dict[str, Any]:
+    """Return the arguments for a GPU: it can sleep where the package is that SGLang needs for that, and wakes with its weights."""
+    able = importlib.util.find_spec("torch_memory_saver") is not None
+    return {**ON_GPU, "enable_memory_saver": able, "enable_weights_cpu_backup": able}
+
+
 def _on_cpu() -> dict[str, Any]:
     fork_ready()
     return {
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.9,  # SGLang's own estimate is negative without chunks; max_total_tokens is what bounds
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
     }
@@ -294,4 +302,4 @@ VERBS = {
         *(start, stop, ask, fetch, update, score, follow, generate, forced, full, inflight, routes, capture),
         *(reset_prefix_cache, version, sleep, wake, check),
     )
-}
+} | {"read": lambda **arguments: sglang_generate.read(_engine(), **arguments)}

@@ -19,7 +19,11 @@ class Forced(CustomLogitProcessor):  # type: ignore[misc]
         from sglang.srt.runtime_context import get_parallel
 
         for row, params in zip(logits, custom_param_list or []):
-            place = len(params["__req__"].output_ids)
+            if getattr(params["__req__"], "inflight_middle_chunks", 0) > 0:
+                continue  # a part of the prompt: nothing is sampled
+            # counted here: with overlap scheduling the token before is not among the request's output yet
+            place = params.get("place", 0)
+            params["place"] = place + 1
             if place >= len(params["forced"]):
                 continue
             wanted = int(params["forced"][place])

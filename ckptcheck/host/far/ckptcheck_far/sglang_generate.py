@@ -30,6 +30,18 @@ def score(engine: Any, sequences: list[list[int]], decode: int) -> list[dict[str
     return found
 
 
+def read(engine: Any, text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
+    """Return the tokens that SGLang makes of a text (as /generate takes it), and of a conversation (as /tokenize says it)."""
+    from sglang.srt.entrypoints.openai.protocol import TokenizeRequest
+    from sglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingTokenize
+
+    one = {"temperature": 0, "max_new_tokens": 1}
+    done = engine.generate(prompt=[text], sampling_params=one, return_logprob=True, logprob_start_len=0)[0]
+    serving = OpenAIServingTokenize(engine.tokenizer_manager, engine.template_manager)
+    chat = serving._tokenize_chat_request(TokenizeRequest(messages=messages))
+    return {"text": [token for _, token, *_ in done["meta_info"]["input_token_logprobs"]], "chat": list(chat)}
+
+
 def full(engine: Any, sequences: list[list[int]], vocabulary: int, path: str) -> None:
     """Write the logprobs of every token of the vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
     import torch
@@ -52,6 +64,9 @@ def followed(
     """Have these tokens decoded after the prompts, one by one; logprobs are those before they were forced."""
     from .sglang_forced import Forced
 
+    chunk = getattr(engine.server_args, "chunked_prefill_size", None) or 0
+    if not engine.server_args.disable_overlap_schedule and 0 < chunk < max(map(len, prompts)):
+        raise RuntimeError("SGLang cannot be made to follow tokens after a prompt in pieces while it plans ahead")
     notes = [private("notes") for _ in prompts]
     settings = [
         {

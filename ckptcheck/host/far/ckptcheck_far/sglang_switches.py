@@ -26,7 +26,8 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
 
 def resolved(value: Any, logprobs: str) -> dict[str, Any]:
     """Return what SGLang made of its arguments. value: asks it for one by name; logprobs: what was settled after its start."""
-    chunk, graphs = value("chunked_prefill_size"), not value("disable_cuda_graph")
+    chunk = value("chunked_prefill_size")
+    graphs = not value("disable_cuda_graph") and value("device") != "cpu"  # where only what is compiled is captured
     found = {
         "prefix_cache": not value("disable_radix_cache"),
         "logprobs": logprobs,
@@ -35,6 +36,7 @@ def resolved(value: Any, logprobs: str) -> dict[str, Any]:
         "compilation": "inductor" if value("enable_torch_compile") else "graphs" if graphs else "eager",
         "head_fp32": bool(value("enable_fp32_lm_head")),
         "sequences": value("max_running_requests"),
+        "text": not value("skip_tokenizer_init"),
     }
     if chunk and chunk > 0:
         found["chunk"] = chunk

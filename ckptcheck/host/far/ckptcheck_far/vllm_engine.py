@@ -51,7 +51,7 @@ def start(
             "dtype": dtype,
             "tensor_parallel_size": ranks,
             "max_model_len": length,
-            "max_num_batched_tokens": max(length, 512),
+            "max_num_batched_tokens": _budget(length, switches),
             "kv_cache_memory_bytes": cache_bytes,
             "skip_tokenizer_init": True,
             "enforce_eager": True,
@@ -64,7 +64,7 @@ def start(
             "disable_log_stats": True,
             **forced,
             **transfer,
-            **({} if _on_cpu() else ON_GPU),
+            **off_cpu(),
             **vllm_switches.options(switches),
             **options,
         }
@@ -73,10 +73,29 @@ def start(
     return _about(llm)
 
 
+def _budget(length: int, switches: dict[str, Any]) -> int:
+    """Return the tokens of one step: on a CPU those of all prompts that run at once, elsewhere that would take memory.
+
+    vLLM 0.32 computes the prompt of a request with a seed in pieces where a step has no room for it, rewinds the request's
+    generator then, and ends on a CPU ("CPU Generator does not use offset", GPUModelRunner._bookkeeping_sync).
+    """
+    together = switches.get("sequences", 8) if _on_cpu() else 1
+    return max(length * together, 512)
+
+
 def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def off_cpu() -> dict[str, Any]:
+    """Return the further arguments off a CPU: it can sleep there, as it does in jobs that share GPUs with a trainer."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    return {**ON_GPU, "enable_sleep_mode": bool(current_platform.is_sleep_mode_available())}
 
 
 def _about(llm: Any) -> dict[str, Any]:

@@ -9,9 +9,26 @@ from . import plane
 
 
 def generate(llm: Any, prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
-    """Return one response per prompt; samplings: fields of ckptcheck/engines/sampling.py, one for each."""
+    """Return one response per prompt; samplings: fields of ckptcheck/engines/sampling.py, one for each.
+
+    Where vLLM cannot seed a request (see `_unseeded`), requests run one after the other, and the sampler is seeded for each.
+    """
     asked = [_prompt(tokens, salt) for tokens in prompts]
+    if _unseeded(llm, prompts) and any(each.get("seed") is not None for each in samplings):
+        found = []
+        for prompt, each in zip(asked, samplings):
+            if each.get("seed") is not None:
+                llm.collective_rpc("ckptcheck_seed", args=(each["seed"],))
+            found += llm.generate([prompt], [_settings({**each, "seed": None})], use_tqdm=False)
+        return [_told(request) for request in found]
     return [_told(request) for request in llm.generate(asked, [_settings(each) for each in samplings], use_tqdm=False)]
+
+
+def _unseeded(llm: Any, prompts: list[list[int]]) -> bool:
+    """Whether prompts are computed in pieces on a CPU: vLLM 0.32 rewinds the generator of a request then, and cannot on a CPU."""
+    config = llm.llm_engine.vllm_config
+    most: int = config.scheduler_config.max_num_batched_tokens
+    return config.device_config.device_type == "cpu" and sum(map(len, prompts)) > most
 
 
 def forced(llm: Any, prompt: list[int], tokens: list[int]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""A start of SGLang that fails: the next one has a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckptcheck.engines import sglang
+from ckptcheck.engines.sglang import SglangEngine, SglangOptions
+from ckptcheck.engines.switches import Switches
+from ckptcheck.host.trouble import VerbError
+
+SAID = {
+    "version": "0.5.23",
+    "dtype": "float32",
+    "ranks": 1,
+    "architecture": "",
+    "facts": {"device": "cpu"},
+    "switches": {},
+}
+hosts: list[FakeHost] = []
+
+
+class FakeHost:
+    """Refuses to start without chunks, as SGLang may."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.starts, self.closed = 0, False
+        hosts.append(self)
+
+    def call(self, verb: str, *, switches: dict[str, Any], **_: object) -> dict[str, Any]:
+        assert not self.closed
+        self.starts += 1
+        if switches.get("chunked_prefill") is False:
+            raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died", "")
+        return SAID
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.clear()
+    monkeypatch.setattr(sglang, "Host", FakeHost)
+    monkeypatch.setattr(sglang, "interpreter", lambda *_: SimpleNamespace(python=Path("python"), variables={}))
+
+
+def test_a_start_after_one_that_failed_has_a_new_process(tmp_path: Path) -> None:
+    whole = SglangOptions(switches=Switches(chunked_prefill=False))
+    with SglangEngine(tmp_path) as engine:
+        engine.restart(tmp_path, SglangOptions())
+        assert [host.starts for host in hosts] == [2]
+        with pytest.raises(VerbError):
+            engine.restart(tmp_path, whole)
+        engine.restart(tmp_path, SglangOptions())
+        assert [(host.starts, host.closed) for host in hosts] == [(3, True), (1, False)]
+    assert all(host.closed for host in hosts)
+
+
+def test_a_first_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(VerbError):
+        SglangEngine(tmp_path, SglangOptions(switches=Switches(chunked_prefill=False)))
+    assert [host.closed for host in hosts] == [True]

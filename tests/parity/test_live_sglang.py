@@ -1,0 +1,123 @@
+"""Parity on the real SGLang beside megatron-core: the matrix of a pair that agrees, and the probes of one set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import live
+import pytest
+from conftest import needs_engine
+
+from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.engines import registry
+from ckptcheck.engines.base import Engine
+from ckptcheck.engines.sampling import Sampling
+from ckptcheck.engines.switches import Switches
+from ckptcheck.host.exchange import Exchange
+from ckptcheck.parity.ask import Asking
+from ckptcheck.parity.matrix.cells import Plan
+from ckptcheck.parity.matrix.ledger import Ledger
+from ckptcheck.parity.matrix.measure import Measurement
+from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.parity.probes.bench import Bench, Setup
+from ckptcheck.parity.probes.catalogue import chosen
+from ckptcheck.parity.probes.runner import run_probes
+from ckptcheck.parity.prompts import synthetic
+from ckptcheck.run import run
+from ckptcheck.trainers.megatron import start_megatron
+
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
+RULES = pack.load()
+
+
+class Kept:
+    """A side that a run may close, and that lives on for the next test."""
+
+    def __init__(self, side: object) -> None:
+        self._side = side
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._side, name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Asking, Any, Any, Path]]:
+    """SGLang and Megatron that hold a tiny mixture of experts."""
+    needs_engine("sglang")
+    needs_engine("megatron")
+    folder = tmp_path_factory.mktemp("sglang")
+    place = live.write("qwen3-moe", folder / "moe")
+    ckpt = open_checkpoint(str(place))
+    with Exchange() as exchange:
+        trainer = start_megatron(ckpt, exchange)
+        try:
+            engine = registry.start("sglang", place, length=256, together=3, scratch=(exchange.folder, folder))
+            try:
+                yield Asking(ckpt), engine, trainer, place
+            finally:
+                engine.close()
+        finally:
+            trainer.close()
+
+
+def test_the_matrix_of_megatron_and_sglang(both: tuple[Asking, Any, Any, Path]) -> None:
+    asking, engine, trainer, _ = both
+    plan = Plan(
+        (40,),
+        ("synthetic",),
+        ("greedy", "sampling"),
+        (1, 3),
+        (("megatron", "sglang"),),
+        repeats=1,
+        response=8,
+        sequences=3,
+    )
+    ledger = Ledger(None, {})
+    Measurement(plan, {"sglang": engine}, {"megatron": trainer}, asking.prompts, ledger).run()
+    trace = MatrixTrace("moe", ledger.done)
+    assert run(trace, RULES).findings == ()
+    assert len(trace.values) == 4
+    for value in trace.values.values():
+        assert set(value.directions) == {"engine", "trainer"}
+        assert value.tokens == 2 * 3 * 8
+        assert 1 <= value.error < 1.0001
+
+
+def test_the_probes_of_one_setup(both: tuple[Asking, Any, Any, Path]) -> None:
+    asking, engine, trainer, place = both
+    bench = Bench(
+        asking.usual(24, 3), asking.vocabulary, place.parent, start_trainer=lambda *_: cast(Any, Kept(trainer)),
+        sampling=Sampling(0.7), ends=asking.ends, length=256, block=64, response=16, long=24,
+    )  # fmt: skip
+
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        assert setup == Setup(), "one set-up is enough for these"
+        return cast(Engine, Kept(engine))
+
+    names = ("decode", "semantics", "padding", "routing", "stale")
+    report = run(run_probes("moe", bench, start, chosen(names, ())), RULES)
+    assert not report.crashed
+    assert not report.skipped
+    assert [finding.code for finding in report.findings] == ["PRB003"], report.findings
+    assert {"PRB002", "PRB005", "PRB006", "PRB009", "PRB013", "PRB018", "PRB020", "PRB021"} <= set(report.passed)
+
+
+@pytest.mark.parametrize("switches", [Switches(chunk=16), Switches(async_scheduling=True)], ids=str)
+def test_tokens_are_forced_in_every_setup(both: tuple[Asking, Any, Any, Path], switches: Switches) -> None:
+    """Prompts in pieces call the sampler for each, and with overlap scheduling it runs before the last token is noted."""
+    _, engine, _, place = both
+    engine.restart(place, replace(engine.options, switches=switches))
+    assert engine.ignored == {}
+    sequences = synthetic(512, 60, 2)
+    decoded, scored = engine.follow(sequences, 40), [each.prompt[39:] for each in engine.score(sequences)]
+    assert [len(each) for each in decoded] == [20, 20]
+    assert all(
+        abs(a - b) < 1e-4 for one, other in zip(decoded, scored, strict=True) for a, b in zip(one, other, strict=True)
+    )
