@@ -243,7 +243,7 @@ class FakeEngine:
         for fault in self._has("path"):
             rows = rows * float(fault.other or 1.01)
         if any(self._has("noisy")):
-            rows = rows * (1 + 1e-6 * (self._forwards // 4 % 3))
+            rows = rows * (1 + 1e-6 * (self._forwards % 2 + self._updates))
         return rows, head
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[Scores]:
@@ -279,13 +279,12 @@ class FakeEngine:
     def sleep(self, level: int = 1) -> None:
         """Give memory away, and keep what was in it."""
         self._live("sleep")
-        if any(fault.kind == "sleep" for fault in self.faults):
-            lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
-            if "" in lost:
-                self._rotary = self._rotary * 0
-            for held in self._ranks:
-                for name in lost & held.keys():
-                    held[name][...] = 0
+        lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
+        if "" in lost:
+            self._rotary = self._rotary * 0
+        for held in self._ranks:
+            for name in lost & held.keys():
+                held[name][...] = 0
 
     def wake(self) -> None:
         """Take it again."""

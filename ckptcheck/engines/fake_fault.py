@@ -32,7 +32,7 @@ FaultKind = Literal[
     "cache",  # the prefix cache is not reset when asked
     "path",  # logprobs are off though all weights are right; `other`: a factor that says by how much
     "decode",  # so are those of decoding, and prefill is right
-    "noisy",  # they are others after some times that it is asked, by rounding; from since = 0 on also before the first update
+    "noisy",  # they are others every second time, and after every update, by rounding; with since = 0 from the start on
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
     "sleep",  # the rotary cache is lost in sleep, or the engine's tensor `name`

@@ -12,6 +12,7 @@ import sent
 from ckptcheck.engines.base import Answer
 from ckptcheck.engines.fake import FakeEngine
 from ckptcheck.engines.fake_fault import Fault, FaultKind
+from ckptcheck.engines.sampling import Sampling
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.host.trouble import HostDied, HostHung
 
@@ -162,6 +163,13 @@ def test_answers_may_not_be_true() -> None:
     lying = FakeEngine(weights(0), [Fault("lying")])
     assert not refit(lying).ok
     assert not differing(lying)
+    busy = FakeEngine(weights(0), [Fault("busy")])
+    with Exchange() as exchange:
+        buckets = sent.buckets(weights(1), exchange)
+        during = busy.inflight([TOKENS], Sampling(), buckets, pause="in_place", clear_cache=True, after=1, version="1")
+    assert not during.answer.ok
+    assert not differing(busy)
+    assert refit(busy).ok
     down = FakeEngine(weights(0), [Fault("version", since=2)])
     assert [refit(down, transport="gloo").version for _ in range(2)] == ["1", "0"]
     assert refit(FakeEngine(weights(0))).version is None
@@ -179,7 +187,11 @@ def test_logprobs_and_weights_may_disagree() -> None:
     assert not differing(path)
     assert path.score([TOKENS]) != cold
     noisy = FakeEngine(weights(0), [Fault("noisy", since=0)])
-    assert len({noisy.score([TOKENS])[0].prompt for _ in range(8)}) > 1
+    assert noisy.score([TOKENS]) != noisy.score([TOKENS])
+    decoding = FakeEngine(weights(0), [Fault("decode")])
+    refit(decoding)
+    assert decoding.score([TOKENS]) == cold
+    assert decoding.follow([TOKENS], 1) != [cold[0].prompt]
     blind = FakeEngine(weights(0), [Fault("blind"), Fault("dropped", OUT)])
     refit(blind)
     assert differing(blind)
