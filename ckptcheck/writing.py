@@ -23,6 +23,19 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def keep_apart(output: Path | None, *inputs: Path | None) -> None:
+    """Raise CkptcheckError where a command would write over what it reads: a file, or one in a checkpoint's folder."""
+    if output is None or not output.is_file():
+        return
+    for path in inputs:
+        if path is None or not path.exists():
+            continue
+        if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
+            raise CkptcheckError(
+                f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
+            )
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file beside `path` to write to, and rename it over `path` afterwards; for what is too large to be held whole.

@@ -86,7 +86,9 @@ def record(
     from ckptcheck.parity.record import record as recorded
     from ckptcheck.parity.routes import with_routes
     from ckptcheck.rollouts import Metadata, write
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, prompts, Path(source))
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
     logprobs: Literal["raw", "processed"] = switches.logprobs or "raw"
@@ -142,7 +144,9 @@ def score(
     from ckptcheck.parity.scoring import score as scored
     from ckptcheck.rollouts import read, write
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart
 
+    keep_apart(output, file, Path(source))
     rollouts = read(file)
     if rollouts.defects:
         raise CkptcheckError(

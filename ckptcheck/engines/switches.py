@@ -22,7 +22,7 @@ class Switches:
     runs. compilation: eager, by torch's inductor, or graphs that are captured without it. precision_casts: inductor rounds
     between fused operations as eager does (TORCHINDUCTOR_EMULATE_PRECISION_CASTS). head_fp32: the output head computes in
     float32. sequences: most that are computed at once. text: with the checkpoint's tokenizer and generation config, as
-    servers are.
+    servers are. speculative: tokens that n-grams of the prompt propose for a step (speculative decoding without a draft model).
     """
 
     prefix_cache: bool | None = None
@@ -35,6 +35,7 @@ class Switches:
     head_fp32: bool | None = None
     sequences: int | None = None
     text: bool | None = None
+    speculative: int | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the switches that are set.
@@ -81,7 +82,7 @@ def _value(name: str, value: str) -> Any:
         if value not in words[name]:
             raise CkptcheckError(f"{name} is {' or '.join(words[name])}, not {value}")
         return cast(Any, value)
-    if name in ("chunk", "sequences"):
+    if name in ("chunk", "sequences", "speculative"):
         if not value.isascii() or not value.isdigit() or int(value) < 1:
             raise CkptcheckError(f"{name} is a whole number, not {value}")
         return int(value)

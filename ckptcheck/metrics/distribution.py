@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _log_sum(x: NDArray[Any]) -> NDArray[Any]:
 def exact_of(rollouts: Rollouts) -> Exact | None:
     """Return the exact KL where full-vocabulary logprobs of both sides are recorded, else None."""
     q, p = (rollouts.columns.get(f"{side}_full_logprobs") for side in ("engine", "trainer"))
-    return exact(q, p) if q is not None and p is not None and q.shape == p.shape and len(q) else None
+    return exact(q, p) if q is not None and p is not None and q.shape == p.shape and q.size else None
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ def _fitted(rows: NDArray[Any], a: NDArray[Any], b: NDArray[Any]) -> Temperature
     pairs = int((counts - 1).sum()) if len(counts) else 0
     if pairs < 16:
         return None
-    da, db = (x - (np.bincount(rows, x) / counts)[rows] for x in (a, b))
-    cross, square = float((da * db).sum()), float((db * db).sum())
-    if cross <= 0 or square <= 0:
+    with np.errstate(over="ignore", invalid="ignore"):
+        da, db = (x - (np.bincount(rows, x) / counts)[rows] for x in (a, b))
+        cross, square = float((da * db).sum()), float((db * db).sum())
+    slope = cross / square if 0 < cross < inf and 0 < square < inf else 0.0
+    if not slope:
         return None
-    slope = cross / square
     before, after = float(np.abs(da - db).mean()), float(np.abs(da - slope * db).mean())
     return Temperature(1 / slope, before, after, pairs)
 

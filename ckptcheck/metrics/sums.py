@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts.rollouts import Block, Rollouts
 
 MOST_BINS = 64
+LARGEST = 3.4e38
+"""What a float32 holds: percentiles are interpolated, which infinity is not."""
 
 
 class Sums:
@@ -43,14 +45,14 @@ class Sums:
             at, q, p = at[finite], q[finite], p[finite]
         if not len(at):
             return
-        r = p - q
-        apart = np.abs(r)
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            r = p - q
+            apart = np.abs(r)
             error = self._add(q, p, r)
             self._by_place(block, at, apart, r, error)
+            self._kept.append(np.minimum(apart, LARGEST).astype(np.float32))
         self.tokens += len(at)
         self._max["abs"] = max(self._max["abs"], float(apart.max()))
-        self._kept.append(apart.astype(np.float32))
         self._note_worst(block, at, q, p, apart)
 
     def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
@@ -155,14 +157,14 @@ class Sums:
             ratio=mean["rho"],
             clipped=mean["clipped"],
             chi2=mean["rho2"] - 1,
-            ess=mean["weight"] ** 2 / mean["weight2"],
+            ess=mean["weight"] * mean["weight"] / mean["weight2"],
             abs_mean=mean["abs"],
             abs_max=self._max["abs"],
             abs_sequence_mean=float(sequence_abs[compared].mean()),
             percentiles=dict(zip(PERCENTILES, quantiles, strict=True)),
             prob_diff_mean=mean["prob"],
             prob_diff_max=self._max["prob"],
-            prob_diff_std=sqrt(max(0.0, mean["prob2"] - mean["prob"] ** 2)) if mean["prob2"] < inf else inf,
+            prob_diff_std=sqrt(max(0.0, mean["prob2"] - mean["prob"] * mean["prob"])) if mean["prob2"] < inf else inf,
             pearson=_pearson(mean),
             engine_mean=mean["q"],
             trainer_mean=mean["p"],
@@ -181,7 +183,8 @@ class Sums:
 
 
 def _pearson(mean: dict[str, float]) -> float | None:
-    first, second = mean["uu"] - mean["u"] ** 2, mean["vv"] - mean["v"] ** 2
+    # u * u and not u ** 2: a float's power of two too large is an exception, its product is infinite
+    first, second = mean["uu"] - mean["u"] * mean["u"], mean["vv"] - mean["v"] * mean["v"]
     if not (1e-18 < first < inf and 1e-18 < second < inf):
         return None
-    return max(-1.0, min(1.0, (mean["uv"] - mean["u"] * mean["v"]) / sqrt(first * second)))
+    return max(-1.0, min(1.0, (mean["uv"] - mean["u"] * mean["v"]) / (sqrt(first) * sqrt(second))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ckptcheck.rollouts.rollouts import Rollouts
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Numbers = Sequence[float] | Sequence[int]
+Numbers = Sequence[float | None] | Sequence[float] | Sequence[int]
 
 
 @dataclass
@@ -47,10 +47,15 @@ class Rollout:
 
 
 class Misfit(Exception):
-    """A sequence cannot be put into columns. The message is a sentence without its full stop."""
+    """A sequence cannot be put into columns. The message is a sentence without its full stop.
+
+    In the place of a sequence it says that there is one, and why it could not be read.
+    """
 
 
-def gathered(rollouts: Iterable[Rollout], metadata: Metadata | None = None, *, double: bool = False) -> Rollouts:
+def gathered(
+    rollouts: Iterable[Rollout | Misfit], metadata: Metadata | None = None, *, double: bool = False
+) -> Rollouts:
     """Put sequences into columns. double: keep logprobs as float64, else float32.
 
     A sequence that does not fit (lengths that disagree, logprobs that others have and it lacks) is left out, and the
@@ -60,21 +65,23 @@ def gathered(rollouts: Iterable[Rollout], metadata: Metadata | None = None, *, d
 
     metadata = metadata or Metadata()
     given = list(rollouts)
-    wanted = [name for name in _OPTIONAL if any(getattr(each, name) is not None for each in given)]
-    masked = any(each.mask is not None for each in given)
+    there = [each for each in given if isinstance(each, Rollout)]
+    wanted = [name for name in _OPTIONAL if any(getattr(each, name) is not None for each in there)]
+    masked = any(each.mask is not None for each in there)
     rows: list[dict[str, NDArray[Any]]] = []
     kept: list[Rollout] = []
     left: list[LeftOut] = list(metadata.left_out)
     for number, each in enumerate(given):
         try:
-            rows.append(_row(each, wanted, masked, double))
+            if isinstance(each, Misfit):
+                raise each
+            row = _row(each, wanted, masked, double)
+            _alike(row, rows[0] if rows else row)
+            rows.append(row)
             kept.append(each)
         except Misfit as misfit:
             left.append(LeftOut(number, str(misfit)))
     columns: dict[str, NDArray[Any]] = {}
-    if rows:
-        rows, kept, more = _alike(rows, kept)
-        left += more
     for name in rows[0] if rows else ():
         columns[name] = np.concatenate([row[name] for row in rows])
     columns.setdefault("tokens", np.zeros(0, "<i4"))
@@ -82,11 +89,14 @@ def gathered(rollouts: Iterable[Rollout], metadata: Metadata | None = None, *, d
     columns["starts"] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype("<i8")
     columns["prompt_lengths"] = np.array([each.prompt for each in kept], "<i4")
     if any(each.reward is not None for each in kept):
-        columns["rewards"] = np.array([np.nan if each.reward is None else each.reward for each in kept], "<f4")
+        rewards = np.array([np.nan if each.reward is None else each.reward for each in kept], "<f8")
+        with np.errstate(over="ignore"):
+            columns["rewards"] = rewards.astype("<f4")
     metadata = msgspec.structs.replace(metadata, left_out=left)
     if any(each.finish for each in kept):
         words = sorted({each.finish for each in kept if each.finish})
-        columns["finish"] = np.array([words.index(each.finish) if each.finish else -1 for each in kept], "<i2")
+        places = {"": -1} | {word: place for place, word in enumerate(words)}
+        columns["finish"] = np.array([places[each.finish] for each in kept], "<i2" if len(words) < 1 << 15 else "<i4")
         metadata = msgspec.structs.replace(metadata, finish_reasons=words)
     spans, names = _spans(kept, columns["starts"])
     if spans:
@@ -105,6 +115,8 @@ def _row(each: Rollout, wanted: Sequence[str], masked: bool, double: bool) -> di
     if not 0 <= each.prompt <= number:
         raise Misfit(f"its prompt has {each.prompt:,} of its {count(number, 'token')}")
     ids = _numbers(each.tokens, "tokens", np.int64)
+    if ids.ndim != 1:
+        raise Misfit("its tokens are no list of ids")
     if ids.size and (ids.min() < -(2**31) or ids.max() >= 2**31):
         raise Misfit("it has a token id that is no 32-bit number")
     row: dict[str, NDArray[Any]] = {"tokens": ids.astype("<i4")}
@@ -134,7 +146,7 @@ def _numbers(values: Any, what: str, dtype: Any) -> NDArray[Any]:
             found = np.asarray(values, dtype=np.float64)
         else:
             found = np.asarray(values if len(values) else np.zeros(0, dtype))
-            if found.dtype.kind not in "iub":
+            if found.dtype.kind not in ("iub" if dtype == np.uint8 else "iu"):  # only a mask has truth values
                 raise TypeError
     except (TypeError, ValueError, OverflowError) as error:
         raise Misfit(f"its {what} are not all numbers") from error
@@ -147,6 +159,8 @@ def _placed(values: Any, each: Rollout, what: str, dtype: Any, *, first: bool = 
     import numpy as np
 
     found = _numbers(values, what, dtype)
+    if found.ndim != 1 and what in _FLAT:
+        raise Misfit(f"its {what} are not a number of each token")
     number, response = len(each.tokens), len(each.tokens) - each.prompt
     if not found.ndim or len(found) not in {number, response, *((number - 1,) if first else ())}:
         length = len(found) if found.ndim else 0
@@ -157,6 +171,9 @@ def _placed(values: Any, each: Rollout, what: str, dtype: Any, *, first: bool = 
     if len(found):
         placed[-len(found) :] = found
     return placed
+
+
+_FLAT = ("response mask", *(f"{side} logprobs" for side in SIDES))
 
 
 def _routing(value: Any, each: Rollout) -> NDArray[Any]:
@@ -170,19 +187,11 @@ def _routing(value: Any, each: Rollout) -> NDArray[Any]:
     return found if len(found) == number else np.concatenate([found, np.full((1, *found.shape[1:]), -1, found.dtype)])
 
 
-def _alike(
-    rows: list[dict[str, NDArray[Any]]], kept: list[Rollout]
-) -> tuple[list[dict[str, NDArray[Any]]], list[Rollout], list[LeftOut]]:
-    """Leave out rows whose trailing axes are not those of the first."""
-    due = {name: values.shape[1:] for name, values in rows[0].items()}
-    fits, left = [], []
-    for number, row in enumerate(rows):
-        odd = [name for name, values in row.items() if values.shape[1:] != due[name]]
-        if odd:
-            left.append(LeftOut(number, f"its {odd[0]} are not shaped as those of the first sequence"))
-        else:
-            fits.append(number)
-    return [rows[number] for number in fits], [kept[number] for number in fits], left
+def _alike(row: Mapping[str, NDArray[Any]], due: Mapping[str, NDArray[Any]]) -> None:
+    """Raise Misfit where trailing axes are not those of the first sequence."""
+    for name, values in row.items():
+        if values.shape[1:] != due[name].shape[1:]:
+            raise Misfit(f"its {name} are not shaped as those of the first sequence")
 
 
 def _spans(kept: Sequence[Rollout], starts: NDArray[Any]) -> tuple[list[tuple[int, int, int]], list[str]]:

@@ -13,6 +13,7 @@ from ckptcheck.checkpoint.header import FIRST_READ, MAX_HEADER, Shard, parse_hea
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.columns import COLUMNS, WIDTHS
 from ckptcheck.rollouts.form import defects
+from ckptcheck.rollouts.json_text import reason
 from ckptcheck.rollouts.lines import read_lines, write_lines
 from ckptcheck.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
@@ -107,8 +108,11 @@ def _metadata(text: str | None) -> tuple[Metadata, list[Defect]]:
                 Defect("format", f"its format is {clipped(str(said), 40)!r}, and {FORMAT} is read", KEY)
             ]
         return msgspec.json.decode(text, type=Metadata), []
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        return Metadata(), [Defect("metadata", f"it cannot be read: {clipped(str(error))}", KEY)]
+    except msgspec.ValidationError as error:
+        what = reason(error)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        what = "it is no JSON, or nested too deeply"
+    return Metadata(), [Defect("metadata", f"it cannot be read: {clipped(what)}", KEY)]
 
 
 def _mapped(path: Path, begin: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -31,9 +31,8 @@ def _shape(name: str, values: NDArray[Any], columns: Mapping[str, NDArray[Any]])
     column = COLUMNS[name]
     dimensions = 1 + len(column.trailing)
     if values.ndim != dimensions:
-        yield Defect(
-            "shape", f"it has the shape {shape(values.shape)}, and {count(dimensions, 'dimension')} are due", name
-        )
+        due_too = f"{count(dimensions, 'dimension')} {'is' if dimensions == 1 else 'are'} due"
+        yield Defect("shape", f"it has the shape {shape(values.shape)}, and {due_too}", name)
         return
     starts, tokens = columns["starts"], columns["tokens"]
     due = {

@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from ckptcheck.checkpoint.document import Defect, clipped
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import count
 from ckptcheck.rollouts.columns import COLUMNS, REQUIRED, WIDTHS
 from ckptcheck.rollouts.form import defects
+from ckptcheck.rollouts.json_text import NotJson, converted, loaded, word
 from ckptcheck.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.writing import replacing
@@ -103,82 +105,127 @@ def begins_lines(path: Path) -> bool:
     """Whether a file's first line is the one that rollouts begin with; False for what cannot be read."""
     try:
         with path.open("rb") as file:
-            head = json.loads(file.readline(MOST_HEAD))
+            head = loaded(file.readline(MOST_HEAD))
         return isinstance(head, dict) and "rollouts" in head and "columns" in head
-    except (OSError, ValueError, RecursionError):
+    except (OSError, NotJson):
         return False
+
+
+class Head(msgspec.Struct):
+    """The first line."""
+
+    columns: dict[str, str]
+    metadata: Metadata = Metadata()
 
 
 def _gathered(file: Iterable[bytes], name: str) -> Rollouts:
     import numpy as np
 
     lines = enumerate(file, 1)
-    head, metadata, dtypes = _head(next(lines, (1, b""))[1])
-    if head is not None:
-        return Rollouts(metadata, {}, (head,), name)
-    parts: dict[str, list[Any]] = {column: [] for column in dtypes if COLUMNS[column].axis != "bounds"}
+    try:
+        head = _head(next(lines, (1, b""))[1])
+    except ValueError as error:
+        wrong = Defect("metadata", f"it cannot be read: {clipped(str(error))}", "line 1")
+        return Rollouts(Metadata(), {}, (wrong,), name)
+    row = _form(head.columns)
+    parts: dict[str, list[Any]] = {column: [] for column in row.__struct_fields__}
     lengths = [0]
     for number, raw in lines:
         if not raw.strip():
             continue
         try:
-            line = json.loads(raw)
             start = lengths[-1]
-            for column, values in _row(line, dtypes, start).items():
+            for column, values in _row(converted(loaded(raw), row), head.columns, start).items():
                 parts[column].append(values)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            what = f"it has no {error.args[0]}" if isinstance(error, KeyError) else clipped(str(error))
-            return Rollouts(metadata, {}, (Defect("line", what or "it is no sequence", f"line {number}"),), name)
+        except ValueError as error:
+            return Rollouts(head.metadata, {}, (Defect("line", clipped(str(error)), f"line {number}"),), name)
         lengths.append(start + len(parts["tokens"][-1]))
     columns: dict[str, NDArray[Any]] = {"starts": np.array(lengths, "<i8")}
     for column, rows in parts.items():
         trailing = tuple(size or 0 for size in COLUMNS[column].trailing)
-        rows = rows or [np.zeros((0, *trailing), WIDTHS[dtypes[column]])]
+        rows = rows or [np.zeros((0, *trailing), WIDTHS[head.columns[column]])]
         if len({row.shape[1:] for row in rows if len(row)}) > 1:
-            return Rollouts(metadata, {}, (Defect("shape", "its rows differ in shape", column),), name)
+            return Rollouts(head.metadata, {}, (Defect("shape", "its rows differ in shape", column),), name)
         columns[column] = np.concatenate([row for row in rows if len(row)] or rows[:1])
-    return Rollouts(metadata, columns, tuple(defects(columns, metadata)), name)
+    return Rollouts(head.metadata, columns, tuple(defects(columns, head.metadata)), name)
 
 
-def _head(raw: bytes) -> tuple[Defect | None, Metadata, dict[str, str]]:
-    """Return what is wrong with the first line, the metadata, and the dtype of every column."""
-    try:
-        head = json.loads(raw)
-        said = head.get("rollouts")
-        if said is None:
-            raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
-        if said != FORMAT:
-            raise ValueError(f"its format is {clipped(str(said), 40)!r}, and {FORMAT} is read")
-        metadata = msgspec.convert(head.get("metadata", {}), Metadata)
-        dtypes = head["columns"]
-        for column, dtype in dtypes.items():
-            if column in COLUMNS and dtype not in COLUMNS[column].dtypes:
-                raise ValueError(f"the dtype of {column} is {clipped(str(dtype), 20)}")
-        if missing := [column for column in REQUIRED if column not in dtypes]:
-            raise ValueError(f"it lists no column {missing[0]}")
-        return None, metadata, {column: dtype for column, dtype in dtypes.items() if column in COLUMNS}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
-        return Defect("metadata", f"it cannot be read: {clipped(str(error))}", "line 1"), Metadata(), {}
+def _head(raw: bytes) -> Head:
+    """Read the first line; columns that are not known are left out. Raises ValueError with a sentence."""
+    said = loaded(raw)
+    if not isinstance(said, dict) or said.get("rollouts") is None:
+        raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
+    if said["rollouts"] != FORMAT:
+        raise ValueError(f"its format is {clipped(word(said['rollouts']), 40)!r}, and {FORMAT} is read")
+    head = converted(said, Head)
+    head.columns = {column: dtype for column, dtype in head.columns.items() if column in COLUMNS}
+    for column, dtype in head.columns.items():
+        if dtype not in COLUMNS[column].dtypes:
+            raise ValueError(f"the dtype of {column} is {clipped(dtype, 20)}")
+    if missing := [column for column in REQUIRED if column not in head.columns]:
+        raise ValueError(f"it lists no column {missing[0]}")
+    return head
 
 
-def _row(line: Mapping[str, Any], dtypes: Mapping[str, str], start: int) -> dict[str, NDArray[Any]]:
-    import numpy as np
+Number = float | None | Literal["nan", "inf", "-inf"]
+BITS = {"BOOL": 1, "U8": 8, "I16": 16, "I32": 32, "I64": 54}
+"""How large whole numbers may be: of places in a file 2^53 is enough, and can be added to."""
 
-    row = {}
+
+def _form(dtypes: Mapping[str, str]) -> type[msgspec.Struct]:
+    """Return what a line has to be: numbers are not taken from text, nor whole ones from others."""
+    fields: list[tuple[str, Any]] = []
     for name, dtype in dtypes.items():
         column = COLUMNS[name]
-        if column.axis == "bounds":
-            continue
-        given = [line[name]] if column.axis == "sequences" else line[name]
-        values = np.array(_plain(given) if "F" in dtype else given, WIDTHS[dtype])
-        if column.axis == "tokens" and len(values) != len(line["tokens"]):
-            raise ValueError(f"{name} has {len(values):,} rows for {len(line['tokens']):,} tokens")
+        kind: Any = Number
+        if "F" not in dtype:
+            bits = BITS[dtype]
+            least, most = (0, (1 << bits) - 1) if bits < 16 else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+            kind = Annotated[int, msgspec.Meta(ge=least, le=most)]
+            kind = kind | bool if bits < 16 else kind
+        if column.axis == "spans":
+            kind = list[tuple[kind, kind, kind]]
+        elif column.axis != "sequences":
+            for _ in range(1 + len(column.trailing)):
+                kind = list[kind]
+        if column.axis != "bounds":
+            fields.append((name, kind))
+    return msgspec.defstruct("Line", fields)
+
+
+def _row(line: msgspec.Struct, dtypes: Mapping[str, str], start: int) -> dict[str, NDArray[Any]]:
+    """Return the columns of a line. Raises ValueError with a sentence."""
+    import numpy as np
+
+    row: dict[str, NDArray[Any]] = {}
+    tokens = len(line.tokens)  # type: ignore[attr-defined]
+    for name in line.__struct_fields__:
+        column, given = COLUMNS[name], getattr(line, name)
+        given = [given] if column.axis == "sequences" else given
+        dtype = dtypes[name]
+        if not _even(given, len(column.trailing)):
+            raise ValueError(f"{name} has rows that differ in length")
+        with np.errstate(over="ignore"):
+            values = (
+                np.array(_plain(given), "<f8").astype(WIDTHS[dtype]) if "F" in dtype else np.array(given, WIDTHS[dtype])
+            )
+        if not len(values):
+            values = values.reshape(0, *(size or 0 for size in column.trailing))
+        if column.axis == "tokens" and len(values) != tokens:
+            raise ValueError(f"{name} has {count(len(values), 'row')} for {count(tokens, 'token')}")
         if name == "version_spans":
-            values = values.reshape(-1, 3) + np.array([start, start, 0])
+            values = values + np.array([start, start, 0])
         elif name == "full_positions":
             values = values + start
         row[name] = values
     return row
+
+
+def _even(values: Any, deeper: int) -> bool:
+    """Whether lists within lists are of one length at every depth."""
+    if not deeper:
+        return True
+    return len({len(each) for each in values}) <= 1 and _even([one for each in values for one in each], deeper - 1)
 
 
 def _plain(values: Any) -> Any:

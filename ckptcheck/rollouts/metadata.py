@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 FORMAT = "ckptcheck-rollouts/1"
 Logprobs = Literal["raw", "processed", "unknown"]
 """Of which distribution an engine reports logprobs: the model's own, or the one it sampled from (temperature, top-p, top-k)."""
+
+
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What a file can hold."""
 
 
 class Side(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,15 +36,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
+    top_k: Whole | None = None
+    max_tokens: Whole | None = None
+    seed: Whole | None = None
 
 
 class LeftOut(msgspec.Struct, frozen=True):
     """A sequence of the source that could not be taken over. number: its place there, from 0."""
 
-    number: int
+    number: Whole
     reason: str
 
 
@@ -53,15 +57,15 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     model: str = ""
-    step: int | None = None
+    step: Whole | None = None
     engine: Side | None = None
     trainer: Side | None = None
     reference: Side | None = None
     sampling: Sampling = Sampling()
     sampled_by: Literal["engine", "trainer"] = "engine"
     logprobs: Logprobs = "unknown"
-    vocabulary: int | None = None
-    max_model_len: int | None = None
+    vocabulary: Whole | None = None
+    max_model_len: Whole | None = None
     versions: list[str] = []
     finish_reasons: list[str] = []
     source: str = ""

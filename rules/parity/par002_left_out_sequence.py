@@ -2,14 +2,14 @@
 
 ## What it checks
 That the conversion could take over every sequence. One whose tokens, mask and logprobs have different lengths cannot be
-compared.
+compared. Nor can a request that failed, a stream that ends before its answer does, or one of which an event is lost.
 
 ## Why it matters
 A trainer that does not look takes such a sequence all the same, and pairs its tokens with logprobs of others. Which lengths
-disagree tells who dropped or added a token.
+disagree tells who dropped or added a token. Requests that failed are missing from every mean, and often it is the long ones.
 
 ## How to fix
-Look at how the framework strips stop tokens, merges turns and pads. Convert again.
+Look at how the framework strips stop tokens, merges turns and pads. Ask again what failed. Convert again.
 
 ## When it can be wrong
 Sequences that the run itself had aborted may have no logprobs at all.
@@ -37,4 +37,5 @@ def check(judged: Judged) -> Iterator[Problem]:
             if len(numbers) == 1
             else f"{len(numbers):,} sequences, the first {numbers[0]}, were"
         )
-        yield Problem(f"{which} left out: {clipped(reason, 200)}", hint="find out who drops or adds a token")
+        hint = "find out who drops or adds a token, or ask again what failed"
+        yield Problem(f"{which} left out: {clipped(reason, 200)}", hint=hint)

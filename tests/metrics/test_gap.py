@@ -192,3 +192,20 @@ def test_a_floor_is_written_and_measured(tmp_path) -> None:  # type: ignore[no-u
     (tmp_path / "other.json").write_text(msgspec.json.encode({"a": 1}).decode())
     with pytest.raises(Exception, match=r"other.json is no floor"):
         floors.read(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("odd", [360.0, 500.0, 709.0, 800.0, 1e30, 1e308, -1e308])
+def test_what_is_no_logprob_is_measured_all_the_same(odd: float) -> None:
+    # e^360 squared is beyond a float: sums are infinite then, and no exception
+    for engine, trainer in (([odd, -1.0], [-0.5, -1.0]), ([-0.5, -1.0], [odd, -1.0]), ([odd, -odd], [-odd, odd])):
+        found = gap(two(engine, trainer))
+        assert found is not None
+        assert found.tokens == 2
+        assert found.abs_max > 300
+        assert found.pearson is None or -1 <= found.pearson <= 1
+
+
+def test_correlation_of_large_numbers_is_one() -> None:
+    found = gap(two([300.0, 1.0, 2.0], [300.0, 1.0, 2.0]))
+    assert found is not None
+    assert found.pearson == pytest.approx(1.0)  # the product of both variances is beyond a float

@@ -52,6 +52,26 @@ def test_a_side_that_is_noisy_in_one_way_only_is_measured_so(tmp_path: Path) -> 
     assert floor.loads == 1e-6
 
 
+def test_an_engine_that_cannot_follow_tokens_is_measured_by_its_own(tmp_path: Path) -> None:
+    class Speculating(FakeEngine):
+        """Decodes with other logprobs than it scores, and takes no tokens from others."""
+
+        def __init__(self) -> None:
+            super().__init__(weights())
+            self.info = replace(self.info, facts={**self.info.facts, "follows": "False"})
+
+        def score(self, sequences: Any, *, decode: int = 0) -> Any:
+            told = super().score(sequences, decode=decode)
+            return [replace(each, decode=tuple(value + 0.5 for value in each.decode)) for each in told]
+
+        def follow(self, *_: Any) -> Any:
+            raise AssertionError("it cannot")
+
+    floor = measured(Speculating(), FakeTrainer(tmp_path), SEQUENCES)
+    assert floor.engine.decode.mean == pytest.approx(0.5, abs=1e-3)
+    assert floor.engine.repeat == floor.engine.batch == Gap()
+
+
 def test_what_rounding_comes_to_grows_with_the_coarser_dtype(tmp_path: Path) -> None:
     fine = rounded(FakeTrainer(tmp_path), ["float32", "float32"], SEQUENCES)
     coarse = rounded(FakeTrainer(tmp_path), ["float32", "bfloat16"], SEQUENCES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from ckptcheck.engines.base import Answer, EngineInfo, Parcel
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import HostDied
+from ckptcheck.refit import sync
 from ckptcheck.refit.sync import send
+from ckptcheck.trainers.base import TrainerInfo
 
 PLAN = [Parcel({}, ("a", "b"), ("BF16", "BF16"), ((2, 2), (4,)), 16), Parcel({}, ("c",), ("BF16",), ((8,),), 16)]
 
@@ -77,6 +80,32 @@ def test_both_sides_meet_as_the_engine_has_it(name: str, plane: str, told: str |
     assert ("send", plane, told) in notes
     assert ("refit", "nccl", 3, told) in notes
     assert ("unique_id" in notes) is bool(told)
+
+
+def test_a_trainer_that_waits_in_nccl_for_an_engine_that_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Waiting(Trainer):
+        info = TrainerInfo("megatron", "1", "bfloat16", "", "")
+
+        def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
+            assert ended.wait(60)
+            raise HostDied("megatron is closed")
+
+        def close(self) -> None:
+            ended.set()
+
+    class Refusing(Engine):
+        def refit(self, parcels: Sequence[Parcel], transport: str) -> Answer:
+            return Answer(False, "ValueError: Invalid init_info", 0.0)
+
+    monkeypatch.setattr(sync, "GRACE", 0.05)
+    engine = Refusing([], "vllm", "B")
+    with pytest.raises(
+        HostDied, match=r"vllm left the update \(ValueError: Invalid init_info\), and megatron, .* was ended"
+    ):
+        send(Waiting([]), engine, 100, "nccl", "one")  # type: ignore[arg-type]
+    assert engine.notes == []
 
 
 def test_a_trainer_that_cannot_lend_is_refused() -> None:

@@ -221,10 +221,18 @@ class Evil:
         (b'{"a": 1, "b": 2}', "no rollout file that is known; it holds a, b"),
         (b'[{"token_ids": [1], "loss_mask": [], "inference_logprobs": []}]', "it has 0 response mask for 1 token"),
         (b'{"meta_info": {}, "output_ids": [1]}', "token ids of a prompt are missing"),
-        (b'{"choices": [3]}', "not laid out as vllm does it"),
-        (pickle.dumps({"samples": [{"tokens": 3}], "rollout_id": 1}), "not laid out as slime does it: it has no response_length"),
+        (b'{"choices": [3]}', r"could be taken over: choices\[0\] is a whole number, and an object is due"),
+        (b'{"choices": null}', "could be taken over: it has no choices"),
+        (b'{"error": {"message": "too long"}}', "could be taken over: the server answered with an error: too long"),
+        (b"[" * 100_000, "neither a torch.save file nor JSON: it is nested too deeply"),
+        (b"[" + b"1" * 5000 + b"]", "nor JSON: a number in it has thousands of digits"),
+        (b'{"a": "\xff"}', "nor JSON: it is not UTF-8"),
+        (pickle.dumps({"samples": [{"tokens": [3]}], "rollout_id": 1}), "could be taken over: it has no response_length"),
+        (pickle.dumps({"samples": [{"tokens": 3}], "rollout_id": 1}), "could be taken over: its tokens are no list of ids"),
+        (pickle.dumps({"samples": [3], "rollout_id": 1}), "could be taken over: it is no sample: it has no fields"),
+        (pickle.dumps({"rollout_data": {"tokens": [[1]]}}), "not laid out as slime-train does it: it has no response_lengths"),
         (pickle.dumps({"samples": [], "rollout_id": 1}), "could be taken over: there is none"),
-        (pickle.dumps({"responses": 1, "prompts": 2}), "not laid out as verl does it"),
+        (pickle.dumps({"responses": 1, "prompts": 2}), "not laid out as verl does it: responses is no table of whole numbers"),
         (pickle.dumps({"samples": [Evil()], "rollout_id": 1}), "it names posix.system, which no data needs, and it is not run"),
         (pickle.dumps([1])[:-3], "cannot be read"),
         (b"PK\x03\x04rest", "cannot be read"),
@@ -275,3 +283,121 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             ["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--from", "vllm"],
             standalone_mode=False,
         )
+
+
+SAID = {"token_logprobs": [-0.5], "tokens": ["c"]}
+DONE: dict[str, Any] = {
+    "id": "cmpl-1", "object": "text_completion", "model": "org/m", "prompt_token_ids": [5, 6],
+    "choices": [{"index": 0, "finish_reason": "stop", "token_ids": [7], "logprobs": SAID}],
+}  # fmt: skip
+
+
+def reasons(rollouts: Rollouts) -> list[tuple[int, str]]:
+    return [(each.number, each.reason) for each in rollouts.metadata.left_out]
+
+
+def test_a_request_that_failed_does_not_cost_the_others(tmp_path: Path) -> None:
+    wrong = {**DONE, "prompt_token_ids": [5, "6"]}
+    path = lines(tmp_path / "a.jsonl", {"error": {"message": "out\nof memory", "code": 500}}, DONE, {"choices": None},
+                 {"request": {"prompt": [1]}, "response": None}, {"object": "error", "message": "no"}, wrong, 3)  # fmt: skip
+    path.write_text(path.read_text() + json.dumps({**DONE, "id": "cmpl-2"}) + "\n" + json.dumps(DONE)[:40])
+    found, kind = convert([path])
+    assert (kind, found.tokens.tolist()) == ("vllm", [5, 6, 7] * 2)
+    assert [(number, reason.partition(" Unterminated")[0]) for number, reason in reasons(found)] == [
+        (0, "it is no JSON object"),  # pairs of request and answer come first
+        (1, "the server answered with an error: out of memory"),
+        (3, "it has no choices"),
+        (4, "the server answered with an error: no"),
+        (5, "prompt_token_ids[1] is text, and a whole number is due"),
+        (6, "it is no JSON object"),
+        (8, "it is no JSON:"),
+    ]
+
+
+def test_one_broken_line_or_sample_is_left_out(tmp_path: Path) -> None:
+    line = {"token_ids": [5, 6], "loss_mask": [False, True], "inference_logprobs": [0.0, -0.5]}
+    path = lines(tmp_path / "a.jsonl", line, {**line, "loss_mask": 3}, {**line, "token_ids": [5, 6.5]}, line)
+    found, _ = convert([path])
+    assert (found.number, reasons(found)) == (2, [
+        (1, "loss_mask is a whole number, and a list is due"), (2, "token_ids[1] is a number, and a whole number is due"),
+    ])  # fmt: skip
+    samples = [
+        sample(),
+        sample(tokens="abc"),
+        sample(response_length="3"),
+        sample(tokens=[[1, 2, 3, 4, 5]]),
+        sample(rollout_log_probs=[[-1.0]] * 3),
+    ]
+    (tmp_path / "4.pt").write_bytes(pickle.dumps({"rollout_id": 4, "samples": samples}))
+    found, _ = convert([tmp_path / "4.pt"])
+    assert (found.number, reasons(found)) == (1, [
+        (1, "its tokens are no list of ids"), (2, "its response length is no whole number"),
+        (3, "its prompt has -2 of its 1 token"), (4, "its engine logprobs are not a number of each token"),
+    ])  # fmt: skip
+
+
+def test_an_empty_response_is_one(tmp_path: Path) -> None:
+    choice = {"finish_reason": "stop", "token_ids": [], "logprobs": None}
+    found, _ = convert([lines(tmp_path / "a.jsonl", DONE, {**DONE, "choices": [choice]})])
+    assert (found.number, found.metadata.left_out, found.tokens.tolist()) == (2, [], [5, 6, 7, 5, 6])
+    assert column(found, "engine_logprobs", 1) == [0, 0]
+    none = {"meta_info": {"prompt_tokens": 1, "output_token_logprobs": [], "finish_reason": {"type": "abort"}},
+            "prompt_token_ids": [5], "output_ids": []}  # fmt: skip
+    assert convert([lines(tmp_path / "b.jsonl", none)])[0].tokens.tolist() == [5]
+
+
+def test_files_of_two_kinds_or_two_steps_are_refused(tmp_path: Path) -> None:
+    lines(tmp_path / "vllm.json", DONE)
+    lines(
+        tmp_path / "sglang.json", {"meta_info": {"output_token_logprobs": [[-1.0, 7, None]]}, "prompt_token_ids": [5]}
+    )
+    with pytest.raises(
+        CkptcheckError, match=r"sglang.json is of sglang and .*vllm.json is of vllm: they are no rollouts"
+    ):
+        convert([tmp_path / "vllm.json", tmp_path / "sglang.json"])
+    for step in range(2):
+        (tmp_path / f"{step}.pt").write_bytes(pickle.dumps({"rollout_id": step, "samples": [sample()]}))
+    with pytest.raises(
+        CkptcheckError, match=r"0.pt is of step 0 and .*1.pt is of step 1: they are no rollouts of one step"
+    ):
+        convert([tmp_path / "0.pt", tmp_path / "1.pt"])
+
+
+def test_what_files_disagree_about_is_not_kept(tmp_path: Path) -> None:
+    paths = [
+        lines(tmp_path / name, {"request": {"temperature": at, "top_p": 0.5}, "response": {**DONE, "model": model}})
+        for name, at, model in (("a.json", 0.7, "org/m"), ("b.json", 1.0, "org/n"))
+    ]
+    about = convert(paths)[0].metadata
+    assert (about.model, about.sampling.temperature, about.sampling.top_p) == ("", None, 0.5)
+    assert about.engine is not None
+    assert about.engine.name == "vllm"
+    assert convert([paths[0], paths[0]])[0].metadata.sampling.temperature == 0.7
+
+
+def test_a_command_does_not_write_over_what_it_reads(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.json", DONE)
+    (tmp_path / "link.json").symlink_to(path)
+    (tmp_path / "folder").mkdir()
+    inner = lines(tmp_path / "folder" / "b.jsonl", DONE)
+    before = path.read_bytes()
+    for source, target in ((path, path), (path, tmp_path / "link.json"), (tmp_path / "folder", inner)):
+        with pytest.raises(CkptcheckError, match="is what the command reads, and would be overwritten"):
+            app()(["parity", "convert", str(source), "-o", str(target)], standalone_mode=False)
+    for verb in ("record", "score"):
+        rest = ["--prompts", str(path)] if verb == "record" else [str(tmp_path)]
+        with pytest.raises(CkptcheckError, match="is what the command reads, and would be overwritten"):
+            app()(
+                ["parity", verb, str(tmp_path if verb == "record" else path), *rest, "-o", str(path)],
+                standalone_mode=False,
+            )
+    with pytest.raises(CkptcheckError, match="would be overwritten"):
+        app()(["parity", "judge", str(path), "-o", str(path)], standalone_mode=False)
+    assert path.read_bytes() == inner.read_bytes() == before
+
+
+def test_no_logprobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choice = {**DONE["choices"][0], "logprobs": None}
+    path = lines(tmp_path / "a.json", {**DONE, "choices": [choice]})
+    app()(["parity", "convert", str(path), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
+    assert capsys.readouterr().err.endswith("out.jsonl; there are no logprobs in it\n")

@@ -112,7 +112,7 @@ CHANGES = [
     ({"prompt_lengths": np.array([2, 99, -1], "<i4")}, "prompt_lengths", PROMPT),
     ({"engine_logprobs": np.zeros(20, "<f4")}, "engine_logprobs", "it has 20 rows for 21 tokens"),
     ({"engine_logprobs": np.zeros(21, "<f2")}, "engine_logprobs", "its dtype is F16, and F32 or F64 is due"),
-    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension are due"),
+    ({"tokens": np.zeros((21, 1), "<i4")}, "tokens", "it has the shape [21, 1], and 1 dimension is due"),
     ({"tokens": None}, "tokens", "the column is missing"),
     ({"version_spans": np.array([[0, 3, 9]])}, "version_spans", "it names a version that the metadata does not list"),
     ({"version_spans": np.array([[0, 3, 0], [2, 5, 0]])}, "version_spans", "span 1, tokens 2 to 5, overlaps another or is none"),
@@ -211,3 +211,47 @@ def test_the_first_token_of_no_sequence_is_compared_and_empty_sequences_are_none
     parts = np.concatenate([block.mask for block in made.blocks(1)])
     assert parts.tolist() == [False, True, True, False, False, True]
     assert mask.all(), "the rollouts' own mask is left alone"
+
+
+COLUMNS = '{"tokens": "I32", "prompt_lengths": "I32", "starts": "I64", "engine_logprobs": "F32"}'
+HEAD = f'{{"rollouts": "ckptcheck-rollouts/1", "columns": {COLUMNS}}}'
+LINE = '{"tokens": [5, 6, 7, 8], "prompt_lengths": 2, "engine_logprobs": [0, 0, -0.5, -0.25]}'
+WRONG = [
+    ("[5, 6, 7, 8]", "[5.5, 6, 7, 8]", "tokens[0] is a number, and a whole number is due"),
+    ("[5, 6, 7, 8]", '["5", 6, 7, 8]', "tokens[0] is text, and a whole number is due"),
+    ("[5, 6, 7, 8]", "[5, 6, 7, true]", "tokens[3] is true or false, and a whole number is due"),
+    ("[5, 6, 7, 8]", "[5, 6, 7, 3000000000]", "tokens[3] is above 2,147,483,647"),
+    ("[5, 6, 7, 8]", "[5, 6, 7]", "engine_logprobs has 4 rows for 3 tokens"),
+    ("[5, 6, 7, 8]", "5", "tokens is a whole number, and a list is due"),
+    (": 2,", ': "2",', "prompt_lengths is text, and a whole number is due"),
+    ('"prompt_lengths": 2,', "", "it has no prompt_lengths"),
+    ("-0.5", '"x"', "engine_logprobs[2] is 'x', which is none of what it may be"),
+    ("-0.5", "[-0.5]", "engine_logprobs[2] is a list, and a number or text or null is due"),
+    (LINE, "[]", "it is a list, and an object is due"),
+    (LINE, "[" * 100_000, "it is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("given", "odd", "text"), WRONG)
+def test_ids_are_whole_numbers_and_what_is_not_is_said(tmp_path: Path, given: str, odd: str, text: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(f"{HEAD}\n{LINE}\n")
+    assert read(path).tokens.tolist() == [5, 6, 7, 8]
+    path.write_text(f"{HEAD}\n{LINE.replace(given, odd)}\n")
+    assert [(defect.key, defect.text) for defect in read(path).defects] == [("line 2", text)]
+
+
+def test_an_odd_first_line_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for head, text in [
+        ('{"rollouts": "ckptcheck-rollouts/1"}', "it has no columns"),
+        ('{"rollouts": "ckptcheck-rollouts/1", "columns": 3}', "columns is a whole number, and an object is due"),
+        (HEAD.replace('"F32"', "3"), "columns[...] is a whole number, and text is due"),
+        (HEAD.replace('"F32"', '"F16"'), "the dtype of engine_logprobs is F16"),
+        (
+            HEAD[:-1] + ', "metadata": {"step": 99999999999999999999}}',
+            "metadata.step is above 9,223,372,036,854,775,807",
+        ),
+    ]:
+        path.write_text(f"{head}\n{LINE}\n")
+        assert [defect.text for defect in read(path).defects] == [f"it cannot be read: {text}"]

@@ -7,40 +7,58 @@ at 004274e, SCHEMA_VERSION 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ckptcheck.rollouts.build import Rollout
+import msgspec
+
+from ckptcheck.rollouts.build import Misfit, Rollout
+from ckptcheck.rollouts.convert.reading import each, whole
+from ckptcheck.rollouts.json_text import Unlike, converted, word
 from ckptcheck.rollouts.metadata import Metadata, Side
+
+
+class Line(msgspec.Struct):
+    """A sequence, as far as it is looked at."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    inference_logprobs: list[float | None]
+    trainer_logprobs: list[float | None] | None = None
+    rewards: list[float | None] | None = None
 
 
 def is_export(content: Any) -> bool:
     """Whether these lines are token exports."""
-    first = content[0] if content else None
-    return isinstance(first, dict) and {"token_ids", "loss_mask", "inference_logprobs"} <= first.keys()
+    return any(_named(line) for line in content)
 
 
-def export(content: Any) -> tuple[list[Rollout], Metadata]:
+def _named(line: Any) -> bool:
+    return isinstance(line, dict) and {"token_ids", "loss_mask", "inference_logprobs"} <= line.keys()
+
+
+def export(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over the sequences. What comes before the first token that is trained on is the prompt."""
-    first = content[0]
-    step = first.get("export_step", first.get("step"))
+    first: dict[str, Any] = next((line for line in content if _named(line)), {})
     about = Metadata(
-        step=step if isinstance(step, int) else None,
+        step=whole(first.get("export_step", first.get("step"))),
         engine=Side("vllm"),
         trainer=Side("prime-rl"),
-        source=f"prime-rl token export, schema {first.get('schema_version')}",
+        source=f"prime-rl token export, schema {word(first.get('schema_version'))[:20]}",
     )
-    return [_line(line) for line in content], about
+    return each(_line, content), about
 
 
-def _line(line: Mapping[str, Any]) -> Rollout:
-    mask = [bool(value) for value in line["loss_mask"]]
-    rewards = [value for value in line.get("rewards") or () if value is not None]
+def _line(content: Any) -> Rollout:
+    try:
+        line = converted(content, Line)
+    except Unlike as error:
+        raise Misfit(str(error)) from error
+    mask = line.loss_mask
     return Rollout(
-        tokens=line["token_ids"],
-        prompt=min(mask.index(True) if any(mask) else len(mask), len(line["token_ids"])),
-        engine=line["inference_logprobs"],
-        trainer=line.get("trainer_logprobs"),
+        tokens=line.token_ids,
+        prompt=min(mask.index(True) if any(mask) else len(mask), len(line.token_ids)),
+        engine=line.inference_logprobs,
+        trainer=line.trainer_logprobs,
         mask=mask,
-        reward=float(rewards[0]) if rewards else None,
+        reward=next((value for value in line.rewards or () if value is not None), None),
     )

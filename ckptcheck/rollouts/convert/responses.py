@@ -12,163 +12,184 @@ SGLang tells the weight version of every answer, and spans of them where it chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptcheck.rollouts.build import Rollout
-from ckptcheck.rollouts.convert.streams import joined
-from ckptcheck.rollouts.metadata import Logprobs, Metadata, Sampling, Side
+from ckptcheck.rollouts.build import Misfit, Rollout
+from ckptcheck.rollouts.convert.answers import Answer, Choice, Said, Told
+from ckptcheck.rollouts.convert.streams import first, joined
+from ckptcheck.rollouts.json_text import Unlike, converted, word
+from ckptcheck.rollouts.metadata import Metadata, Sampling, Side, Whole
 
 FINISH = {"eos_token": "stop"}
-Answer = Mapping[str, Any]
+Request = Mapping[str, Any]
 
 
-def _pairs(content: Any) -> Iterator[tuple[Answer, Any]]:
+def _pairs(content: Any) -> Iterator[tuple[Request, Answer | Misfit]]:
     """Give request ({} where it was not saved) and answer."""
-    bare = []
+    bare: list[Any] = []
     for each in content:
-        if isinstance(each, dict) and isinstance(each.get("response"), (dict, list)):
-            answer = each["response"]  # SGLang answers a batch by a list; a stream is one
-            for one in joined(answer if isinstance(answer, list) else [answer]):
-                yield each.get("request") or {}, one
+        if _is_pair(each):
+            said, asked = each["response"], each.get("request")  # SGLang answers a batch by a list; a stream is one
+            for one in joined(said if isinstance(said, list) else [said]):
+                yield asked if isinstance(asked, dict) else {}, one
         else:
             bare += each if isinstance(each, list) else [each]
     for one in joined(bare):
         yield {}, one
 
 
-def _first(content: Any) -> Answer:
-    """Return the first answer as it stands; {} where there is none."""
-    answer = content
-    for _ in range(3):  # a list of pairs, and an answer that is a list
-        if isinstance(answer, list):
-            answer = next(iter(answer), None)
-        elif isinstance(answer, dict) and isinstance(answer.get("response"), (dict, list)):
-            answer = answer["response"]
-    return answer if isinstance(answer, dict) else {}
+def _is_pair(content: Any) -> bool:
+    return isinstance(content, dict) and "response" in content and not {"choices", "meta_info"} & content.keys()
 
 
-def is_sglang(content: Any) -> bool:
-    """Whether these are answers of SGLang: of /generate, or in OpenAI's form, where its own field tells."""
-    answer = _first(content)
+def _bare(content: Any) -> Iterator[Request]:
+    """Give the answers as they stand."""
+    for each in content:
+        said = each["response"] if _is_pair(each) else each
+        for one in said if isinstance(said, list) else [said]:
+            if isinstance(one, dict):
+                yield one
+
+
+def _is_own(answer: Request) -> bool:
     choices = answer.get("choices")
     own = isinstance(choices, list) and choices and isinstance(choices[0], dict) and "matched_stop" in choices[0]
     return isinstance(answer.get("meta_info"), dict) or bool(own)
 
 
+def is_sglang(content: Any) -> bool:
+    """Whether these are answers of SGLang: of /generate, or in OpenAI's form, where its own field tells."""
+    return any(_is_own(answer) for answer in _bare(content))
+
+
 def is_vllm(content: Any) -> bool:
-    """Whether these are answers in OpenAI's form."""
-    return isinstance(_first(content).get("choices"), list)
+    """Whether these are answers in OpenAI's form, if only errors."""
+    return any("choices" in answer or "error" in answer or answer.get("object") == "error" for answer in _bare(content))
 
 
-def sglang(content: Any) -> tuple[list[Rollout], Metadata]:
+def sglang(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over answers of SGLang."""
     return _taken(content, "sglang")
 
 
-def vllm(content: Any) -> tuple[list[Rollout], Metadata]:
+def vllm(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over answers of vLLM, every choice of them."""
     return _taken(content, "vllm")
 
 
-def _taken(content: Any, engine: str) -> tuple[list[Rollout], Metadata]:
-    rollouts, requests, model = [], [], ""
+def _taken(content: Any, engine: str) -> tuple[list[Rollout | Misfit], Metadata]:
+    rollouts: list[Rollout | Misfit] = []
+    requests: list[Request] = []
+    models = []
     for request, answer in _pairs(content):
-        if "choices" in answer:
-            model = model or str(answer.get("model") or "")
-            rollouts += [_choice(choice, answer, request) for choice in answer["choices"]]
+        if isinstance(answer, Misfit):
+            rollouts.append(answer)
+            continue
+        if answer.meta_info is not None:
+            rollouts.append(_generated(answer, answer.meta_info, request))
         else:
-            rollouts.append(_generated(answer, request))
-        requests.append({**request, **(request.get("sampling_params") or {})})
-    return rollouts, _about(engine, requests, model)
+            rollouts += [_choice(choice, answer, request) for choice in answer.choices or ()] or [
+                Misfit("it has no choices")
+            ]
+            models.append(word(answer.model or ""))
+        sampling = request.get("sampling_params")
+        requests.append({**request, **(sampling if isinstance(sampling, dict) else {})})
+    return rollouts, _about(engine, requests, models[0] if len(set(models)) == 1 else "")
 
 
-def _generated(answer: Answer, request: Answer) -> Rollout:
+def _generated(answer: Answer, told: Told, request: Request) -> Rollout | Misfit:
     """Take over an answer of /generate."""
-    told = answer["meta_info"]
-    before, after = told.get("input_token_logprobs") or [], told.get("output_token_logprobs")
-    prompt = answer.get("prompt_token_ids") or _flat(request.get("input_ids"))
-    if len(before) == told.get("prompt_tokens"):
-        prompt = [entry[1] for entry in before]
-    output = answer.get("output_ids") or [entry[1] for entry in after or ()]
-    reason = told.get("finish_reason")
-    finish = reason.get("type", "") if isinstance(reason, dict) else str(reason or "")
-    return _rollout(prompt, output, None if after is None else [entry[0] for entry in after], finish, told)
+    before, after = told.input_token_logprobs or [], told.output_token_logprobs
+    prompt = first([answer.prompt_token_ids, _flat(request.get("input_ids"))])
+    if before and len(before) == told.prompt_tokens:
+        prompt = [token for _, token, _ in before]
+    output = first([answer.output_ids, None if after is None else [token for _, token, _ in after]])
+    reason = told.finish_reason.get("type") if isinstance(told.finish_reason, dict) else told.finish_reason
+    return _rollout(prompt, output, None if after is None else [logprob for logprob, _, _ in after], reason, told)
 
 
-def _choice(choice: Answer, answer: Answer, request: Answer) -> Rollout:
-    prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or _asked(choice, request)
-    said = choice.get("logprobs")
-    output = choice.get("token_ids") or choice.get("response_token_ids") or _ids(said)
-    logprobs = _openai(said)
+def _choice(choice: Choice, answer: Answer, request: Request) -> Rollout | Misfit:
+    prompt = first([choice.prompt_token_ids, answer.prompt_token_ids, _asked(choice, request)])
+    output = first([choice.token_ids, choice.response_token_ids, _ids(choice.logprobs)])
+    logprobs = _openai(choice.logprobs)
     if logprobs and output is not None and len(logprobs) > len(output):
-        logprobs = logprobs[-len(output) :]  # with "echo" the prompt's come first
-    finish = str(choice.get("finish_reason") or "")
-    return _rollout(prompt, output, logprobs, finish, answer.get("metadata") or {})
+        logprobs = logprobs[len(logprobs) - len(output) :]  # with "echo" the prompt's come first
+    return _rollout(prompt, output, logprobs, choice.finish_reason, answer.metadata or Told())
 
 
 def _flat(ids: Any) -> list[int] | None:
     return ids if isinstance(ids, list) and all(type(token) is int for token in ids) else None
 
 
-def _asked(choice: Answer, request: Answer) -> list[int] | None:
+def _asked(choice: Choice, request: Request) -> list[int] | None:
     """Return the prompt of a choice from its request, where it was asked in token ids: of several the choices come in order."""
-    asked = request.get("prompt")
-    if isinstance(asked, list) and asked and all(isinstance(each, list) for each in asked):
-        asked = asked[choice.get("index", 0) // (request.get("n") or 1)]
+    asked, each = request.get("prompt"), request.get("n")
+    if isinstance(asked, list) and asked and all(isinstance(one, list) for one in asked):
+        place = (choice.index or 0) // (each if type(each) is int and each > 0 else 1)
+        asked = asked[place] if 0 <= place < len(asked) else None
     return _flat(asked)
 
 
-def _rollout(prompt: Any, output: Any, logprobs: Any, finish: str, told: Answer) -> Rollout:
+def _rollout(
+    prompt: list[int] | None, output: list[int] | None, logprobs: list[float | None] | None, finish: Any, told: Told
+) -> Rollout | Misfit:
     if prompt is None or output is None:
         what = "prompt" if prompt is None else "response"
-        raise ValueError(f"the token ids of a {what} are missing: ask for them (return_token_ids, logprob_start_len 0)")
-    tokens = [*prompt, *output]
-    versions = _versions(told, len(output))
-    return Rollout(tokens, len(prompt), engine=logprobs, versions=versions, finish=FINISH.get(finish, finish))
+        return Misfit(f"the token ids of a {what} are missing: ask for them (return_token_ids, logprob_start_len 0)")
+    reason = word(finish) if isinstance(finish, str) else ""
+    return Rollout(
+        tokens=[*prompt, *output],
+        prompt=len(prompt),
+        engine=logprobs if output or logprobs is not None else [],  # of nothing there is nothing missing
+        versions=_versions(told, len(output)),
+        finish=FINISH.get(reason, reason),
+    )
 
 
-def _versions(told: Answer, number: int) -> list[str]:
+def _versions(told: Told, number: int) -> list[str]:
     """Return the weight version of each token of a response; [] where none is told."""
-    version = told.get("weight_version")
-    found = [str(version)] * number if version is not None else []
-    for span in told.get("weight_versions") or ():
-        begin, end = (min(number, int(span[key])) for key in ("start", "end"))
-        found[begin:end] = [str(span["version"])] * (end - begin)
-    return found if len(found) == number else []
+    found = ["" if told.weight_version is None else word(told.weight_version)] * number
+    for span in told.weight_versions or ():
+        begin, end = (max(0, min(number, place)) for place in (span.start, span.end))
+        found[begin:end] = [word(span.version)] * (end - begin)
+    return found if all(found) else []
 
 
-def _openai(logprobs: Any) -> list[float] | None:
+def _openai(logprobs: Said | None) -> list[float | None] | None:
     """Return the logprobs of a choice: of a completion, or of a chat."""
-    if not isinstance(logprobs, dict):
-        return None
-    if isinstance(logprobs.get("content"), list):
-        return [entry["logprob"] for entry in logprobs["content"]]
-    return logprobs.get("token_logprobs")
+    if logprobs is None or logprobs.content is None:
+        return None if logprobs is None else logprobs.token_logprobs
+    return [token.logprob for token in logprobs.content]
 
 
-def _ids(logprobs: Any) -> list[int] | None:
+def _ids(logprobs: Said | None) -> list[int] | None:
     """Return ids spelled as tokens, ``token_id:123`` (return_tokens_as_token_ids)."""
-    if not isinstance(logprobs, dict):
+    if logprobs is None:
         return None
-    content = logprobs.get("content")
-    words = [entry["token"] for entry in content] if isinstance(content, list) else logprobs.get("tokens") or []
-    spelled = [word.removeprefix("token_id:") for word in words if word.startswith("token_id:")]
-    return [int(word) for word in spelled] if words and len(spelled) == len(words) else None
+    words = [token.token for token in logprobs.content or ()] or logprobs.tokens or []
+    spelled = [digits for each in words if (digits := each.removeprefix("token_id:")) != each and _is_id(digits)]
+    return [int(digits) for digits in spelled] if words and len(spelled) == len(words) else None
+
+
+def _is_id(digits: str) -> bool:
+    return digits.isascii() and digits.isdecimal() and len(digits) < 12
 
 
 NAMES = {"max_tokens": ("max_new_tokens", "max_completion_tokens")}
+KINDS: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": Whole, "max_tokens": Whole, "seed": Whole}
 
 
-def _about(engine: str, requests: Sequence[Answer], model: str) -> Metadata:
+def _about(engine: str, requests: list[Request], model: str) -> Metadata:
     """Make the metadata; of the sampling parameters those that all requests share."""
     shared: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "top_k", "max_tokens", "seed"):
+    for name, kind in KINDS.items():
         values = [next((each[key] for key in (name, *NAMES.get(name, ())) if key in each), None) for each in requests]
-        value = values[0] if values else None
-        if isinstance(value, (int, float)) and all(each == value for each in values):
-            shared[name] = float(value) if name in ("temperature", "top_p") else max(0, int(value))  # top_k -1: off
-    kind: Logprobs = "unknown"
-    return Metadata(
-        model=model, engine=Side(engine), sampling=Sampling(**shared), logprobs=kind, source=f"answers of {engine}"
-    )
+        if not values or any(each != values[0] for each in values):
+            continue
+        try:
+            value: float = converted(values[0], kind)
+        except Unlike:
+            continue  # what no engine takes is no parameter
+        shared[name] = max(0, value) if name in ("top_k", "max_tokens") else value  # top_k -1: off
+    return Metadata(model=model, engine=Side(engine), sampling=Sampling(**shared), source=f"answers of {engine}")

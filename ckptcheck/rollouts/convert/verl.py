@@ -10,12 +10,17 @@ In bypass mode verl copies `rollout_log_probs` to `old_log_probs`: there is no g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.torch_file import leaf, read_torch_bytes
 from ckptcheck.checkpoint.unpickle import Record
-from ckptcheck.rollouts.build import Rollout
+from ckptcheck.phrase import shape
+from ckptcheck.rollouts.build import Misfit, Rollout
+from ckptcheck.rollouts.convert.reading import each, number, whole
 from ckptcheck.rollouts.metadata import Metadata, Sampling, Side
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PROTO = "verl.protocol.DataProto"
 
@@ -29,43 +34,56 @@ def is_batch(content: Any) -> bool:
 
 def is_text_dump(content: Any) -> bool:
     """Whether these lines are what `trainer.rollout_data_dir` gets: texts and scores, without tokens."""
-    first = content[0] if content else None
-    return isinstance(first, dict) and {"input", "output", "score"} <= first.keys() and "token_ids" not in first
+    first = next((line for line in content if isinstance(line, dict)), {})
+    return {"input", "output", "score"} <= first.keys() and "token_ids" not in first
 
 
-def batch(content: Any) -> tuple[list[Rollout], Metadata]:
+def batch(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over a batch; padding is cut off."""
+    import numpy as np
+
     tensors, info = _parts(content)
-    responses, attention = tensors["responses"], tensors["attention_mask"].astype(bool)
-    width = responses.shape[1]
-    if "prompts" in tensors:
-        import numpy as np
-
-        ids = np.concatenate([tensors["prompts"], responses], 1)
+    responses, attention = _table(tensors, "responses"), _table(tensors, "attention_mask").astype(bool)
+    if "prompts" not in tensors:
+        ids = _table(tensors, "input_ids")
     else:
-        ids = tensors["input_ids"]
+        prompts = _table(tensors, "prompts")
+        if len(prompts) != len(responses):
+            raise Misfit(f"there are {len(prompts):,} prompts and {len(responses):,} responses")
+        ids = np.concatenate([prompts, responses], 1)
     if ids.shape != attention.shape:
-        raise ValueError(f"attention_mask is {attention.shape}, and prompts and responses are {ids.shape}")
-    rollouts = []
-    for row in range(len(ids)):
-        there = attention[row]
-        answered = there[-width:]
+        raise Misfit(f"attention_mask is {shape(attention.shape)}, and prompts and responses are {shape(ids.shape)}")
+    before = ids.shape[1] - responses.shape[1]
+    if before < 0:
+        raise Misfit("responses are longer than the sequences that end in them")
 
-        def of(name: str, row: int = row, answered: Any = answered) -> Any:
+    def sequence(row: int) -> Rollout:
+        there = attention[row]
+        answered = there[before:]
+
+        def of(name: str) -> Any:
             return tensors[name][row][answered] if name in tensors else None
 
-        rollouts.append(
-            Rollout(
-                tokens=ids[row][there],
-                prompt=int(there[:-width].sum()),
-                engine=of("rollout_log_probs"),
-                trainer=of("old_log_probs"),
-                reference=of("ref_log_prob"),
-                mask=_truths(of("response_mask")),
-                reward=float(tensors["token_level_scores"][row].sum()) if "token_level_scores" in tensors else None,
-            )
+        return Rollout(
+            tokens=ids[row][there],
+            prompt=int(there[:before].sum()),
+            engine=of("rollout_log_probs"),
+            trainer=of("old_log_probs"),
+            reference=of("ref_log_prob"),
+            mask=_truths(of("response_mask")),
+            reward=float(tensors["token_level_scores"][row].sum()) if "token_level_scores" in tensors else None,
         )
-    return rollouts, _about(info, "old_log_probs" in tensors)
+
+    return each(sequence, range(len(ids))), _about(info, "old_log_probs" in tensors)
+
+
+def _table(tensors: Mapping[str, Any], name: str) -> NDArray[Any]:
+    import numpy as np
+
+    found = tensors[name] if isinstance(tensors, Mapping) else None
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind not in "iub":
+        raise Misfit(f"{name} is no table of whole numbers [sequences, tokens]")
+    return found
 
 
 def _truths(mask: Any) -> Any:
@@ -73,10 +91,9 @@ def _truths(mask: Any) -> Any:
 
 
 def _about(info: Mapping[str, Any], trained: bool) -> Metadata:
-    step, temperature = info.get("global_steps"), info.get("temperature")
-    known = float(temperature) if isinstance(temperature, (int, float)) else None
+    known = number(info.get("temperature"))
     return Metadata(
-        step=step if isinstance(step, int) else None,
+        step=whole(info.get("global_steps")),
         trainer=Side("verl", temperature=known) if trained else None,
         sampling=Sampling(temperature=known),
         source="verl DataProto",

@@ -43,7 +43,7 @@ def start(
     backend = vllm_transfer.backend(transport, _on_cpu())
     transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
     forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
-    if options.get("speculative_config"):
+    if options.get("speculative_config") or switches.get("speculative"):
         forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
     llm = LLM(
         **{
@@ -64,7 +64,7 @@ def start(
             "disable_log_stats": True,
             **forced,
             **transfer,
-            **({} if _on_cpu() else ON_GPU),
+            **off_cpu(),
             **vllm_switches.options(switches),
             **options,
         }
@@ -89,6 +89,15 @@ def _on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def off_cpu() -> dict[str, Any]:
+    """Return the further arguments off a CPU: it can sleep there, as it does in jobs that share GPUs with a trainer."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    return {**ON_GPU, "enable_sleep_mode": bool(current_platform.is_sleep_mode_available())}
+
+
 def _about(llm: Any) -> dict[str, Any]:
     import vllm
 
@@ -104,6 +113,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
+        "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
     }
     return {

@@ -27,6 +27,9 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
             "skip_tokenizer_init": not switches["text"],
             "generation_config": "auto" if switches["text"] else "vllm",
         }
+    if "speculative" in switches:
+        proposed = {"num_speculative_tokens": switches["speculative"], "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        found["speculative_config"] = {"method": "ngram", **proposed}
     if "compilation" in switches:
         found["enforce_eager"] = switches["compilation"] == "eager"
         if switches["compilation"] == "graphs":
@@ -71,6 +74,7 @@ def resolved(config: Any) -> dict[str, Any]:
         "precision_casts": how == "inductor" and _casts(),
         "head_fp32": str(model.head_dtype) == "torch.float32",
         "sequences": int(scheduler.max_num_seqs),
+        "speculative": getattr(config.speculative_config, "num_speculative_tokens", 0),
         "text": not model.skip_tokenizer_init and model.generation_config == "auto",
     }
 
