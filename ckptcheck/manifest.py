@@ -9,6 +9,8 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,9 @@ import msgspec
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.phrase import count, few
-from ckptcheck.values.digest import digests
+from ckptcheck.phrase import count, few, natural
+from ckptcheck.values.digest import digest_of_zeros, digests
+from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.stream import Stream, streams_of, streams_of_run
 from ckptcheck.writing import replace_file
 
@@ -31,6 +34,16 @@ class Entry(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     digest: str
     file: str
+
+    @property
+    def what(self) -> tuple[str, tuple[int, ...], str]:
+        """All that makes two tensors the same."""
+        return self.dtype, self.shape, self.digest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor; 0 for a dtype that safetensors does not know."""
+        return prod(self.shape) * (FORMATS[self.dtype].bits if self.dtype in FORMATS else 0) // 8
 
 
 class Manifest(msgspec.Struct):
@@ -113,6 +126,22 @@ class Verification:
     now: Mapping[str, Entry] = field(repr=False)
     broken: Mapping[str, str] = field(default_factory=dict, repr=False)
     kind: str = "manifest"
+
+    @cached_property
+    def renamed(self) -> Mapping[str, str]:
+        """Name in the manifest that is gone → the new name of a tensor of equal dtype, shape and bytes.
+
+        Each new name is given once. Tensors of zeros are left out: any two of one shape are equal.
+        """
+        new: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
+        for name in sorted(self.now.keys() - self.manifest.tensors.keys(), key=natural, reverse=True):
+            new.setdefault(self.now[name].what, []).append(name)
+        found = {}
+        for name in sorted(self.manifest.tensors.keys() - self.now.keys() - self.broken.keys(), key=natural):
+            was = self.manifest.tensors[name]
+            if new.get(was.what) and was.digest != digest_of_zeros(was.nbytes):
+                found[name] = new[was.what].pop()
+        return found
 
     @property
     def target(self) -> str:

@@ -30,7 +30,7 @@ def few(names: Collection[str], most: int = 3) -> str:
     >>> few(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
-    listed = sorted(names)
+    listed = [name or '""' for name in sorted(names)]
     text = ", ".join(listed[:most])
     return f"{text} and {len(listed) - most} more" if len(listed) > most else text
 

@@ -45,7 +45,8 @@ class Finding:
     def place(self) -> str:
         """The file, the line and the key, as far as they are known: ``config.json num_hidden_layers``, ``job.yaml:12 seed``."""
         file = f"{self.file}:{self.line}" if self.file and self.line else self.file
-        return " ".join(part for part in (file, self.key) if part)
+        key = '""' if self.key == "" else self.key  # a tensor may be called so
+        return " ".join(part for part in (file, key) if part)
 
 
 class Skip(Exception):

@@ -22,6 +22,7 @@ class JunkServer:
         self.asked: list[tuple[str, str, Any]] = []
         self.tokens: list[str | None] = []
         self.over = threading.Event()
+        self.trickled = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -65,12 +66,13 @@ class JunkServer:
         self.over.wait(30)
 
     def trickle(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer so slowly that no single read ever waits for long."""
+        """Answer so slowly that no single read ever waits for long; `trickled` counts the bytes, 1,000 at most."""
         request.send_response(200)
         request.end_headers()
-        while not self.over.wait(0.02):
+        while self.trickled < 1000 and not self.over.wait(0.02):
             try:
                 request.wfile.write(b" ")
+                self.trickled += 1
             except OSError:
                 return
 

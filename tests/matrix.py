@@ -67,6 +67,11 @@ class Cell:
             + (" perturbed" if self.perturb else "")
         )
 
+    @property
+    def known(self) -> set[str]:
+        """What every trial of it finds: vLLM keeps its prefix cache unless it is told not to, SGLang forgets it with an update."""
+        return {"REF011"} if self.engine == "vllm" and self.steps else set()
+
 
 LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
@@ -174,6 +179,7 @@ class Bench:
             start,
             settings,
             vocabulary=rows,
+            block=128,
             nbytes=1 << 30,
             text=Text(ckpt.source),
             folder=folder,
@@ -243,8 +249,8 @@ def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[
     """Sum a cell up: tensors compared and different, largest gaps in nats from the cold load and from the trainer, floor."""
     seen = [gaps(scoring) for scoring in trace.scorings]
     cold = max((max(each.prefill.most, each.decode.most) for each in seen), default=float("nan"))
-    trainer = max((each.trainer.most for each in seen), default=float("nan"))
-    said = "pass" if report.verdict == "clean" else ", ".join(sorted({finding.code for finding in report.findings}))
+    trainer = max((gap.most for each in seen for gap in (each.trainer, each.forced) if gap), default=float("nan"))
+    said = "pass" if passed(cell, report) else ", ".join(sorted({finding.code for finding in report.findings}))
     return (
         str(cell),
         str(sum(len(sync.manifest) for sync in trace.syncs)),
@@ -256,6 +262,11 @@ def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[
         f"{seconds:.0f}",
         said or f"incomplete: {'; '.join(trace.broken.values())}"[:120],
     )
+
+
+def passed(cell: Cell, report: Report) -> bool:
+    """Whether nothing was found but what is known of the engine."""
+    return not report.crashed and {finding.code for finding in report.findings} == cell.known
 
 
 def matches(words: list[str], all_of: list[str], none_of: list[str]) -> bool:
@@ -288,7 +299,7 @@ def main() -> None:
             began = time.monotonic()
             trace, report = bench.run(cell)
             print("| " + " | ".join(row(cell, trace, report, time.monotonic() - began)) + " |", flush=True)
-            failed += report.verdict != "clean"
+            failed += not passed(cell, report)
             for finding in report.findings:
                 print(f"  {finding.code} {finding.message}", file=sys.stderr, flush=True)
     print(f"\n{len(chosen) - failed} of {len(chosen)} cells pass, in {(time.monotonic() - begin) / 60:.0f} minutes")

@@ -16,6 +16,7 @@ from ckptcheck.engines.base import Engine, Parcel
 from ckptcheck.engines.digest import digest
 from ckptcheck.engines.fake import FakeEngine
 from ckptcheck.engines.fake_fault import Fault
+from ckptcheck.host.trouble import VerbError
 from ckptcheck.refit.settings import Settings
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trial import Trial
@@ -171,9 +172,14 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (own,), (2, 3) if ".layers." in name and ".layers.0." not in name else (0, 1)
 
 
+def unable(*_: Any) -> Any:
+    """Be an engine that cannot be made to decode given tokens."""
+    raise VerbError("fake", "follow", "RuntimeError", "it has a draft", "")
+
+
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `trainer` with what is wrong with it, `settings`,
-    `version`: name and version that the engine says of itself.
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `speculates`, `trainer` with what is wrong with
+    it, `settings`, `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]
@@ -186,6 +192,9 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         tensors = load_file(checkpoint / "model.safetensors")
         more = {key: table[key] for key in ("ranks", "draft", "device") if key in table}
         engine = FakeEngine(tensors, own, **more)
+        if table.get("speculates"):
+            engine.info = replace(engine.info, facts={**engine.info.facts, "follows": "False"})
+            engine.follow = unable  # type: ignore[method-assign]
         if "version" in table:
             name, version = table["version"]
             engine.info = replace(engine.info, name=name, version=version)

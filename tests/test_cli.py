@@ -99,6 +99,20 @@ def test_findings(here: Path) -> None:
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
         (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
         (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
+        (
+            ["diff", "sound", "sound", "--atol", "inf"],
+            "Invalid value for '--atol': inf is no finite number from 0 on\n",
+        ),
+        (
+            ["diff", "sound", "sound", "--rtol", "nan"],
+            "Invalid value for '--rtol': nan is no finite number from 0 on\n",
+        ),
+        (["diff", "sound", "sound", "--atol", "-1"], "Invalid value for '--atol': -1 is no finite number from 0 on\n"),
+        (["scan", "sound", "--near-zero-threshold", "nan"], "'--near-zero-threshold': nan is no finite number"),
+        (["scan", "sound", "--near-zero-threshold", "-1"], "'--near-zero-threshold': -1 is no finite number"),
+        (["scan", "sound", "--identical-threshold", "inf"], "'--identical-threshold': inf is no finite number"),
+        (["parity", "judge", "x", "--max-kl", "nan"], "'--max-kl': nan is no finite number"),
+        (["parity", "judge", "x", "--max-floor-multiple", "nan"], "'--max-floor-multiple': nan is no finite number"),
     ],
 )
 def test_trouble_is_a_sentence_and_exit_2(here: Path, arguments: list[str], sentence: str) -> None:

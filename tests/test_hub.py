@@ -578,3 +578,19 @@ def test_a_snapshot_in_the_cache(folder: Path, tmp_path: Path) -> None:
     assert left == {"out.safetensors": "../../../secret.safetensors"}
     with pytest.raises(PermissionError):
         checkpoint.source.read("out.safetensors", 0, 8)
+
+
+def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubServer) -> None:
+    """Rules that read many small parts of a file would ask for each of them."""
+    from cases import CHECKPOINTS
+
+    from ckptcheck import pack
+    from ckptcheck.run import run
+    from ckptcheck.values.measure import attach
+
+    rules = [rule for rule in pack.load() if rule.code.startswith("VAL")]
+    hub.push("acme/moe", CHECKPOINTS / "tiny-qwen3-moe")
+    report = run(attach(open_checkpoint("hf://acme/moe")), rules)
+    assert not report.crashed
+    assert {code for code, why in report.skipped if "on the Hub" in why} == {"VAL005", "VAL006", "VAL010", "VAL012"}
+    assert "VAL009" in report.passed, "its experts have tensors of their own"

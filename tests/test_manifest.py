@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,62 @@ def test_a_renamed_tensor_is_recognised_by_its_bytes(folder: Path) -> None:
     assert [(finding.code, finding.message) for finding in report.findings] == [
         ("MAN002", "1 tensor has another name now, with the same bytes: lm_head.weight is lm_head.Weight")
     ]
+
+
+def _verified(folder: Path, before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """What is found of a file of these tensors, dtype and shape and first byte, that holds others now."""
+    folder.mkdir()
+
+    def write(tensors: dict[str, object]) -> None:
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        save_file({name: np.asarray(value) for name, value in tensors.items()}, folder / "model.safetensors")
+
+    write(before)
+    taken = manifest.take(open_checkpoint(str(folder)))
+    write(after)
+    report = run(manifest.compare(open_checkpoint(str(folder)), taken), pack.load())
+    assert not report.crashed
+    return [f"{finding.code} {finding.message}" for finding in report.findings]
+
+
+def test_only_the_same_tensor_under_another_name_is_renamed(tmp_path: Path) -> None:
+    import numpy as np
+
+    ones = np.ones(128, np.float32)
+    lost = "MAN002 1 tensor of the manifest is no longer there: a"
+    unknown = "MAN003 1 tensor is not in the manifest: b"
+    assert _verified(tmp_path / "shape", {"a": ones}, {"b": ones.reshape(8, 16)}) == [lost, unknown]
+    assert _verified(tmp_path / "dtype", {"a": ones}, {"b": ones.view(np.int32)}) == [lost, unknown]
+    assert _verified(tmp_path / "zeros", {"a": 0 * ones}, {"b": 0 * ones}) == [lost, unknown]
+    assert _verified(tmp_path / "renamed", {"a": ones}, {"b": ones}) == [
+        "MAN002 1 tensor has another name now, with the same bytes: a is b"
+    ]
+    assert _verified(tmp_path / "one of two", {"a": ones, "c": ones}, {"b": ones}) == [
+        "MAN002 1 tensor of the manifest is no longer there: c",
+        "MAN002 1 tensor has another name now, with the same bytes: a is b",
+    ]
+    assert _verified(tmp_path / "two of one", {"a": ones}, {"b": ones, "c": ones}) == [
+        "MAN002 1 tensor has another name now, with the same bytes: a is b",
+        "MAN003 1 tensor is not in the manifest: c",
+    ]
+
+
+def test_the_tensors_of_a_truncated_shard_are_named(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    assert command("manifest", folder, "-o", file).returncode == 0
+    shard = folder / "model-00002-of-00003.safetensors"
+    os.truncate(shard, shard.stat().st_size - 400)
+    other = command("verify", folder, file, "--format", "json")
+    report = json.loads(other.stdout)
+    assert other.returncode == 1, other.stderr
+    (finding,) = report["findings"]
+    assert finding["code"] == "MAN001"
+    assert finding["message"].startswith(
+        "3 tensors are no longer where they were: model.layers.1.self_attn.o_proj.weight, "
+    )
+    assert finding["message"].endswith(f"; {shard.name} ends before model.layers.1.self_attn.o_proj.weight does")
 
 
 def test_half_a_checkpoint_gets_no_manifest(folder: Path, tmp_path: Path) -> None:

@@ -191,6 +191,32 @@ def test_values_are_looked_at_where_they_lie(copied: Any) -> None:
     ]
 
 
+def _set_rows(folder: Path, rows: dict[int, float], key: str = "embedding.word_embeddings.weight") -> None:
+    """Make rows of a matrix that two tensor-parallel ranks share one number throughout."""
+    number, width = megatron(folder).weights[key].shape
+    changes = [
+        {"chunk": row // (number // 2), "at": row % (number // 2) * width * 4}
+        | {"hex": np.full(width, value, "<f4").tobytes().hex()}
+        for row, value in rows.items()
+    ]
+    edit(folder, {"elements": {key: changes}})
+
+
+@pytest.mark.parametrize("name", ["tp2-pp2", "legacy-tp2"])
+def test_rows_of_an_embedding_that_ranks_share_are_judged_together(copied: Any, name: str) -> None:
+    """The last four rows pad the vocabulary: that is how Megatron does it, and no finding."""
+    folder = copied(name)
+    assert findings(folder) == []
+    _set_rows(folder, {3: 0.0, 40: 0.37, 41: 1e-6})
+    (text,) = findings(folder, "EMB001", "EMB002", "EMB003", "EMB006")
+    assert text.startswith("EMB002 ")
+    assert text.partition(" (of 64 rows; ")[0].endswith(
+        "embedding.word_embeddings.weight: 3 rows are untrained (the first is near zero): 3,40-41"
+    )
+    edit(folder, {"arguments": {"make_vocab_size_divisible_by": 2}})  # with two ranks three rows at most
+    assert ": 4 rows are untrained (the first is near zero): 3,40-41,60 (" in findings(folder, "EMB002")[0]
+
+
 def test_a_pipeline_stage_that_is_the_other_again(copied: Any) -> None:
     """What a forgotten offset leaves: layer 1 is layer 0, byte for byte."""
     folder = copied("legacy-pp2")

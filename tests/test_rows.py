@@ -51,6 +51,64 @@ def test_statistics_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.identical(1e-8).nonzero()[0].tolist() == [3, 7]
 
 
+def _embedding(folder: Path, weight: NDArray[np.float32]) -> Path:
+    from safetensors.numpy import save_file
+
+    save_file({"model.embed_tokens.weight": weight}, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("width", [256, 576, 4096])
+def test_one_number_throughout_is_found_whatever_the_number(tmp_path: Path, width: int) -> None:
+    """A difference of sums leaves a deviation of 1e-3 where there is none, and none where there is one."""
+    weight = np.random.default_rng(0).normal(0, 0.5, (64, width)).astype(np.float32)
+    constants = {3: 0.37, 7: 0.1, 11: 0.05, 13: 1e-3, 17: -7e19, 19: 0.0}
+    for row, number in constants.items():
+        weight[row] = number
+    weight[23] = 5 + np.random.default_rng(1).normal(0, 1e-4, width)
+    weight[29] = 0.37
+    weight[29, -1] += 1e-4
+    weight[31, 5] = np.nan
+    path = _embedding(tmp_path, weight)
+    found = row_stats(open_checkpoint(str(path)), "model.embed_tokens.weight")
+    assert found.identical(1e-8).nonzero()[0].tolist() == list(constants)
+    exact = weight.astype(np.float64).std(axis=1, ddof=1)
+    assert np.allclose(found.std, exact, rtol=1e-4, equal_nan=True)
+    report = run(attach(open_checkpoint(str(path))), RULES)
+    assert [finding.message.partition(" (")[0] for finding in report.findings] == ["6 rows are untrained"]
+    assert ": 3,7,11,13,17,19 (" in report.findings[0].message
+
+
+def test_a_nan_leaves_the_other_rows_judged(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(0, 0.5, (64, 32)).astype(np.float32)
+    weight[3] *= 1e-4
+    weight[5, 9] = np.nan
+    weight[6, 9] = np.inf
+    report = run(attach(open_checkpoint(str(_embedding(tmp_path, weight)))), RULES)
+    (finding,) = report.findings
+    assert finding.message.startswith(
+        "1 row is untrained (the first is far below the others): 3 (of 64 rows; mean_abs=0.3"
+    )
+    assert "nan" not in finding.message
+
+
+def test_rows_that_all_hold_nan_are_not_judged(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(0, 0.5, (64, 32)).astype(np.float32)
+    weight[:, 9] = np.nan
+    report = run(attach(open_checkpoint(str(_embedding(tmp_path, weight)))), RULES)
+    assert {reason for _, reason in report.skipped} == {"every row of model.embed_tokens.weight holds NaN or Inf"}
+
+
+def test_a_looser_threshold_reaches_rows_that_are_nearly_one_number(tmp_path: Path) -> None:
+    from ckptcheck.checkpoint.options import Options
+
+    weight = np.random.default_rng(0).normal(0, 0.5, (64, 32)).astype(np.float32)
+    weight[3] = 0.5 + np.linspace(0, 1e-4, 32)
+    ckpt = attach(open_checkpoint(str(_embedding(tmp_path, weight))))
+    ckpt.options = Options(identical=1e-3)
+    assert [finding.message.partition(" (")[0] for finding in run(ckpt, RULES).findings] == ["1 row is untrained"]
+
+
 def _zero_rows(folder: Path, source: Path, *tokens: int) -> Path:
     import damage
 
@@ -78,7 +136,9 @@ def test_a_real_model_with_untrained_special_tokens(smollm2: Path, tmp_path: Pat
         ("EMB002", "warning"),
     ]
     used, idle = (finding.message for finding in report.findings)
-    assert used.startswith("2 used tokens have an untrained row: 1 <|im_start|>, 2 <|im_end|>; 1 is near zero, and ")
+    assert used.startswith(
+        "2 used tokens have an untrained row: 1 <|im_start|>, 2 <|im_end|>; token 1 is near zero, and "
+    )
     assert idle.startswith("2 rows are untrained (the first is near zero): 5 ")
 
 

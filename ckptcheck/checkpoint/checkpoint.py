@@ -47,7 +47,10 @@ class Checkpoint:
     def __init__(
         self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None
     ) -> None:
-        """`single`: the target is one shard by itself, so nothing is said about what is beside it."""
+        """`single`: the target is one shard by itself, so nothing is said about what is beside it.
+
+        padding: how many rows at the end of the vocabulary may be padding for all that the checkpoint's form tells.
+        """
         self.source = source
         self.single = single
         self._index_file = index_file
@@ -58,6 +61,7 @@ class Checkpoint:
         self.value_reader: Callable[[], Values] | None = None
         self.options = Options()
         self.no_values = "the values were not read"
+        self.padding = 0
 
     @property
     def target(self) -> str:
@@ -177,6 +181,12 @@ class Checkpoint:
     def anatomy(self) -> Anatomy:
         """Which of the loaded tensors play which part."""
         return Anatomy(self.config, self.layout, self.tensors)
+
+    @cached_property
+    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+        """Embedding and head of its own → the tensors that hold their rows, in order: here each is one tensor."""
+        names = (self.anatomy.embedding, self.anatomy.head)
+        return {name: (name,) for name in names if name is not None and self.tensors[name].is_plain}
 
     @cached_property
     def values(self) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -41,10 +41,15 @@ class Index:
         return tuple(sorted(set(self.weight_map.values())))
 
 
-def index_among(files: Iterable[str]) -> str | None:
-    """Return the standard index, or the only one there is."""
+def index_among(files: Collection[str]) -> str | None:
+    """Return the standard index, or the only one there is.
+
+    Where there is a model.safetensors no loader asks an index of another name (Mistral's, a `variant`'s): it is not the model's.
+    """
     found = [name for name in files if name.endswith(".safetensors.index.json")]
-    return MODEL_INDEX if MODEL_INDEX in found else found[0] if len(found) == 1 else None
+    if MODEL_INDEX in found:
+        return MODEL_INDEX
+    return found[0] if len(found) == 1 and "model.safetensors" not in files else None
 
 
 def leaves_folder(name: str) -> bool:

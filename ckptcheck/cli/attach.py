@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,17 @@ KEY = "CKPTCHECK_API_KEY"
 ANY = 512
 """Rows of the embedding that every model has, for servers of which no checkpoint is known."""
 
+IDLE = (
+    "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
+    "switch", "bucket_mb", "steps", "perturb", "record",
+)  # fmt: skip
+"""Arguments of the command that say how a trial is made. Servers that run already are taken as they are."""
+FOR_SOURCE = (
+    "trainer", "tp", "pp", "ep", "device", "trainer_gpus", "trainer_python", "engine_python", "hf_config", "keep",
+)  # fmt: skip
+"""Arguments that say what is made of SOURCE."""
+FOR_SERVERS = ("allow_write", "allow_remote")
+
 StartTrainer = Callable[["Checkpoint", "Exchange", str], "Trainer"]
 """Starts a trainer with a checkpoint and the dtype it computes in."""
 
@@ -33,8 +44,8 @@ StartTrainer = Callable[["Checkpoint", "Exchange", str], "Trainer"]
 class Wanted:
     """What the user asked for. write: servers may be written to; remote: they may be on other machines.
 
-    python: with the engine, for the reference. trainer: starts what gives the logprobs. timeouts: score for any one request,
-    sync for an update, start for what is started here.
+    python: with the engine, for the reference. trainer: starts what gives the logprobs. timeouts: score for any one request, an
+    update among them; start for what is started here.
     """
 
     addresses: Sequence[str]
@@ -52,8 +63,33 @@ class Wanted:
         return self.timeouts.seconds(kind, nbytes)
 
 
+def refuse_idle(given: Collection[str], *, attached: bool, source: bool) -> None:
+    """Refuse what would be ignored. given: names of the arguments that the user gave. Raises CkptcheckError."""
+    if not attached:
+        _refuse(given, FOR_SERVERS, "without servers that run already", "name them with --attach")
+        return
+    _refuse(given, IDLE, "with --attach: the servers run already, and no sync is made", None)
+    if not source:
+        _refuse(
+            given,
+            FOR_SOURCE,
+            "where servers are held against each other alone",
+            "name the checkpoint they should serve",
+        )
+
+
+def _refuse(given: Collection[str], idle: Sequence[str], where: str, hint: str | None) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name in idle if name in given]
+    if flags:
+        listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
+        raise CkptcheckError(f"{listed} {'means' if len(flags) == 1 else 'mean'} nothing {where}", hint)
+
+
 def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]) -> Attached:
-    """Ask the servers, and what they are held against. Raises CkptcheckError where nobody listens at an address."""
+    """Ask the servers, and what they are held against. What was seen before an interruption is kept, with what it broke off.
+
+    Raises CkptcheckError where nobody listens at an address, and for what cannot be done.
+    """
     from ckptcheck.refit import attach as attaching
     from ckptcheck.refit import sequences
     from ckptcheck.servers.client import Client
@@ -66,6 +102,11 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
         )
     if wanted.write and source is None:
         raise CkptcheckError("--allow-write needs the checkpoint that the servers are to load")
+    if wanted.write and not wanted.weights:
+        raise CkptcheckError(
+            "--allow-write shows by the servers' checksums that everything was loaded",
+            "leave out --no-check-weight-update-equal",
+        )
     folder = source.source.local.resolve() if source is not None and source.source.local is not None else None
     if source is not None and folder is None:
         raise CkptcheckError(f"{source.target} is not on this disk, and an engine loads from there")
@@ -73,16 +114,35 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     asked = attaching.Asked(sequences.sequences(_rows(source)), patience, wanted.weights, wanted.logprobs)
     clients = [Client(url, remote=wanted.remote, key=os.environ.get(KEY)) for url in wanted.addresses]
     servers = [recognize(client, seconds=min(patience, attaching.ALIVE)) for client in clients]
-    seen = [attaching.look(server, asked, say) for server in servers]
-    target = str(source.target) if source is not None else seen[0].url
-    if source is None or folder is None:
-        return attaching.attached(target, seen, asked)
-    if wanted.write:
-        _same_model(source, seen)
-        seen = [attaching.write(server, one, folder, asked, say) for server, one in zip(servers, seen, strict=True)]
-    reference, unfit = _reference(folder, seen, asked, wanted, say) if wanted.weights else (None, "")
-    truth, untold = _truth(source, seen, asked, wanted, say) if wanted.logprobs else (None, "")
-    return attaching.attached(target, seen, asked, reference=reference, unfit=unfit, truth=truth, untold=untold)
+    seen: list[Seen] = []
+    reference, unfit, truth, untold = None, "", None, ""
+    broken: dict[str, str] = {}
+    try:
+        for server in servers:
+            seen.append(attaching.look(server, asked, say))  # noqa: PERF401 - what was seen before Ctrl-C is kept
+        if wanted.write and source is not None and folder is not None:
+            _same_model(source, seen)
+            for place, server in enumerate(servers):
+                for known in attaching.write(server, seen[place], folder, asked, say):
+                    seen[place] = known
+        if wanted.weights and folder is not None:
+            reference, unfit = _reference(folder, seen, asked, wanted, say)
+        if wanted.logprobs and source is not None:
+            truth, untold = _truth(source, seen, asked, wanted, say)
+    except KeyboardInterrupt as error:
+        if not seen:
+            raise
+        broken = {"the servers": str(error) or "interrupted"}
+    return attaching.attached(
+        str(source.target) if source is not None else None,
+        seen,
+        asked,
+        reference=reference,
+        unfit=unfit,
+        truth=truth,
+        untold=untold,
+        broken=broken,
+    )
 
 
 def _rows(source: Checkpoint | None) -> int:
@@ -113,7 +173,8 @@ def _reference(
 
     like = next((server for server in seen if server.checksums), None)
     if like is None:
-        return None, next((why for server in seen for why in (server.dead, *server.refused.values()) if why), "")
+        whys = (why for server in seen for why in (server.dead, server.refused.get("checksums")) if why)
+        return None, next(whys, "no server gave checksums of its weights")
     about = like.about
     device = about.device or "cpu"
     scratch = Path(tempfile.mkdtemp(prefix="ckptcheck-reference-"))
@@ -140,7 +201,8 @@ def _truth(
     from ckptcheck.refit.attach import Truth
 
     if not any(server.scores for server in seen):
-        return None, next((why for server in seen for why in (server.dead, server.refused.get("logprobs")) if why), "")
+        whys = (why for server in seen for why in (server.dead, server.refused.get("logprobs")) if why)
+        return None, next(whys, "no server gave logprobs")
     say(f"scoring {source.target} in a trainer")
     dtype = next((server.about.dtype for server in seen if server.about.dtype in ("float32", "bfloat16")), "bfloat16")
     try:

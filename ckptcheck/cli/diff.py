@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -32,8 +33,8 @@ def diff(
             help="Compare in this dtype (bf16, fp16, fp32); auto: B's own where its config declares it; none."
         ),
     ] = "auto",
-    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance, of A's numbers.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.0,
+    rtol: Annotated[float, typer.Option(callback=finite, help="Relative tolerance, of A's numbers.")] = 0.0,
+    atol: Annotated[float, typer.Option(callback=finite, help="Absolute tolerance.")] = 0.0,
     critic: Annotated[
         bool, typer.Option("--critic", help="One side is a critic: only the heads may be missing or extra.")
     ] = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
+from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -48,14 +49,21 @@ def judge(
         Path | None,
         typer.Option(metavar="FILE", help="What this model has with equal weights: a file of calibrate, or rollouts."),
     ] = None,
-    max_mult_prob_error: Annotated[float, typer.Option(min=1, help="Limit of mean exp|Δ|.")] = 1.05,
-    max_kl: Annotated[float, typer.Option(min=0, help="Limit of KL, nats a token.")] = 0.01,
-    max_prob_diff: Annotated[float, typer.Option(min=0, help="Limit of the mean difference of probabilities.")] = 0.01,
+    max_mult_prob_error: Annotated[float, typer.Option(min=1, callback=finite, help="Limit of mean exp|Δ|.")] = 1.05,
+    max_kl: Annotated[float, typer.Option(callback=finite, help="Limit of KL, nats a token.")] = 0.01,
+    max_prob_diff: Annotated[
+        float, typer.Option(callback=finite, help="Limit of the mean difference of probabilities.")
+    ] = 0.01,
     max_abs: Annotated[
-        float | None, typer.Option(min=0, help="Limit of mean |Δ| in nats; slime's CI has 0.1.", show_default="none")
+        float | None,
+        typer.Option(callback=finite, help="Limit of mean |Δ| in nats; slime's CI has 0.1.", show_default="none"),
     ] = None,
-    max_sequence_error: Annotated[float, typer.Option(min=1, help="Limit of mean exp|Δ| of any one sequence.")] = 2.0,
-    max_floor_multiple: Annotated[float, typer.Option(min=1, help="How many times the floor is too much.")] = 5.0,
+    max_sequence_error: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Limit of mean exp|Δ| of any one sequence.")
+    ] = 2.0,
+    max_floor_multiple: Annotated[
+        float, typer.Option(min=1, callback=finite, help="How many times the floor is too much.")
+    ] = 5.0,
     max_lag: Annotated[int, typer.Option(min=0, help="Versions that tokens may be older than the trainer.")] = 1,
     no_limits: Annotated[bool, typer.Option("--no-limits", help="Only the floor and what is wrong in itself.")] = False,
     tokenizer: Annotated[
@@ -155,8 +163,10 @@ def convert(
     model: Annotated[str | None, typer.Option(help="The model's name, to be kept with the rollouts.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The step of the run, from 0.")] = None,
     logprobs: Annotated[Logprobs | None, typer.Option(help="Of which distribution the engine's logprobs are.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="The engine sampled at.")] = None,
-    trainer_temperature: Annotated[float | None, typer.Option(min=0, help="The trainer divided logits by.")] = None,
+    temperature: Annotated[float | None, typer.Option(callback=finite, help="The engine sampled at.")] = None,
+    trainer_temperature: Annotated[
+        float | None, typer.Option(callback=finite, help="The trainer divided logits by.")
+    ] = None,
 ) -> None:
     """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang. No pickle is run, no torch is needed.
 

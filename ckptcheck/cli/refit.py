@@ -19,13 +19,13 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
-    from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.report import Report
     from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
 def refit(
+    ctx: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -97,6 +97,14 @@ def refit(
         ),
     ] = None,
     bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    pause: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Sync while a request runs: keep, wait or abort (vllm); in_place, retract, abort or wait (sglang).",
+            show_default="none runs",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
         float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
@@ -132,6 +140,10 @@ def refit(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
     ] = None,
+    despite_errors: Annotated[
+        bool,
+        typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them."),
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that are written on the way.")] = False,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
@@ -153,14 +165,17 @@ def refit(
     from ckptcheck.engines.switches import parsed
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
+    from ckptcheck.refit.recorded import append
     from ckptcheck.refit.settings import Settings
-    from ckptcheck.refit.source import opened
+    from ckptcheck.refit.source import opened, told
     from ckptcheck.refit.text import Text
     from ckptcheck.refit.trial import Trial
     from ckptcheck.run import run
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
 
+    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    attaching.refuse_idle(given, attached=bool(attach), source=source is not None)
     if not (check_weights or check_logprobs):
         raise CkptcheckError("with both checks turned off there is nothing to check")
     if source is None and not attach:
@@ -181,11 +196,13 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
+        pause=registry.pause(engine, pause, route),
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         left.callback(_put_away, folder, keep)
-        ckpt = opened(source, folder / "source", hf_config) if source is not None else None
+        spared: list[str] | None = [] if despite_errors else None
+        ckpt = opened(source, folder / "source", hf_config, spared=spared) if source is not None else None
         layout = Layout(tp=tp, pp=pp, ep=ep)
         if attach:
             chosen = trainer or TrainerName.transformers
@@ -211,7 +228,7 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(report, rules, format, output, fail_on, verbose)
+            _deliver(told(report, spared), rules, format, output, fail_on, verbose)
         assert ckpt is not None
         assert source is not None
         held_by = trainer or TrainerName.megatron
@@ -254,18 +271,9 @@ def refit(
         trace = trial.run()
         interruption.overhear()
         if record is not None:
-            _record(trace, record)
+            append(trace, record)
         report = run(trace, rules)
-    _deliver(report, rules, format, output, fail_on, verbose)
-
-
-def _record(trace: RefitTrace, path: Path) -> None:
-    from ckptcheck.history.record import Record
-    from ckptcheck.refit.recorded import recorded
-
-    file = Record(path)
-    for sync in recorded(trace):
-        file.append(sync)
+    _deliver(told(report, spared), rules, format, output, fail_on, verbose)
 
 
 def _deliver(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck.cli.numbers import finite
 from ckptcheck.errors import CkptcheckError
 
 
@@ -45,10 +46,10 @@ def scan(
         typer.Option("--verify-blobs", help="Hash the files of a cached snapshot against the names of their blobs."),
     ] = False,
     near_zero_threshold: Annotated[
-        float, typer.Option(help="Rows of embeddings below this magnitude are near zero.")
+        float, typer.Option(callback=finite, help="Rows of embeddings below this magnitude are near zero.")
     ] = 1e-10,
     identical_threshold: Annotated[
-        float, typer.Option(help="Rows whose standard deviation is below this are one number.")
+        float, typer.Option(callback=finite, help="Rows whose standard deviation is below this are one number.")
     ] = 1e-8,
     stats: Annotated[
         Path | None,

@@ -14,7 +14,7 @@ from ckptcheck.bridge.area import Area
 from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.comparison.cast import can_cast, keeps_all
 from ckptcheck.comparison.equality import How, Seen
-from ckptcheck.comparison.matching import Accounts, Pair, match
+from ckptcheck.comparison.matching import OUTPUT, Accounts, Pair, is_score, match
 from ckptcheck.comparison.packed import Packed
 from ckptcheck.comparison.side import Side
 from ckptcheck.errors import CkptcheckError
@@ -87,6 +87,10 @@ class Comparison:
     def target(self) -> str:
         """What the user named."""
         return f"{self.first.target} ↔ {self.second.target}"
+
+    def is_head(self, name: str) -> bool:
+        """Whether a plain name is that of a head, LM or value, which critics and language models do not share."""
+        return name in (self.first.head, self.second.head, OUTPUT) or is_score(name)
 
     @cached_property
     def accounts(self) -> Accounts:
@@ -268,12 +272,14 @@ class Comparison:
 
     def _accounts(self) -> list[str]:
         accounts = self.accounts
-        matched = len(accounts.pairs) + len(accounts.shapes) - len(accounts.aliased)
+        matched = sum(pair.name not in accounts.aliased for pair in accounts.pairs)
         lines = [f"{matched:,} matched" + (f" ({accounts.bridged:,} by the bridge)" if accounts.bridged else "")]
         lines += [
             f"{len(found):,} {word}"
             for word, found in (("missing", accounts.missing), ("extra", accounts.extra), ("aliased", accounts.aliased))
         ]
+        if accounts.shapes:
+            lines.append(f"{len(accounts.shapes):,} of other shapes")
         if accounts.heads:
             lines.append(f"heads of their own: {few(accounts.heads)}")
         if accounts.padding:

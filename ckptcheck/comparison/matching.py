@@ -71,7 +71,6 @@ def match(first: Side, second: Side, table: Table | None, *, critic: bool = Fals
             _heads_in_output(side, plain)
     for name in [name for name in ours if name in theirs]:
         _add(found, first, second, name, ours.pop(name), theirs.pop(name))
-        found.bridged += 1
     paired = {name: pair for pair in found.pairs for name in (pair.name, renamed(pair.name))}
     for one_side, other_side, rest, swapped in ((first, second, ours, False), (second, first, theirs, True)):
         _aliases(found, paired, one_side, other_side, rest, swapped, table)
@@ -170,6 +169,7 @@ def _add(
                 found.padding[name] = surplus
     pair = Pair(name, (ours[0], theirs[0]), *areas)
     (found.pairs if pair.fits else found.shapes).append(pair)
+    found.bridged += pair.fits
 
 
 def _aliases(

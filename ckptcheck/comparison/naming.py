@@ -10,6 +10,11 @@ from ckptcheck.phrase import ranges
 MOST = 3
 
 
+def template(name: str) -> tuple[str, ...]:
+    """Return what is around the numbers of a name: the same for all layers and experts."""
+    return tuple(NUMBER.split(name)[::2])
+
+
 def together(names: Iterable[str], most: int = MOST) -> str:
     """Name tensors that differ in a number as one; the first few such groups, the others counted.
 
@@ -18,9 +23,8 @@ def together(names: Iterable[str], most: int = MOST) -> str:
     """
     groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name in names:
-        parts = NUMBER.split(name)
-        groups.setdefault(tuple(parts[::2]), []).append(tuple(map(int, parts[1::2])))
-    listed = [_group(rest, numbers) for rest, numbers in list(groups.items())[:most]]
+        groups.setdefault(template(name), []).append(tuple(map(int, NUMBER.findall(name))))
+    listed = [_group(rest, numbers) or '""' for rest, numbers in list(groups.items())[:most]]
     left = sum(len(numbers) for numbers in list(groups.values())[most:])
     return ", ".join(listed) + (f" and {left:,} more" if left else "")
 

@@ -121,12 +121,13 @@ class Scores:
 class Engine(Protocol):
     """An inference engine that holds a model. Every call raises HostDied, HostHung or VerbError as the host does.
 
-    ignored: switches (see switches.py) that it was started with and has not taken → why. pauses: what it can do with running
-    requests while weights change.
+    streams: those of its transports that make one stream of all buckets, whatever their sizes. ignored: switches (see switches.py)
+    that it was started with and has not taken → why. pauses: what it can do with running requests while weights change.
     """
 
     info: EngineInfo
     transports: tuple[str, ...]
+    streams: tuple[str, ...]
     ignored: Mapping[str, str]
     pauses: tuple[str, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ckptcheck.engines import fake_model as model
 from ckptcheck.engines.base import Answer, EngineInfo, Entry, Kind, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.digest import digest
 from ckptcheck.engines.fake_fault import Fault, FaultKind
+from ckptcheck.engines.sampling import Inflight, Sampling
 from ckptcheck.host.trouble import HostDied, HostHung
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ class FakeEngine:
     """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it."""
 
     transports: tuple[str, ...] = ("reload", "gloo")
+    streams: tuple[str, ...] = ("stream",)
+    pauses: tuple[str, ...] = ("in_place",)
 
     def __init__(
         self,
@@ -153,6 +157,23 @@ class FakeEngine:
             return Answer(False, "TimeoutError: the update did not finish in time", 0.0, None, version)
         return Answer(True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version)
 
+    def inflight(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        parcels: Sequence[Parcel],
+        *,
+        pause: str,
+        clear_cache: bool,
+        after: int,
+        version: str,
+    ) -> Inflight:
+        """Take the parcels; nobody waits for the requests."""
+        answer = self.refit(parcels, self.transports[0])
+        if any(self._has("busy")):
+            answer = replace(answer, ok=False, message="weights were updated, but the cache was not flushed")
+        return Inflight(answer, ())
+
     def _write(self, name: str, values: NDArray[Any], *, faulty: bool) -> None:
         import numpy as np
 
@@ -225,7 +246,8 @@ class FakeEngine:
 
     def follow(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
         """Return logprobs of the tokens after the prompt."""
-        return [each.prompt[prompt - 1 :] for each in self.score(sequences)]
+        off = 0.01 * any(self._has("decode"))
+        return [tuple(value - off for value in each.prompt[prompt - 1 :]) for each in self.score(sequences)]
 
     def reset_prefix_cache(self) -> None:
         """Forget the states."""

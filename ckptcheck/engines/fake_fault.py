@@ -23,10 +23,12 @@ FaultKind = Literal[
     "draft",  # the draft model is not updated
     "silent",  # nothing is written, and success is said
     "lying",  # all is written, and failure is said
+    "busy",  # so it is where requests are running
     "version",  # the weight version goes down
     "ignores",  # a name that matches nothing is no error
     "cache",  # the prefix cache is not reset when asked
     "path",  # logprobs are off though all weights are right
+    "decode",  # so are those of decoding, and prefill is right
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
     "sleep",  # the rotary cache is lost in sleep

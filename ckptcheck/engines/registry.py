@@ -92,6 +92,28 @@ def route(name: str, wanted: str | None) -> str:
     return wanted or known[0]
 
 
+UNDER_WAY = {"vllm": "reload", "sglang": "tensor"}
+"""By which transport an engine is updated while requests run."""
+
+
+def pause(name: str, wanted: str | None, transport: str) -> str:
+    """Return what becomes of requests that run when weights come, "" where none was asked for.
+
+    Raises CkptcheckError for what the engine cannot do, and by that transport.
+    """
+    if wanted is None:
+        return ""
+    from ckptcheck.engines.sglang import SglangEngine
+    from ckptcheck.engines.vllm import VllmEngine
+
+    known = (VllmEngine if name == "vllm" else SglangEngine).pauses
+    if wanted not in known:
+        raise CkptcheckError(f"{name} does not {wanted} requests", f"there is {', '.join(known)}")
+    if transport != UNDER_WAY[name]:
+        raise CkptcheckError(f"requests run beside {UNDER_WAY[name]} only", f"--transport {UNDER_WAY[name]}")
+    return wanted
+
+
 def start(
     name: str,
     checkpoint: Path,

@@ -64,6 +64,7 @@ class SglangEngine:
     """
 
     transports: tuple[str, ...] = ("tensor", "flattened_bucket", "gloo", "nccl", "disk")
+    streams: tuple[str, ...] = ("disk",)
     pauses: tuple[str, ...] = ("retract", "in_place", "abort", "wait")
 
     def __init__(
@@ -258,7 +259,9 @@ class SglangEngine:
         return found
 
     def sleep(self, tags: Sequence[str] | None = None) -> None:
-        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. On a CPU it stays."""
+        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. Weights are kept on the host. On a CPU
+        all stays.
+        """
         self._call("sleep", tags=None if tags is None else list(tags))
 
     def wake(self, tags: Sequence[str] | None = None) -> None:

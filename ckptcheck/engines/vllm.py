@@ -66,6 +66,7 @@ class VllmEngine:
     """
 
     transports: tuple[str, ...] = ("reload", *BACKENDS, "load_weights")
+    streams: tuple[str, ...] = ("reload",)
     pauses: tuple[str, ...] = ("keep", "wait", "abort")
 
     def __init__(
@@ -136,6 +137,8 @@ class VllmEngine:
 
     def refit(self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None) -> Answer:
         """Update the weights: reload (reload_weights), gloo, nccl, ipc (the weight-transfer API) or load_weights (the raw one).
+
+        reload is one call for all parcels, for it finishes every layer that it was given something of; the others are one for each.
 
         Parcels of gloo and nccl are addressed to one group (see group.py), whose rank 0 sends meanwhile; those of ipc say how each
         tensor is borrowed. Raises CkptcheckError for a transport that this engine has not.

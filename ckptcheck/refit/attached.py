@@ -16,7 +16,8 @@ from ckptcheck.trainers.base import TrainerInfo
 class Written:
     """What came of overwriting its weights and having it load the checkpoint from its disk.
 
-    before, scrambled, after: its checksums. asked, told: the weight version that was set, and what it says afterwards.
+    answer: not ok also where nobody knows what it holds now. before, scrambled, after: its checksums. asked, told: the weight
+    version that was set, and what it says afterwards.
     """
 
     answer: Answered
@@ -31,7 +32,7 @@ class Written:
 class Seen:
     """One server. refused: ``checksums``, ``logprobs`` or ``update`` → why they could not be had.
 
-    checksums: ``rank/name`` → hexadecimal. dead: why it serves nothing, though its port answers; "" where it does.
+    checksums: ``rank/name`` → hexadecimal. dead: why it generates nothing; "" where it does.
     """
 
     url: str
@@ -54,7 +55,7 @@ class Attached:
 
     sequences: token ids that all of them scored. reference: the same engine, started here from the checkpoint; unfit: why
     its checksums do not compare. truth: the trainer's logprobs of the sequences; untold: why there are none.
-    broken: what could not be finished → why.
+    broken: what could not be compared → why.
     """
 
     target: str
@@ -67,6 +68,7 @@ class Attached:
     untold: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "servers"
+    failed_to: str = "compare"
 
     @property
     def subject(self) -> str:
@@ -79,7 +81,7 @@ class Attached:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """What could not be finished: nothing that was seen before can then pass."""
+        """What could not be compared: nothing that was seen before can then pass."""
         return self.broken
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptcheck.engines.base import Engine
+from ckptcheck.engines.base import Engine, EngineInfo
 from ckptcheck.refit.apart import Gap, apart
 from ckptcheck.trainers.base import Trainer
 
@@ -84,6 +84,13 @@ def rounded(trainer: Trainer, dtypes: Sequence[str], sequences: Sequence[Sequenc
     return apart(before, trainer.score(sequences))
 
 
+def unforced(info: EngineInfo) -> str:
+    """Say why an engine cannot be made to decode given tokens, "" where it can."""
+    return (
+        f"{info.name} cannot be made to follow them while it speculates" if info.facts.get("follows") == "False" else ""
+    )
+
+
 def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:
     """Score the same sequences again, alone, and by decoding. The engine's prefix cache is reset before each.
 
@@ -97,7 +104,7 @@ def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]
     together, again = fresh(sequences), fresh(sequences)
     alone = [fresh([tokens])[0] for tokens in sequences]
     engine.reset_prefix_cache()
-    if engine.info.facts.get("follows") == "False":
+    if unforced(engine.info):
         said = engine.score(sequences, decode=OWN)
         longer = fresh([(*tokens, *one.decoded) for tokens, one in zip(sequences, said, strict=True)])
         decoding = apart(

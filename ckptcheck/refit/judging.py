@@ -33,24 +33,28 @@ def stale(trace: RefitTrace, sync: Sync) -> set[Key]:
 class Gaps:
     """How far the engine is from a cold load by prefill, and by decoding up to where the tokens part, and there.
 
-    trainer: from the trainer; cold: the cold load from the trainer, both by prefill.
+    trainer: from the trainer; cold: the cold load from the trainer, both by prefill. forced: from the trainer by decoding, None
+    where that was not asked.
     """
 
     prefill: Gap
     decode: Gap
     trainer: Gap
     cold: Gap
+    forced: Gap | None
 
 
 def gaps(scoring: Scoring) -> Gaps:
     """Measure a scoring."""
     here, there = [each.prompt for each in scoring.engine], [each.prompt for each in scoring.cold]
     decoded = [_until_parting(*pair) for pair in zip(scoring.engine, scoring.cold, strict=True)]
+    ends = [own[-len(run) :] for own, run in zip(scoring.trainer, scoring.forced, strict=False)]
     return Gaps(
         apart(here, there),
         apart([one for one, _ in decoded], [other for _, other in decoded]),
         apart(here, scoring.trainer),
         apart(there, scoring.trainer),
+        apart(scoring.forced, ends) if scoring.forced else None,
     )
 
 

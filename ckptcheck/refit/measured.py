@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckptcheck.refit.floor import unforced
 from ckptcheck.refit.judging import gaps
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.report import Section
@@ -16,6 +17,7 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
         yield Section("switches that the engine did not take: nothing here speaks of them", lines=lines)
     if trace.scorings and trace.engine and trace.trainer:
         sides = ((trace.engine.name, trace.floor.engine), (trace.trainer.name, trace.floor.trainer))
+        cannot = unforced(trace.engine)
         floor = [
             (name, what, gap.most, gap.mean)
             for name, noise in sides
@@ -38,13 +40,16 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
             step = trace.syncs[scoring.after - 1].step if scoring.after else 0
             cold = (seen.prefill.most, seen.decode.most) if scoring.after else (None, None)
             when = f"sync {scoring.after}" if scoring.after else "cold load"
-            rows.append((when, step, *cold, seen.trainer.most, seen.trainer.mean))
+            forced = (seen.forced.most, seen.forced.mean) if seen.forced else (None, None)
+            rows.append((when, step, *cold, seen.trainer.most, seen.trainer.mean, *forced))
         allowed = trace.floor.sides
-        rows.append(("allowed", None, trace.floor.loads, trace.floor.loads, allowed.most, allowed.mean))
+        limits = (allowed.most, allowed.mean)
+        rows.append(("allowed", None, trace.floor.loads, trace.floor.loads, *limits, *limits))
         yield Section(
             "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
-            ("after", "step", "cold load: prefill", "decoding", "trainer: most", "mean"),
+            ("after", "step", "cold load: prefill", "decoding", "trainer: most", "mean", "decoding: most", "mean"),
             tuple(rows),
+            (f"the trainer's tokens were not decoded: {cannot}",) if cannot else (),
         )
     if trace.steps:
         yield Section(

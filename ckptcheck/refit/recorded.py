@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from ckptcheck.history.record import Record
 from ckptcheck.history.record import Sync as Recorded
 from ckptcheck.refit.trace import RefitTrace
+
+
+def append(trace: RefitTrace, path: Path) -> None:
+    """Append the syncs of a trial to a record."""
+    file = Record(path)
+    for sync in recorded(trace):
+        file.append(sync)
 
 
 def recorded(trace: RefitTrace) -> Iterator[Recorded]:

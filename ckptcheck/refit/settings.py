@@ -12,7 +12,7 @@ class Settings:
     """steps: how often the trainer steps and is synced again. bucket_bytes: of the first sync; the second uses `other_bytes`.
 
     perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeouts: of each phase.
-    decode: tokens that are decoded greedily.
+    decode: tokens that are decoded greedily. pause: what the engine does with a request that runs when a sync comes; "": none runs.
     """
 
     steps: int = 1
@@ -24,3 +24,4 @@ class Settings:
     logprobs: bool = True
     timeouts: Timeouts = field(default_factory=Timeouts)
     decode: int = 16
+    pause: str = ""

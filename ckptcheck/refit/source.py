@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.source import Folder
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import count
+from ckptcheck.report import Report, Section
 from ckptcheck.run import run
 from ckptcheck.trainers.megatron_settings import refuse_critic
 from ckptcheck.trainers.megatron_source import hugging_face_form
@@ -23,12 +27,13 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 
 
-def opened(target: str, folder: Path, described: Path | None = None) -> Checkpoint:
+def opened(target: str, folder: Path, described: Path | None = None, *, spared: list[str] | None = None) -> Checkpoint:
     """Open a source after a scan of its headers; a Megatron run is written to `folder` as a Hugging Face checkpoint.
 
-    described: folder with the config.json of the model, and its tokenizer, for a run whose arguments do not say enough. Raises
-    CkptcheckError for a source that has errors of its own (a trial would show those), for a critic, and for a run of which
-    no model can be built; EvidenceError where it cannot be read.
+    described: folder with the config.json of the model, and its tokenizer, for a run whose arguments do not say enough. spared:
+    takes the source's own errors, where the trial is to go on in spite of them. Raises CkptcheckError for a source that has such
+    errors otherwise (a trial would show those), for a critic, and for a run of which no model can be built; EvidenceError where
+    it cannot be read.
     """
     found = open_target(target)
     if isinstance(found, Checkpoint):
@@ -36,15 +41,23 @@ def opened(target: str, folder: Path, described: Path | None = None) -> Checkpoi
             raise CkptcheckError(f"--hf-config is for Megatron runs, and {target} has a {CONFIG} of its own")
         refuse_critic(found.config, target)
         found.no_values = "only headers are read before a trial"
-        _sound(found, target)
+        _sound(found, target, spared)
         return found
-    _sound(found, target)
+    _sound(found, target, spared)
     config = None if described is None else _config(described)
     refuse_critic(hugging_face_form(found, folder, config).config, target)
     for path in sorted(described.iterdir()) if described is not None else ():
         if path.suffix in BESIDE and path.name not in OWN and path.is_file():
             shutil.copyfile(path, folder / path.name)
     return Checkpoint(Folder(folder, target))
+
+
+def told(report: Report, spared: Sequence[str] | None) -> Report:
+    """Return the report of a trial, with the errors first in spite of which it was made."""
+    if not spared:
+        return report
+    title = "errors of the source itself, in spite of which this was tried (--despite-errors)"
+    return replace(report, sections=(Section(title, lines=tuple(spared)), *report.sections))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -58,11 +71,13 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _sound(source: Checkpoint | Megatron, target: str) -> None:
-    """Scan the headers. Raises CkptcheckError for errors."""
-    report = run(source, pack.load())
-    if number := report.number("error"):
+def _sound(source: Checkpoint | Megatron, target: str, spared: list[str] | None) -> None:
+    """Scan the headers. Raises CkptcheckError for errors, unless they are spared."""
+    errors = [finding for finding in run(source, pack.load()).findings if finding.severity == "error"]
+    if spared is not None:
+        spared += [f"{error.code} {error.message}" for error in errors]
+    elif errors:
         raise CkptcheckError(
-            f"{target} has {number} error{'s' if number > 1 else ''} of its own, the first: {report.findings[0].message}",
-            hint=f"ckptcheck scan {target}",
+            f"{target} has {count(len(errors), 'error')} of its own, the first: {errors[0].message}",
+            hint=f"ckptcheck scan {target}; ckptcheck refit --despite-errors goes on all the same",
         )

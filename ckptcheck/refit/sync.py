@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptcheck.engines.base import Answer, Engine, Parcel
 from ckptcheck.engines.group import PLANES, addressed, rendezvous
+from ckptcheck.engines.sampling import Sampling
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import left
 from ckptcheck.host.trouble import HostDied, VerbError
@@ -17,11 +20,32 @@ from ckptcheck.trainers.base import Lender, Trainer
 
 LONGEST = 3600.0
 """Seconds that a side waits for the other in a group, where nothing else limits it."""
+TOKENS = 32
+"""That a request is asked for which runs meanwhile."""
 GRACE = 5.0
 """Seconds in which a side notices by itself that the other has failed."""
 
 
-def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, key: str) -> tuple[list[Parcel], Answer]:
+@dataclass(frozen=True)
+class Busy:
+    """A request that runs when an update comes. pause: what the engine does with it; version: of the weights that are sent."""
+
+    pause: str
+    prompt: tuple[int, ...]
+    version: str
+
+    def refit(self, engine: Engine, parcels: Sequence[Parcel]) -> Answer:
+        """Update by the engine's one route for that, once the request has a few tokens."""
+        asked = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+        done = engine.inflight(
+            [self.prompt], asked, parcels, pause=self.pause, clear_cache=True, after=TOKENS // 4, version=self.version
+        )
+        return done.answer
+
+
+def send(
+    trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, key: str, busy: Busy | None = None
+) -> tuple[list[Parcel], Answer]:
     """Send all weights by that transport; return what was sent and what the engine said. key: another one for every sync.
 
     By ipc the engine opens the trainer's own memory. Over a process group both sides wait for each other, so the trainer sends
@@ -34,7 +58,7 @@ def send(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, ke
     if plane is None:
         parcels = trainer.export(bucket_bytes)
         try:
-            return parcels, engine.refit(parcels, transport)
+            return parcels, busy.refit(engine, parcels) if busy else engine.refit(parcels, transport)
         finally:  # many syncs would fill the plane
             for parcel in parcels:
                 if "path" in parcel.address:

@@ -68,6 +68,7 @@ class Scoring:
     after: the number of the sync before it, 0 for the cold load. engine: the engine under test. cold: the same engine started
     cold from the same weights. trainer, again: two forward passes of the trainer. warm: the sequences whose keys and
     values were cached before the sync, scored without, and then with, a reset of the prefix cache.
+    forced: the last tokens of each sequence, by steps of decoding in the engine, () where it cannot be made to.
     speech: what both sides decode greedily from one prompt.
     """
 
@@ -78,6 +79,7 @@ class Scoring:
     trainer: tuple[tuple[float, ...], ...]
     again: tuple[tuple[float, ...], ...]
     warm: tuple[tuple[Scores, Scores], ...] = ()
+    forced: tuple[tuple[float, ...], ...] = ()
     speech: Speech | None = None
 
 
@@ -85,9 +87,10 @@ class Scoring:
 class RefitTrace:
     """A trial from the cold load to the last sync.
 
-    weights: what the trainer exports. ignored: switches that the engine did not take → why. cold: manifest after the cold
-    load. floor: noise of both sides, measured then. marked: manifest after scrambling. nap: what the engine held before and
-    after a sleep; awake: why it did not sleep. memory: bytes of the engine after the cold load and after every sync.
+    weights: what the trainer exports. streamed: the transport, where it makes one stream of all buckets, else "". ignored:
+    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured then.
+    marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep. memory:
+    bytes of the engine after the cold load and after every sync.
     unlike: step → weights of which the trainer's ranks hold different copies, () for none; empty where it has one rank.
     broken: phase → why it could not be finished; the rules then judge what was seen until there.
     """
@@ -96,6 +99,7 @@ class RefitTrace:
     engine: EngineInfo | None = None
     trainer: TrainerInfo | None = None
     weights: tuple[Weight, ...] = ()
+    streamed: str = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
     cold: Manifest = field(default_factory=dict)
     floor: Floor = field(default_factory=Floor)

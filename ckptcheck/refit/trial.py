@@ -19,19 +19,17 @@ from ckptcheck.engines.base import Engine, Manifest, Scores
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.refit import floor, placement, sequences
+from ckptcheck.refit import floor, placement
 from ckptcheck.refit.nap import Nap, sleeper
+from ckptcheck.refit.questions import Questions
 from ckptcheck.refit.reasons import reasons
 from ckptcheck.refit.settings import Settings
-from ckptcheck.refit.speech import Speech, speech
-from ckptcheck.refit.sync import send
+from ckptcheck.refit.sync import Busy, send
 from ckptcheck.refit.text import Text
-from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.trainers.base import Trainer
 
 Say = Callable[[str], None]
-LEAD = 16
-"""Tokens that are gone on from where there is no tokenizer to say a prompt in."""
 LINES = 12
 """Of what a process said last."""
 
@@ -71,10 +69,7 @@ class Trial:
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._trainer: Trainer
         self._phase = ""
-        self._text = text or Text()
-        self._sequences = sequences.sequences(vocabulary)
-        self._prompt = self._text.prompt(vocabulary) or self._sequences[0][:LEAD]
-        self._probe = sequences.probe(vocabulary, block) if block else ()
+        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode)
         self._trace = RefitTrace(target)
 
     def run(self) -> RefitTrace:
@@ -93,16 +88,22 @@ class Trial:
                 placement.check(self._trainer, engine, self._settings.transport)
                 for name, why in engine.ignored.items():
                     self._say(f"{name}: {why}")
-                cold = engine.manifest()
+                cold, route = engine.manifest(), self._settings.transport
                 self._trace = replace(
-                    self._trace, engine=engine.info, ignored=engine.ignored, cold=cold, memory=(engine.memory(),)
+                    self._trace,
+                    engine=engine.info,
+                    streamed=route if route in engine.streams else "",
+                    ignored=engine.ignored,
+                    cold=cold,
+                    memory=(engine.memory(),),
                 )
             self._rounds(engine)
             self._last()
-        except (HostDied, HostHung, VerbError, OSError, KeyboardInterrupt) as error:
+        except (CkptcheckError, OSError, KeyboardInterrupt) as error:
+            refused = isinstance(error, CkptcheckError) and not isinstance(error, (HostDied, VerbError))
+            if refused and self._trace.engine is None:
+                raise  # nothing was seen that could be kept
             self._trace = replace(self._trace, broken={self._phase: self._told(error)})
-        except CkptcheckError:
-            raise
         except (
             Exception
         ) as error:  # a fault of ours, or a far side that says what nobody expects: what was seen is kept
@@ -117,9 +118,11 @@ class Trial:
         cold = self._trace.cold
         if self._settings.logprobs:
             with self._within("score", "score the cold load"):
-                self._scored(engine, 0, self._scores(engine))
+                self._scored(engine, 0, self._questions.scores(engine))
             with self._within("score", "measure the noise of both sides"):
-                self._trace = replace(self._trace, floor=floor.measured(engine, self._trainer, self._sequences))
+                self._trace = replace(
+                    self._trace, floor=floor.measured(engine, self._trainer, self._questions.sequences)
+                )
         with self._within("sync", "scramble"):
             scrambled = engine.scramble()
             self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
@@ -132,8 +135,9 @@ class Trial:
                     self._step(step)
                 with self._within("start", f"reference for step {step}"):
                     reference, scores = self._reference(step)
-            with self._within("score", f"fill the cache before the sync after step {step}"):
-                self._warm(engine)
+            if self._settings.logprobs:
+                with self._within("score", f"fill the cache before the sync after step {step}"):
+                    self._questions.warm(engine)
             self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
             with self._within("score", f"score after step {step}"):
                 self._scored(engine, len(self._trace.syncs), scores)
@@ -146,7 +150,7 @@ class Trial:
             return
         with self._within("score", "measure what rounding comes to"):
             dtypes = [self._trainer.info.dtype, self._trace.engine.dtype]
-            moved = floor.rounded(self._trainer, dtypes, self._sequences)
+            moved = floor.rounded(self._trainer, dtypes, self._questions.sequences)
             known = self._trace.floor
             self._trace = replace(self._trace, floor=replace(known, trainer=replace(known.trainer, rounding=moved)))
 
@@ -199,7 +203,7 @@ class Trial:
         if self._settings.perturb is not None:
             self._trainer.perturb(self._settings.perturb, seed=step)
         else:
-            taken = self._trainer.step(self._sequences, seed=step)
+            taken = self._trainer.step(self._questions.sequences, seed=step)
             self._trace = replace(self._trace, steps=(*self._trace.steps, taken))
         self._compare_ranks(step)
 
@@ -211,24 +215,22 @@ class Trial:
         """Start the engine cold from the stepped weights, and end it again."""
         engine = self._start(self._saved(step))
         try:
-            return engine.manifest(), self._scores(engine) if self._settings.logprobs else ()
+            return engine.manifest(), self._questions.scores(engine) if self._settings.logprobs else ()
         finally:
             engine.close()
-
-    def _scores(self, engine: Engine) -> tuple[Scores, ...]:
-        return tuple(engine.score(self._sequences, decode=self._settings.decode))
 
     def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: Manifest, phase: str) -> None:
         weights, began = self._settings.weights, time.monotonic()
         with self._within("sync", phase):
             sent = dict(self._trainer.digests())
             digested = time.monotonic()
-            key = f"sync-{len(self._trace.syncs) + 1}"
-            parcels, answer = send(self._trainer, engine, bucket_bytes, self._settings.transport, key)
+            number, route = len(self._trace.syncs) + 1, self._settings.transport
+            busy = Busy(self._settings.pause, self._questions.prompt, str(number)) if self._settings.pause else None
+            parcels, answer = send(self._trainer, engine, bucket_bytes, route, f"sync-{number}", busy)
             synced = time.monotonic()
             manifest = engine.manifest() if weights else {}
             sync = Sync(
-                number=len(self._trace.syncs) + 1,
+                number=number,
                 step=step,
                 bucket_bytes=bucket_bytes,
                 buckets=len(parcels),
@@ -253,37 +255,7 @@ class Trial:
                 sync = replace(sync, verdicts=reasons(engine, again, sync, self._folder))
             self._trace = replace(before, syncs=(*before.syncs, sync))
 
-    def _speech(self, engine: Engine) -> Speech:
-        engine.reset_prefix_cache()
-        said = speech(engine, self._trainer, self._prompt, self._settings.decode)
-        words = self._text.words([said.engine, said.trainer])
-        return replace(said, engine_text=words[0], trainer_text=words[1])
-
-    def _warm(self, engine: Engine) -> None:
-        """Fill the prefix cache with the old weights' keys and values."""
-        if self._probe and self._settings.logprobs:
-            engine.score([self._probe], decode=2)
-
     def _scored(self, engine: Engine, after: int, cold: Sequence[Scores]) -> None:
-        """Score on both sides; the cache is asked first, before anything else fills it."""
-        if not self._settings.logprobs:
-            return
-        warm: tuple[tuple[Scores, Scores], ...] = ()
-        if self._probe and after > 1:
-            kept = engine.score([self._probe], decode=2)[0]
-            engine.reset_prefix_cache()
-            warm = ((kept, engine.score([self._probe], decode=2)[0]),)
-        if after:
-            engine.reset_prefix_cache()  # what is left of the old weights is the probe's matter
-        trainer, again = (tuple(self._trainer.score(self._sequences)) for _ in range(2))
-        scoring = Scoring(
-            after=after,
-            sequences=self._sequences,
-            engine=self._scores(engine) if after else tuple(cold),
-            cold=tuple(cold),
-            trainer=trainer,
-            again=again,
-            warm=warm,
-            speech=self._speech(engine),
-        )
-        self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))
+        if self._settings.logprobs:
+            scoring = self._questions.asked(engine, self._trainer, after, cold)
+            self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))

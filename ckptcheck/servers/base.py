@@ -56,6 +56,10 @@ class Server(Protocol):
         """Return what it says of itself. What it does not tell is left out, never guessed."""
         ...
 
+    def weight_version(self, *, seconds: float) -> str:
+        """Return the weight version it reports, by one request that no scheduler is asked for; "" where it has none."""
+        ...
+
     def alive(self, *, seconds: float) -> None:
         """Have it generate one token. Raises ServerTrouble where it cannot, whatever its port says."""
         ...

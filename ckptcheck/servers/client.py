@@ -89,10 +89,12 @@ class Client:
         make = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         line = make(self._host, self._port, timeout=min(timeout, CONNECT))
         late = threading.Event()
-        clock = threading.Timer(timeout, _cut, [line, late])
+        held: list[socket.socket] = []
+        clock = threading.Timer(timeout, _cut, [held, late])
         clock.daemon = True
         try:
             line.connect()
+            held.append(line.sock)  # the line itself lets go of it once it has read the headers
             line.sock.settimeout(timeout)
             clock.start()
             self._own(line.sock.getpeername()[0])
@@ -142,11 +144,11 @@ def _loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _cut(line: http.client.HTTPConnection, late: threading.Event) -> None:
+def _cut(held: list[socket.socket], late: threading.Event) -> None:
     late.set()
-    with contextlib.suppress(OSError):
-        if line.sock is not None:
-            line.sock.shutdown(socket.SHUT_RDWR)
+    for each in held:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 def _words(raw: bytes, most: int) -> str:

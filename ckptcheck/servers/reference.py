@@ -42,8 +42,8 @@ class Reference:
 
     engine: sglang or vllm. dtype, ranks: as the server that is held against it has them. device: cpu, or what the engine
     finds. length: tokens of the longest sequence. tokenizer: with the checkpoint's own, to take and answer text. more:
-    further arguments of its command line. Raises CkptcheckError where the engine is not installed, HostDied or HostHung
-    where it does not start, VerbError where it ends at once.
+    further arguments of its command line. Raises CkptcheckError where the engine is not installed or another server took
+    the port, HostDied or HostHung where it does not start, VerbError where it ends at once.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Reference:
             raise CkptcheckError(f"no server of {engine} can be started", f"there are {' and '.join(VARIABLES)}")
         found = interpreter(engine, python)
         self.port = _free()
-        arguments = [*_command(engine, checkpoint.resolve(), dtype, ranks, device, length, self.port), *more]
+        self._folder = checkpoint.resolve()
+        arguments = [*_command(engine, self._folder, dtype, ranks, device, length, self.port), *more]
         if tokenizer:
             arguments.remove("--skip-tokenizer-init")
         end = time.monotonic() + timeout
@@ -93,12 +94,18 @@ class Reference:
         """End it and all it started; may be called twice."""
         self._host.close(0)
 
+    def _own(self, served: str) -> None:
+        """Raise CkptcheckError where another program took the port before ours could: it would be held for what we know."""
+        if served and Path(served).resolve() != self._folder:
+            raise CkptcheckError(f"at port {self.port}, which was free, another server answers: it serves {served}")
+
     def _ready(self, end: float) -> Server:
         """Wait until it generates: a port may listen before the weights are loaded."""
         while True:
             left = end - time.monotonic()
             try:
                 server = recognize(self.client, seconds=max(1.0, left))
+                self._own(server.about(seconds=max(1.0, left)).model)
                 server.alive(seconds=max(1.0, left))
             except ServerTrouble as trouble:
                 if isinstance(trouble, Refused) and 400 <= trouble.status < 500:

@@ -115,6 +115,10 @@ class SglangServer:
             architecture=(model.architectures or [""])[0],
         )
 
+    def weight_version(self, *, seconds: float) -> str:
+        """Return the weight version it reports."""
+        return self.model(seconds=seconds).weight_version or ""
+
     def alive(self, *, seconds: float) -> None:
         """Have it generate one token."""
         self.score([[8, 9]], decode=1, seconds=seconds)

@@ -145,6 +145,15 @@ class VllmServer:
             sampled=model.logprobs_mode,
         )
 
+    def weight_version(self, *, seconds: float) -> str:
+        """Return the weight version it reports; out of dev mode, and before vLLM has /weight_info, it has none."""
+        try:
+            return self._client.get("/weight_info", WeightInfo, timeout=seconds).weight_version or ""
+        except Refused as refused:
+            if refused.status not in (404, 405):
+                raise
+        return ""
+
     def alive(self, *, seconds: float) -> None:
         """Have it generate one token; /health alone answers 200 as long as the engine has not said that it is dead."""
         self.score([[8, 9]], decode=1, seconds=seconds)

@@ -159,10 +159,10 @@ def _is_remote(folder: Path) -> bool:
 
 
 def _rows(ckpt: Checkpoint) -> dict[str, int]:
-    """Return matrix → bytes of a row for those with a row per token."""
+    """Return matrix, or part of one → bytes of a row for those with a row per token."""
     found = {}
-    for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
-        if name is not None and ckpt.tensors[name].has_rows:
+    for name in (part for parts in ckpt.vocabularies.values() for part in parts):
+        if ckpt.tensors[name].has_rows:
             found[name] = ckpt.tensors[name].nbytes // ckpt.tensors[name].shape[0]
     return found
 

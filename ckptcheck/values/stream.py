@@ -54,7 +54,7 @@ def _stored(ckpt: Checkpoint, name: str) -> Stream:
             except OSError as error:
                 raise EvidenceError(f"cannot read {shard.name}: {error.strerror or error}") from error
             if not part:
-                raise EvidenceError(f"{shard.name} ends before {name} does")
+                raise BrokenTensor(f"{shard.name} ends before {name} does")
             yield part
             at += len(part)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ckptcheck.checkpoint.options import Options
 from ckptcheck.rule import Skip
 from ckptcheck.values.rows import Rows, row_stats, suspects
 from ckptcheck.values.uses import placeholders
@@ -28,13 +29,14 @@ SUSPECT = 0.2
 
 @dataclass(frozen=True)
 class Untrained:
-    """The untrained rows of one matrix. rows: id → how it shows. stats: of all rows.
+    """The untrained rows of one matrix. parts: the tensors that hold it. rows: id → how it shows. stats: of all rows.
 
     cluster: further rows, small and alike and apart from the others: as if drawn and never trained, which is likely and no more.
     """
 
     ckpt: Checkpoint
     name: str
+    parts: tuple[str, ...]
     stats: Rows
     rows: dict[int, str]
     cluster: frozenset[int] = frozenset()
@@ -49,13 +51,29 @@ class Untrained:
         """The cluster without the rows that may well be untrained."""
         return self.cluster - self._aside(self.cluster)
 
+    def file(self, rows: Iterable[int]) -> str:
+        """Return the file that holds the first of these rows."""
+        end, first = 0, min(rows)
+        for part in self.parts:
+            end += self.ckpt.tensors[part].shape[0]
+            if first < end:
+                break
+        return self.ckpt.holders[part]
+
     def _aside(self, rows: Iterable[int]) -> frozenset[int]:
-        """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders."""
+        """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders.
+
+        Without a tokenizer no token has the last rows of a vocabulary that is padded to a multiple, as Megatron's are.
+        """
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
         pad = {config.integer("pad_token_id")} if config is not None else set()
         replaced = placeholders(self.ckpt)
         if tokenizer is None:
-            return frozenset(row for row in rows if row in pad or row in replaced)
+            end, known = len(self.stats.std), set(rows)
+            least = end - self.ckpt.padding
+            while end > least and end - 1 in known:
+                end -= 1
+            return frozenset(row for row in known if row in pad or row in replaced or row >= end)
         reasons = {row: tokenizer.used(row) or "" for row in rows}
         return frozenset(
             row
@@ -70,6 +88,8 @@ class Untrained:
         The unknown token is not among them: tokenizers that fall back to bytes never emit it, and its row is zero in
         models as sound as Llama 2.
         """
+        if self.rows.keys() <= self.padding:
+            return {}
         if self.ckpt.tokenizer is None:
             raise Skip("there is no tokenizer to tell which tokens are used")
         found = {row: self.ckpt.tokenizer.used(row) for row in self.rows if row not in self.padding}
@@ -78,11 +98,12 @@ class Untrained:
     @property
     def summary(self) -> str:
         """The matrix in numbers, as NeMo-RL's script prints them."""
-        stats = self.stats
+        stats = self.stats.finite
         tied = {True: "tied", False: "not tied", None: "tied or not: unknown"}[self.ckpt.anatomy.tied]
+        low, high = float(stats.std.min()), float(stats.std.max())
         return (
-            f"of {len(stats.std):,} rows; mean_abs={float(stats.mean_abs.mean()):.6f}, max_abs={float(stats.max_abs.max()):.6f}, "
-            f"std_range=[{float(stats.std.min()):.6f}, {float(stats.std.max()):.6f}], {tied}"
+            f"of {len(self.stats.std):,} rows; mean_abs={float(stats.mean_abs.mean()):.6f}, "
+            f"max_abs={float(stats.max_abs.max()):.6f}, std_range=[{low:.6f}, {high:.6f}], {tied}"
         )
 
 
@@ -103,12 +124,11 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
     import numpy as np
 
     found = []
-    for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
-        if name is None or not ckpt.tensors[name].is_plain:
+    for name, parts in ckpt.vocabularies.items():
+        loose = ckpt.options.identical > Options.identical  # rows that are not quite one number pass the glance
+        if not suspects(ckpt, parts, ckpt.options.near_zero, SUSPECT) and not loose:
             continue
-        if not suspects(ckpt, name, ckpt.options.near_zero, SUSPECT):
-            continue
-        stats = row_stats(ckpt, name, jobs=ckpt.jobs)
+        stats = row_stats(ckpt, *parts, jobs=ckpt.jobs)
         rows: dict[int, str] = {}
         for how, mask in (
             ("far below the others", stats.far_below(FAR_BELOW)),
@@ -117,6 +137,6 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
         ):
             rows |= dict.fromkeys(map(int, mask.nonzero()[0]), how)
         known = np.isin(np.arange(len(stats.std)), list(rows))
-        alike = stats.cluster(CLUSTER, known, ckpt.tensors[name].shape[1])
-        found.append(Untrained(ckpt, name, stats, rows, frozenset(map(int, alike.nonzero()[0]))))
+        alike = stats.cluster(CLUSTER, known, ckpt.tensors[parts[0]].shape[1])
+        found.append(Untrained(ckpt, name, parts, stats, rows, frozenset(map(int, alike.nonzero()[0]))))
     return found

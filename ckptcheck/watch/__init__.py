@@ -10,6 +10,6 @@ See README.md beside this file for slime, verl and NeMo-RL.
 """
 
 from ckptcheck.watch.engine_side import EngineSide, module, servers
-from ckptcheck.watch.watch import SyncError, Syncing, SyncWarning, Watch
+from ckptcheck.watch.watch import SyncError, Syncing, SyncWarning, Watch, digests
 
-__all__ = ["EngineSide", "SyncError", "SyncWarning", "Syncing", "Watch", "module", "servers"]
+__all__ = ["EngineSide", "SyncError", "SyncWarning", "Syncing", "Watch", "digests", "module", "servers"]

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ckptcheck.servers.base import Server
 
+SOON = 5.0
+"""Seconds in which a server says which version it has: no scheduler is asked for that."""
+
 
 class EngineSide(Protocol):
     """The engine, as a watch sees it. Anything it raises is said as a warning, and the sync counts as not seen.
+
+    One that cannot tell its version after a sync is not asked for its weights: it would keep the training waiting twice.
 
     name: for the record. alike: its digests are those of `ckptcheck` itself, so that they compare with the trainer's.
     """
@@ -62,9 +67,9 @@ class _Servers:
         }
 
     def version(self) -> str | None:
-        """Return the version that all report, or all of them where they differ."""
-        told = {server.about(seconds=self._seconds).weights for server in self._found()}
-        return " and ".join(sorted(told)) or None
+        """Return the version that all report, or all of them where they differ; those that report none are left out."""
+        told = {server.weight_version(seconds=min(self._seconds, SOON)) for server in self._found()}
+        return " and ".join(sorted(told - {""})) or None
 
     def _found(self) -> list[Server]:
         """Look at what the servers are, once they are asked for the first time: they may start after the trainer."""
@@ -74,7 +79,7 @@ class _Servers:
         if not self._servers:
             key = os.environ.get("CKPTCHECK_API_KEY")
             clients = [Client(url, remote=self._remote, key=key) for url in self._urls]
-            self._servers = [recognize(client, seconds=self._seconds) for client in clients]
+            self._servers = [recognize(client, seconds=min(self._seconds, SOON)) for client in clients]
         return self._servers
 
 
@@ -83,10 +88,11 @@ def module(model: Any, name: str = "engine") -> EngineSide:
     return _Module(model, name)
 
 
-def servers(*urls: str, allow_remote: bool = False, seconds: float = 120.0) -> EngineSide:
+def servers(*urls: str, allow_remote: bool = False, seconds: float = 30.0) -> EngineSide:
     """Watch running SGLang or vLLM servers by their own checksums and weight versions.
 
-    allow_remote: they may be on other machines. seconds: for any one request. The key is taken from CKPTCHECK_API_KEY.
-    vLLM has checksums from 0.32 on, in dev mode. The hash is the engine's own: it tells change, not equality.
+    allow_remote: they may be on other machines. seconds: for the checksums of one server, which it makes of every weight; give
+    more for a model that takes longer. The key is taken from CKPTCHECK_API_KEY. vLLM has checksums from 0.32 on, in dev
+    mode. The hash is the engine's own: it tells change, not equality.
     """
     return _Servers(urls, allow_remote, seconds)

@@ -113,7 +113,7 @@ class Syncing:
     def before(self) -> None:
         """Ask for the version the engine has, and start the clock."""
         if self._watch.enabled:
-            self._sync.before = self._version()
+            self._version(before=True)
         self._began = time.monotonic()
 
     def sent(self, weights: Weights) -> Iterator[tuple[str, Any]]:
@@ -142,14 +142,14 @@ class Syncing:
         began = time.monotonic()
         if error is not None:
             sync.ok, sync.message = False, f"{type(error).__name__}: {error}"
-        if self._whole and watch.expected is not None:
+        ending = error is not None and not isinstance(error, Exception)  # Ctrl-C: nobody waits for answers now
+        if self._whole and not ending and watch.expected is not None:
             self._unseen = not self._quietly("digest what the trainer expects", self._expect) or self._unseen
         if self._unseen:
             sync.sent = {}  # a part would look as if the rest had not been sent
         if watch.engine is not None:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
-            sync.version = self._version() or sync.version
-            if self._whole:
+            if not ending and self._version() and self._whole:
                 self._quietly("ask the engine for its weights", self._hold)
         sync.checked = self._checking + time.monotonic() - began
         if watch.record is not None:
@@ -188,11 +188,19 @@ class Syncing:
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
 
-    def _version(self) -> str | None:
-        told: list[str | None] = [None]
-        if (engine := self._watch.engine) is not None:
-            self._quietly("ask the engine for its version", lambda: told.append(engine.version()))
-        return told[-1]
+    def _version(self, *, before: bool = False) -> bool:
+        """Ask for the version, and return whether the engine answered."""
+        engine, sync = self._watch.engine, self._sync
+        if engine is None:
+            return False
+
+        def ask() -> None:
+            if before:
+                sync.before = engine.version()
+            else:
+                sync.version = engine.version() or sync.version
+
+        return self._quietly("ask the engine for its version", ask)
 
     def _quietly(self, what: str, do: Callable[[], object]) -> bool:
         """Do something, and return whether it worked; what it raises is said, and does not reach the training loop."""

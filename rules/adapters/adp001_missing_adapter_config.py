@@ -9,6 +9,11 @@ PEFT, vLLM and SGLang refuse the adapter: rank, scale and target modules are wri
 ## How to fix
 Copy it from the training run's output.
 
+## When it can be wrong
+An adapter that another program wrote under PEFT's file name may carry its settings in the header or elsewhere;
+`--ignore ADP001` if only that program reads it. An adapter in the folder of its base model is no adapter for this
+rule, and what the config says is for ADP004.
+
 ## Seen in
 No public report: PEFT's refusal was observed.
 """

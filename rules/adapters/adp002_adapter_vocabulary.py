@@ -2,8 +2,7 @@
 
 ## What it checks
 Where an adapter carries whole embeddings or heads (trained tokens, `modules_to_save`), they have one number of rows,
-and one that covers every token of the tokenizer beside them; it equals `vocab_size` where a `config.json` lies there
-too.
+and one that covers every token of the tokenizer beside them.
 
 ## Why it matters
 PEFT stops with a size mismatch unless the base model is resized first, vLLM refuses the adapter, and a merge copies
@@ -11,6 +10,12 @@ rows to the wrong tokens.
 
 ## How to fix
 Save embedding and head together, and resize the base model to their rows before loading.
+
+## When it can be wrong
+A model with two vocabularies, such as text and sound, may train one embedding of each, and then the two have no one
+size: `--ignore ADP002`. The base model is not at hand, so rows that agree with each other and not with it pass. LoRA
+matrices on an embedding and single trained tokens (`trainable_token_indices`) are not whole tables and are not
+counted.
 
 ## Seen in
 hiyouga/LlamaFactory#3125, unslothai/unsloth#978, huggingface/peft#2898

@@ -10,6 +10,11 @@ assertion.
 ## How to fix
 Save the adapter again, gathering all ranks.
 
+## When it can be wrong
+A trainer of its own that shares one A between several modules, or keeps A fixed and stores only B, writes halves on
+purpose. PEFT, vLLM and SGLang cannot load those, so `--ignore ADP003` only where your own code does. A pair that is
+lost whole leaves no half: compare with `target_modules`, or take a manifest when the adapter is saved.
+
 ## Seen in
 deepspeedai/DeepSpeed#7900
 """

@@ -11,6 +11,13 @@ strength than in training.
 ## How to fix
 Take the config that was trained with.
 
+## When it can be wrong
+Where `rank_pattern` holds a regular expression, the rank of modules that no plain name matches before it is not
+judged, since patterns from a checkpoint are not run. With `target_parameters` any multiple of the rank passes,
+because experts are stored together. A wrong `lora_alpha` or `alpha_pattern` changes the strength as much and has no
+shape to be seen by. Tools that fuse q, k and v of an adapter store three times the rank: `--ignore ADP004` where
+their own loader reads it.
+
 ## Seen in
 No public report: configs copied between runs.
 """

@@ -31,9 +31,10 @@ def check(seen: Comparison) -> Iterator[Problem]:
     missing = seen.accounts.missing
     if missing:
         first = next(iter(missing.values()))
+        heads = all(seen.is_head(name) for name in missing)
         yield Problem(
             f"{count(len(missing), 'tensor is', 'tensors are')} missing in the second checkpoint: {together(missing)}",
             file=seen.first.files.get(first),
             key=first,
-            hint="convert again; with --critic only the heads may differ",
+            hint="convert again; with --critic the heads may differ" if heads else "convert again",
         )

@@ -8,7 +8,8 @@ It came from elsewhere: a shard of an older save, a head that the model does not
 know; other loaders take the tensor.
 
 ## How to fix
-Convert into an empty folder. If the tensor is meant, the two are not the same model.
+Convert into an empty folder. A value head that only a critic has is let be with `--critic`.
+If the tensor is meant, the two are not the same model.
 
 ## When it can be wrong
 The second may carry what the first keeps elsewhere: a draft layer, an adapter merged under new names.
@@ -30,9 +31,12 @@ def check(seen: Comparison) -> Iterator[Problem]:
     extra = seen.accounts.extra
     if extra:
         first = next(iter(extra.values()))
+        heads = all(seen.is_head(name) for name in extra)
         yield Problem(
             f"{count(len(extra), 'tensor is', 'tensors are')} only in the second checkpoint: {together(extra)}",
             file=seen.second.files.get(first),
             key=first,
-            hint="convert into an empty folder",
+            hint="with --critic the heads may differ"
+            if heads
+            else "convert into an empty folder, if an older save left them there",
         )

@@ -21,17 +21,25 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.comparison.comparison import Comparison
+from ckptcheck.comparison.matching import Pair
+from ckptcheck.comparison.naming import template, together
 from ckptcheck.phrase import shape
 
 
 @rule("CMP003", "shape-difference", severity="error", on="comparison")
 def check(seen: Comparison) -> Iterator[Problem]:
+    alike: dict[tuple[object, ...], list[Pair]] = {}
     for pair in seen.accounts.shapes:
-        transposed = " (transposed)" if pair.second.shape == pair.first.shape[::-1] else ""
+        alike.setdefault((template(pair.name), pair.first.shape, pair.second.shape), []).append(pair)
+    for first, *more in alike.values():
+        transposed = " (transposed)" if first.second.shape == first.first.shape[::-1] else ""
+        who = f"{len(more) + 1:,} tensors are" if more else "it is"
+        which = f": {together(pair.name for pair in (first, *more))}" if more else ""
         yield Problem(
-            f"it is {shape(pair.first.shape)} in the first checkpoint and {shape(pair.second.shape)} in the second{transposed}",
-            file=seen.second.files.get(pair.names[1]),
-            key=pair.name,
+            f"{who} {shape(first.first.shape)} in the first checkpoint and {shape(first.second.shape)} in the second"
+            f"{transposed}{which}",
+            file=seen.second.files.get(first.names[1]),
+            key=first.name,
             hint="ckptcheck scan says which of them fits its config",
         )
     for (number, name), why in seen.accounts.unfit.items():

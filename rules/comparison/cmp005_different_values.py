@@ -3,7 +3,8 @@
 ## What it checks
 Every element of every pair of tensors, bit for bit after the cast that is declared (CMP004): -0 is not 0, and a NaN is equal
 to the same NaN only. With `--rtol` and `--atol` numbers are equal as well where |a - b| ≤ atol + rtol · |a|. For what differs
-the finding says why, where one of the known causes reproduces it.
+the finding says why, where one of the known causes reproduces it. A tensor of more than 134 MB is looked at in slabs: a cause is
+named where every slab shows it, and else the finding says that the tensor was too large.
 
 ## Why it matters
 A conversion moves numbers and does not change them; there is no reason for the smallest difference. A tolerance hides the
@@ -56,12 +57,16 @@ def _problem(seen: Comparison, concerned: Mapping[str, tuple[Pair, Seen]], what:
         total.add(Seen(found.elements, found.different, found.largest, found.not_finite))
     first = next(iter(concerned))
     pair, found = concerned[first]
-    worst = f"at most {total.largest:.3g} apart" if total.largest else "all of them signs of zero, or NaN"
+    how = []
+    if total.largest:
+        how.append(f"at most {total.largest:.3g} apart")
+    elif signs := total.different - total.not_finite:
+        how.append(f"{f'{signs:,}' if total.not_finite else 'all'} of them signs of zero")
     if total.not_finite:
-        worst += f", {total.not_finite:,} NaN or infinite on one side"
+        how.append(f"{total.not_finite:,} NaN or infinite on one side")
     where = f", the first at {list(found.first)}" if found.first is not None and len(concerned) == 1 else ""
     return Problem(
-        f"{what}; {total.different:,} of {total.elements:,} elements, {worst}{where}",
+        f"{what}; {total.different:,} of {total.elements:,} elements, {', '.join(how)}{where}",
         file=seen.second.files.get(pair.names[1]),
         key=first,
         hint=evidence or None,

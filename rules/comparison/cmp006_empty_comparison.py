@@ -1,13 +1,18 @@
 """No tensor of the two checkpoints belongs together.
 
 ## What it checks
-At least one tensor was compared.
+At least one tensor was compared, which takes a counterpart of the same shape (CMP003).
 
 ## Why it matters
 A gate that compares nothing passes everything. It is how a wrong prefix or a wrong folder looks.
 
 ## How to fix
 See that both are the same model. A family that has no table is compared by names alone.
+
+## When it can be wrong
+Two checkpoints that were each written with names of their own, of a family for which there is no table, are the same
+model and have no pair. So have two adapters of different models, or a model and its adapter: merge it first. One pair
+is enough to be quiet; what remained unpaired is CMP001 and CMP002.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#2892, sgl-project/sglang#38616 (a check that filtered all names away)
@@ -21,7 +26,15 @@ from ckptcheck.comparison.comparison import Comparison
 
 @rule("CMP006", "empty-comparison", severity="error", on="comparison")
 def check(seen: Comparison) -> Iterator[Problem]:
-    if not seen.accounts.pairs:
+    shapes = len(seen.accounts.shapes)
+    if not seen.accounts.pairs and shapes:
+        others = (
+            "the only counterpart has another shape"
+            if shapes == 1
+            else f"all {shapes:,} counterparts have other shapes"
+        )
+        yield Problem(f"nothing was compared: {others}", hint="see that both are the same model")
+    elif not seen.accounts.pairs:
         ours, theirs = (next(iter(side.stored), "nothing") for side in (seen.first, seen.second))
         yield Problem(
             f"nothing was compared: no tensor has a counterpart; the first checkpoint holds {ours}, the second {theirs}",

@@ -12,6 +12,11 @@ may differ there for the padding of the vocabulary. The critic then starts from 
 ## How to fix
 Give the head a name of its own (`value_head`), and start it from zeros or small random numbers.
 
+## When it can be wrong
+A head that starts from row 0 and is trained has other bytes after the first step, so this rule no longer sees where
+it came from; CMP011 looks at heads that were not trained. A head of zeros is never taken for a copy. Whoever starts a
+critic from row 0 on purpose, as a test for example, compares without `--critic`.
+
 ## Seen in
 alibaba/ROLL's Megatron critic: a head kept in `output_layer` becomes row 0 of the LM head without an error
 """

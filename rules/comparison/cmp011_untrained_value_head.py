@@ -15,7 +15,7 @@ trained and not saved, save the module that was trained.
 
 ## When it can be wrong
 The head was frozen on purpose, or one backbone was given another's head. Changes so small that bf16 rounds them away leave a
-head as it was; but then it was not trained either. `--ignore CMP011` silences it. It is skipped where a tolerance is given.
+head as it was; but then it was not trained either. It is skipped where a tolerance is given.
 
 ## Seen in
 huggingface/transformers#26160 (another module than the trained one was saved), huggingface/peft#577 (the head keeps its random

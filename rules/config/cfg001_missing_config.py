@@ -11,6 +11,11 @@ rule that compares the tensors with it cannot look.
 ## How to fix
 Copy `config.json` from the model this one was trained or converted from.
 
+## When it can be wrong
+A folder of safetensors need not be a language model: an optimizer's state, a LoRA for a program other than PEFT, one
+shard of something. Scan the file by itself, or `--ignore CFG001`. A `params.json` is enough to be quiet; whether vLLM
+makes sense of it is not checked.
+
 ## Seen in
 No public report: the three loaders' refusal was observed.
 """

@@ -12,6 +12,11 @@ later, or is compared as text.
 ## How to fix
 Write the file anew with the library that made it, or correct the value.
 
+## When it can be wrong
+A model with code of its own (`auto_map`) may write -1, a fraction or a word where its code computes the number;
+`--ignore CFG002` if that code is all that reads it. Only the settings that are named above are looked at, and only
+their type and sign: a wrong number is for CFG003 and CFG012 to CFG015, which hold it against the tensors.
+
 ## Seen in
 No public report: configs edited by hand.
 """

@@ -12,6 +12,12 @@ or stops. Pipeline-parallel exports that forget an offset or drop a remainder pr
 Export or convert again; check the pipeline layout (`num_layers` divisible by the stages, virtual stages, offsets). If
 the model was pruned on purpose, correct the config.
 
+## When it can be wrong
+A model that runs the same layers several times, or skips some by design, may declare more than it stores, by code of
+its own; the architectures of transformers that do so are known. `--ignore CFG003` there. It is quiet where the config
+gives no number and the last layers are lost, for then nothing says how many there were, and where only part of a
+layer is lost (CFG005).
+
 ## Seen in
 sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381,
 NVIDIA-NeMo/RL#2124

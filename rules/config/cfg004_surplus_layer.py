@@ -1,8 +1,8 @@
 """There are more layers than the config declares.
 
 ## What it checks
-No layer of the language model has a number at or beyond `num_hidden_layers`, except layers of multi-token prediction
-(declared by `num_nextn_predict_layers`, or recognised by what they hold: `eh_proj`, `enorm`, `shared_head`).
+No layer of the language model has a number at or beyond `num_hidden_layers`, except layers of multi-token prediction,
+which are recognised by what they hold (`eh_proj`, `enorm`, `hnorm`, `shared_head`, or a name with `mtp` or `nextn`).
 
 ## Why it matters
 transformers leaves the surplus layers out, so the model computes with fewer than it was trained with; vLLM stops with
@@ -10,6 +10,12 @@ a KeyError for most architectures.
 
 ## How to fix
 Correct `num_hidden_layers`, or delete the layers that are left over from another model.
+
+## When it can be wrong
+Layers of multi-token prediction whose tensors have other names are taken for surplus, also when the config declares
+them: whether they are meant cannot be told from a number. So are blocks that code of the model's own (`auto_map`)
+reads beyond the declared ones. `--ignore CFG004` there. A surplus layer that holds such a name passes, whatever the
+config declares.
 
 ## Seen in
 No public report: configs copied from a smaller sibling.

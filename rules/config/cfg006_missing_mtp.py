@@ -12,6 +12,11 @@ ends here.
 ## How to fix
 Copy the weights from the original checkpoint, or set the number to 0.
 
+## When it can be wrong
+Many quantized releases drop these weights on purpose and leave the number in the config: decoding works, so it is a
+warning only. They may also lie in a repository of their own, for the engine's draft model. `--ignore CFG006` in both
+cases. One tensor of such a layer is enough to be quiet here; whether the layer is whole is not looked at.
+
 ## Seen in
 vllm-project/vllm#35548 (GLM-5-NVFP4), THUDM/slime#2270
 """

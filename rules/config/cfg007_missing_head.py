@@ -11,6 +11,13 @@ are not what the author trained. A missing head is right only where it is tied.
 ## How to fix
 Save the head too, or set `tie_word_embeddings` to true if it is tied.
 
+## When it can be wrong
+A model that is used for embeddings or hidden states alone may keep the architecture of the language model it came
+from and do without a head: loaded with `AutoModel` nothing is missing. Write the class without a head into
+`architectures`, or `--ignore CFG007`. Code of the model's own may tie the two whatever the config says. Another
+matrix of the embedding's shape outside of the layers, such as a second table, is taken for the head, so that the loss
+of the real one is not seen.
+
 ## Seen in
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
 """

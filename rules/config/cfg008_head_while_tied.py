@@ -11,6 +11,11 @@ two, the trained head is thrown away on load.
 ## How to fix
 If head and embedding are equal, drop the head. If they differ, set `tie_word_embeddings` to false.
 
+## When it can be wrong
+Many exporters store the tied head as well, equal to the embedding; nobody is hurt then but by the room it takes. The
+values are not compared. Only a tensor called `lm_head.weight` counts; a head of another name, or one that is packed,
+is stored unseen.
+
 ## Seen in
 ml-explore/mlx-lm#1298 (granite-4.1-8b), vllm-project/vllm#6758
 """

@@ -11,6 +11,11 @@ shared tensors lose it when they keep the wrong one of the two names.
 ## How to fix
 Convert again from a checkpoint that has it.
 
+## When it can be wrong
+A model that is fed with vectors and not with tokens (speech, actions, protein structure) has no token table, and one
+with code of its own may call it by a name that nobody else uses. `--ignore CFG009` there. It goes by names: any table
+beside the layers that is called `embed`, `shared` or the like makes it quiet, whatever it is a table of.
+
 ## Seen in
 huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 (opt-125m)
 """

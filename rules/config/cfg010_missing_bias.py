@@ -12,6 +12,12 @@ memory held. Qwen2 without its 72 biases answers gibberish, and every tensor tha
 ## How to fix
 Export again with an exporter that knows the family's biases.
 
+## When it can be wrong
+Code of the model's own, under the `model_type` of a known family, may have biases in other places than the family.
+Then `--ignore CFG010`, or give it a `model_type` of its own. Only q, k, v and o under their usual names are looked
+at: biases of fused projections, of feed-forward blocks and of norms are CFG005's, which sees them where other layers
+have theirs.
+
 ## Seen in
 paiml/entrenar#258 (Qwen2, 290 tensors became 218)
 """

@@ -10,6 +10,11 @@ KeyError.
 ## How to fix
 Set the flag (`attention_bias` and its synonyms) if the model was trained with biases, else export without them.
 
+## When it can be wrong
+Biases that are zero throughout change nothing where they are left out; packers write such, and AutoGPTQ's are known
+here by the `qweight` beside them. Those of another packer fire. So does a model with code of its own under a known
+`model_type`. vLLM may stop at them all the same, so export without them before you `--ignore CFG011`.
+
 ## Seen in
 No public report: the reverse of paiml/entrenar#258.
 """

@@ -11,6 +11,12 @@ tensor parallelism, and exporters forget to cut the padding off.
 ## How to fix
 Cut the padding off, or write the number of rows as `vocab_size` if the rows are meant.
 
+## When it can be wrong
+Code of the model's own may pad the vocabulary itself, or add rows for images and sounds, by a setting that nobody
+else knows; those of transformers' own architectures that do (Moshi, CPM-Ant, Mllama) are left out. `--ignore CFG012`
+there. It does not compare with the tokenizer (TOK001), and rows that are right in number may belong to other tokens.
+Packed embeddings are not counted.
+
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625, OpenHelix-Team/ReconVLA#7
 """

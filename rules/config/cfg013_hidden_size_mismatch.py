@@ -10,6 +10,11 @@ product.
 ## How to fix
 Take the config of this model; it is probably that of a sibling of another size.
 
+## When it can be wrong
+An embedding or head of another width that is projected to `hidden_size` is legal where the architecture says so; the
+settings ALBERT, OPT-350m, ELECTRA and others have for it are known. Another name for it fires: `--ignore CFG013`. In
+a layer only the two common norms are looked at, and tensors of the right width say nothing about the rest.
+
 ## Seen in
 verl-project/verl#7610 (buffers concatenated over ranks)
 """

@@ -11,6 +11,11 @@ transformers and vLLM stop with a size mismatch, or a tensor-parallel loader rea
 ## How to fix
 Take the config of this model; check tensor-parallel merges, which leave a multiple or a fraction of the rows.
 
+## When it can be wrong
+A model whose layers were pruned each to its own number of heads, by code of its own under a known `model_type`,
+fires. `--ignore CFG014` there. Only products are compared: 16 heads of 64 need the shapes of 8 heads of 128, so such
+a slip in the config passes, and so do projections that are fused or packed.
+
 ## Seen in
 charlie12345/ROCmFPX#49, verl-project/verl#7612
 """

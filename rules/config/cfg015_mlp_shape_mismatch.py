@@ -12,6 +12,11 @@ slice and go on.
 ## How to fix
 Take the config of this model; check tensor-parallel merges, and transposed exports of experts.
 
+## When it can be wrong
+A model whose layers were pruned each to its own width, by code of its own under a known `model_type`, fires;
+`--ignore CFG015`. Shared experts and experts fused into one tensor are not looked at (MOE006 looks at the latter).
+Where width and hidden size are equal, a transposed matrix has the right shape.
+
 ## Seen in
 ggml-org/llama.cpp#20200, modal-projects/training-gym#100, huggingface/transformers#47031
 """

@@ -11,6 +11,11 @@ to one dtype, so layers that were trained in F32 lose bits, and a trainer that k
 ## How to fix
 Convert once more from one source, with one dtype.
 
+## When it can be wrong
+Somebody may keep the first and the last layers, or those of multi-token prediction, in a wider dtype on purpose, and
+recipes with mixed precision do; that is why it is a warning. `--ignore CFG018` there. A model that was cast as a
+whole, or of which the same tensor was cast in every layer, is uniform and passes. Scales are not looked at.
+
 ## Seen in
 sgl-project/sglang#37133, sgl-project/sglang#31213 (biases of some layers cast)
 """

@@ -10,6 +10,11 @@ has all names and few values. transformers stops with a size mismatch; tools tha
 ## How to fix
 Gather the parameters before saving (`zero_to_fp32.py`, or `stage3_gather_16bit_weights_on_model_save`).
 
+## When it can be wrong
+Code of a model's own may store an empty buffer as a mark or a placeholder, and transformers loads it if the class
+makes one of the same shape; `--ignore CFG019`. A partition that is too short but not empty is no finding here: CFG012
+to CFG015 see it where the config gives the shape.
+
 ## Seen in
 PhysRAG#3 (309 of 851 tensors), deepspeedai/DeepSpeed#6836, deepspeedai/DeepSpeed#7900
 """

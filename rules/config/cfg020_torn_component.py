@@ -13,6 +13,12 @@ same tensor from all layers, and then every layer looks like its siblings.
 ## How to fix
 Export again; look at which name the exporter does not map.
 
+## When it can be wrong
+Code of the model's own under a known `model_type` may do without a matrix or store q, k and v fused; transformers'
+class of that family loads neither. `--ignore CFG020` where that code is all that reads it. A block that is lost
+whole, in every layer, is not seen: a layer may be without attention by design. In families that are not known nothing
+is said.
+
 ## Seen in
 No public report of one tensor in all layers: paiml/entrenar#258 lost all biases so.
 """

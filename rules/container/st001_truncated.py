@@ -13,6 +13,11 @@ the length get whatever is in memory behind the end.
 ## How to fix
 Fetch or copy the file again, and compare its size or its SHA-256 with the original's.
 
+## When it can be wrong
+A file that is still being downloaded or written is shorter for a while; scan it again when nothing writes to it. A
+file that a downloader made in its full length, and of which only the beginning arrived, is long enough, so this rule
+is quiet: VAL004 and VAL005 see the zeros. So is a file whose header was written anew after the cut.
+
 ## Seen in
 lyogavin/airllm#137, hiyouga/LlamaFactory#2922, PaddlePaddle/PaddleFormers#2435, Comfy-Org/ComfyUI#6744
 """

@@ -11,6 +11,11 @@ bytes themselves may be the rest of a longer, older file that was overwritten in
 ## How to fix
 Fetch the file again. Where the writer pads files to blocks, cut them after the last tensor.
 
+## When it can be wrong
+A writer that pads files to whole blocks, for direct I/O or for a format of its own, makes files that its own reader
+takes. safetensors takes none of them, so ignore the rule (`--ignore ST002`) only where nothing else will ever open
+the file. What the bytes are is not looked at.
+
 ## Seen in
 Comfy-Org/ComfyUI#15602, Comfy-Org/ComfyUI#15599
 """

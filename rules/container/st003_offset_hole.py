@@ -12,6 +12,11 @@ not, or where a writer aligns tensors by leaving bytes free.
 ## How to fix
 Write the file anew with safetensors' `save_file`. Where an entry is missing, take it from the original.
 
+## When it can be wrong
+A writer that aligns tensors to pages for a reader of its own leaves holes on purpose; `--ignore ST003` where that
+reader is the only one. Where the header has an entry that cannot be understood, or a name twice, that is said in its
+place (ST020, ST013), for the hole may be theirs.
+
 ## Seen in
 ml-explore/mlx#4439 (a writer that was to leave gaps), antirez/h3.c#48
 """

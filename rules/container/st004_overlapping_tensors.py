@@ -11,6 +11,11 @@ that is what leaving one of the names out, and `tie_word_embeddings` in the conf
 ## How to fix
 Write the file anew with safetensors' `save_file` (or `save_model`, which leaves out shared tensors).
 
+## When it can be wrong
+A writer and a reader of one project may share bytes between tied tensors on purpose, and agree about it; safetensors,
+and all that builds on it, refuses the file. Which of the two tensors the bytes were meant for cannot be told. Two
+copies of a tensor at two places are no overlap.
+
 ## Seen in
 huggingface/safetensors#586, ohdearquant/lattice#752
 """

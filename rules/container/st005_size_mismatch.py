@@ -11,6 +11,11 @@ past the tensor, into its neighbour or out of the file; mlx did until 2026.
 ## How to fix
 The header was edited or written by hand: correct the dtype or shape, or write the file anew with `save_file`.
 
+## When it can be wrong
+It never fires on a file that safetensors reads. It sees lengths only: F16 for BF16, I8 for F8_E4M3, and a shape with
+its dimensions turned around take as many bytes as the right one. CFG013, CFG014 and CFG015 know some of the shapes,
+VAL006 some of the values.
+
 ## Seen in
 ml-explore/mlx#3363, anthony-chaudhary/fak#12603
 """

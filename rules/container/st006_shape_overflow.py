@@ -10,6 +10,10 @@ without looking get a small number, allocate that, and write past it: a file lik
 ## How to fix
 Fetch the file again from a source you trust.
 
+## When it can be wrong
+It cannot be: no machine holds such a tensor. A shape that is absurd but fits into 64 bits is ST005, as long as the
+data behind it is not as long.
+
 ## Seen in
 No public report of such a file; safetensors has an error of its own for it, `ValidationOverflow`.
 """

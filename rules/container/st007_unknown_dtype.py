@@ -11,6 +11,11 @@ such as `float16`, `FP8_E4M3` or `I4`.
 ## How to fix
 Write the file anew with a dtype of the list; 4-bit integers are stored packed, as `U8` or `I32`.
 
+## When it can be wrong
+A newer safetensors may know a dtype that 0.8 does not: files with it are sound there, and refused by everybody who
+has not upgraded. `--ignore ST007` until ckptcheck knows it too. A dtype that is known and not the tensor's own passes
+(ST005 says more).
+
 ## Seen in
 foundation-model-stack/fastsafetensors#69, alvarobartt/hf-mem#23
 """

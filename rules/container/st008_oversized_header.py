@@ -13,6 +13,11 @@ allocate that much memory.
 Fetch the right file, or convert this one: renaming a `.bin` does not make it safetensors. A model with more than
 about a million tensors has to be split into shards.
 
+## When it can be wrong
+safetensors could raise its limit; a file with a longer header would then be sound for those who have that version. Of
+the formats that are named only a few are known. One whose first eight bytes make a small number goes on to ST010 or
+ST001.
+
 ## Seen in
 huggingface/safetensors#414 (a PyTorch file), huggingface/safetensors#668 (1,290,000 tensors in one file)
 """

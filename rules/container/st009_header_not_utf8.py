@@ -11,6 +11,10 @@ carries no checksum.
 ## How to fix
 Fetch the file again, and compare its SHA-256 with the original's.
 
+## When it can be wrong
+It fires on no file that safetensors reads. It is quiet when the bytes that changed are UTF-8 still, such as a letter
+that became another: then mostly a name differs, and IDX002, CFG005 or CFG017 sees that.
+
 ## Seen in
 No public report that names this cause; safetensors calls it `InvalidHeader`.
 """

@@ -12,6 +12,11 @@ the data.
 ## How to fix
 Fetch the file again. Where a program of yours writes headers, let `save_file` do it.
 
+## When it can be wrong
+With white space before the `{` the file loads in safetensors 0.8, transformers, vLLM and SGLang: `--ignore ST010` if
+they are all that read it. A header above 32 MB that is not written as programs write it is not examined entry by
+entry; the scan then says that it could not look.
+
 ## Seen in
 huggingface/safetensors#466 and #601 (a writer that wrote `{},"__metadata__"…`), tloen/alpaca-lora#628,
 galaxyproject/galaxy#20754 (the `{`)

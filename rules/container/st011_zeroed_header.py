@@ -11,6 +11,10 @@ space first. The rest of the file may be zero too, or stale.
 ## How to fix
 Fetch or write the file again. For checkpoints of your own: flush and sync before the folder is announced as complete.
 
+## When it can be wrong
+It fires on no file that safetensors reads. Only the length is looked at: a header that became zeros behind it is
+ST010, and data that did, under a sound header, are for VAL003, VAL004 and VAL005, which need the values.
+
 ## Seen in
 EricTan7/VeritasPP#2, sgl-project/sglang#13870, sgl-project/sglang#14465, sgl-project/sglang#13729
 """

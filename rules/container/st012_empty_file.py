@@ -10,6 +10,11 @@ or `touch` leave such a file.
 ## How to fix
 Fetch or write the file again, or remove it where it does not belong to the model.
 
+## When it can be wrong
+Any empty `.safetensors` file in the folder counts, also one that no loader opens, such as a placeholder for an
+optimizer. Remove it, or `--ignore ST012`; without an index, loaders that glob stop at it all the same. A file being
+downloaded may be empty for a moment.
+
 ## Seen in
 kijai/ComfyUI-CogVideoXWrapper#239 (HeaderTooSmall)
 """

@@ -12,6 +12,11 @@ Raven's nx refuses it for the name. In an index, the file that a tensor is read 
 ## How to fix
 Find out which of the two is meant, and write the file anew with each name once.
 
+## When it can be wrong
+Two entries of a name that agree in everything give every reader the same tensor, and safetensors lets them pass; in
+an index, two that name the same file do no harm either. They are not compared. `__metadata__` twice, or a dtype,
+safetensors refuses. A name that stands in two files is IDX005.
+
 ## Seen in
 huggingface/safetensors#401, raven-ml/raven#226
 """

@@ -11,18 +11,32 @@ name the cause.
 ## How to fix
 Install git-LFS and run `git lfs pull` in the clone, or fetch the files with `hf download`.
 
+## When it can be wrong
+`git lfs pull --include` leaves the pointers of what nobody asked for. `pytorch_model.bin` and `adapter_model.bin` are
+left alone where the same model is there in safetensors; for other files that your loader does not need, `--ignore
+ST014`. On the Hub only files below 1 KB and the shards are looked at, which is enough for a pointer.
+
 ## Seen in
 huggingface/transformers#27923, microsoft/OmniParser#34, codefuse-ai/MFTCoder#20, turboderp/exllama#242
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+TWIN = re.compile(r"(pytorch|adapter)_model(-[0-9]+-of-[0-9]+)?[.]bin")
+"""Weights that transformers, PEFT, vLLM and SGLang open only where there are none in safetensors."""
+
 
 @rule("ST014", "lfs-pointer", severity="error")
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for problem in ckpt.defects("lfs-pointer"):
+    spare = {name for name in ckpt.files if TWIN.fullmatch(name)} if _has_weights(ckpt) else set()
+    for problem in ckpt.defects("lfs-pointer", files=ckpt.files.keys() - spare):
         yield replace(problem, hint="run git lfs pull in the clone, or fetch the file with hf download")
+
+
+def _has_weights(ckpt: Checkpoint) -> bool:
+    return bool(ckpt.loaded) and all(name in ckpt.shards and ckpt.shards[name].readable for name in ckpt.loaded)

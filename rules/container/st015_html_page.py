@@ -11,6 +11,11 @@ then says `header too large`, a JSON parser complains about line 1, and neither 
 ## How to fix
 Use `hf download`, or the `resolve` address instead of the `blob` one, with a token where the model is gated.
 
+## When it can be wrong
+A file that is meant to be a page, under a name of data: a license in `.txt` that was saved as HTML, a template in
+`.jinja` that begins with `<html`. No loader of weights minds those; `--ignore ST015`. An answer in other words, such
+as JSON with an `error`, is not recognised here; for a shard it is ST008 or ST010.
+
 ## Seen in
 huggingface/diffusers#6713
 """

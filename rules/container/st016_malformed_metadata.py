@@ -11,6 +11,10 @@ that does not use safetensors itself does not notice. A tensor that is called `_
 ## How to fix
 Write numbers, lists and objects as strings, for example with `json.dumps`.
 
+## When it can be wrong
+Readers that take numbers and lists load the file, so a model that never leaves such a program is not hurt. What the
+strings say is not looked at: a `format` that is wrong is ST017, other keys are not judged.
+
 ## Seen in
 huggingface/safetensors#278, huggingface/safetensors#849
 """

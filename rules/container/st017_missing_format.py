@@ -11,6 +11,11 @@ SGLang do not look. fastsafetensors could not read an empty or null `__metadata_
 ## How to fix
 `save_file(tensors, path, metadata={"format": "pt"})`.
 
+## When it can be wrong
+Where only transformers 5, vLLM, SGLang or code of your own reads the model, nothing happens: `--ignore ST017`. It is
+quiet about a file without any `__metadata__`, which transformers before 4.48 refuses as well, and about `tf` or
+`flax`, whose tensors may be laid out in another way than PyTorch's.
+
 ## Seen in
 huggingface/safetensors#823, foundation-model-stack/fastsafetensors#96, ml-explore/mlx#743
 """

@@ -11,6 +11,11 @@ empty state dict, leaves one.
 ## How to fix
 Remove the file where nothing is meant to be in it; else look at the code that saved it.
 
+## When it can be wrong
+A shard may be empty by design, for example one for every rank where some ranks own nothing; and so may a file that
+belongs to something else than the model. It is a warning for that. If weights are missing, CFG003, CFG005 or IDX002
+say which.
+
 ## Seen in
 huggingface/safetensors#466, huggingface/safetensors#601
 """

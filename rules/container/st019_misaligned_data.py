@@ -13,6 +13,11 @@ llama.cpp's converter broke on them for a while because it took the alignment fo
 ## How to fix
 Write the file anew with safetensors' `save_file`.
 
+## When it can be wrong
+Loaders that copy every tensor, to a GPU for example, lose nothing by it: `--ignore ST019` where only they read the
+file. A tensor's place is measured by its own dtype, so one that a reader wants on 64 bytes or on a page may still be
+off for that reader. Where the layout has another defect, single tensors are not examined for this one.
+
 ## Seen in
 osaurus-ai/vmlx-swift#377, ggml-org/llama.cpp#18291, Comfy-Org/ComfyUI#12266, huggingface/safetensors#607
 """

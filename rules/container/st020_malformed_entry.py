@@ -12,6 +12,11 @@ readers that take the header for what the format says, such as fastsafetensors, 
 ## How to fix
 Write the file anew with safetensors' `save_file`.
 
+## When it can be wrong
+An entry written as a list and a dtype written as an object load in safetensors, and so in transformers, vLLM and
+SGLang; where nothing else reads the header, nobody is hurt by these two. Further keys in an entry are let pass, as
+safetensors lets them. Whether dtype and offsets make sense is for ST005 and ST007.
+
 ## Seen in
 Comfy-Org/ComfyUI#14657, foundation-model-stack/fastsafetensors#96 (KeyError: data_offsets)
 """

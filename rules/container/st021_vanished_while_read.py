@@ -11,6 +11,11 @@ What the other rules say about this folder is true of a moment that has passed.
 ## How to fix
 Check again when nothing writes to it. Save to a temporary folder and rename it when it is whole.
 
+## When it can be wrong
+On a network file system a listing may be older than the file, so that a file which was complete seconds ago looks
+changed; scan again. Only what is read for the header is held against the listing: a large shard whose values are
+rewritten in place, or which grows, looks sound here (VAL011 sees one that shrinks while its values are read).
+
 ## Seen in
 No public report names it: a race shows as a truncated or missing file elsewhere (ST001, IDX001).
 """

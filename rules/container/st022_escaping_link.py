@@ -12,6 +12,11 @@ so the model that arrives has a hole. A link to nothing is one already, such as 
 ## How to fix
 Put the file itself into the folder: `cp --remove-destination "$(readlink -f FILE)" FILE`.
 
+## When it can be wrong
+On this machine loaders follow the link, so a folder that is put together from links, to save space, loads here. Scan
+the folders that they lead to, and `--ignore ST022`; nothing vouches then for what is behind the links. Every file of
+the folder counts, also one that no loader needs.
+
 ## Seen in
 microsoft/onnxruntime#27353 and NVIDIA/TensorRT-Edge-LLM#184 (readers that refuse links out of the folder)
 """

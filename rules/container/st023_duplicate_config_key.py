@@ -10,6 +10,10 @@ effect, and a reader in another language may take that one. It is what is left w
 ## How to fix
 Remove the one that is not meant.
 
+## When it can be wrong
+Where both give the same value nothing is wrong yet; the two are not compared. A setting that stands once at the top
+and once in a nested config is not meant here: those are two settings.
+
 ## Seen in
 No public report: configs merged by hand.
 """

@@ -10,6 +10,11 @@ A corrupt download of the right size passes every other check, and everybody on 
 ## How to fix
 Delete the blob and fetch the file again.
 
+## When it can be wrong
+A file that somebody edited in place, within the cache, is not corrupt but changed; whoever shares the cache has the
+change too. Only files that the Hub keeps by SHA-256 can be checked: configs and the tokenizer's small files are named
+by another hash and are not. A file that was corrupt before it was uploaded has the right SHA-256.
+
 ## Seen in
 paiml/aprender#2337
 """

@@ -33,7 +33,7 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import listed
 
 
-@rule("EMB001", "untrained-used-token", severity="error", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule("EMB001", "untrained-used-token", severity="error", on="values", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         used = matrix.used
@@ -41,8 +41,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             first = min(used)
             yield Problem(
                 f"{count(len(used), 'used token has', 'used tokens have')} an untrained row: {listed(ckpt, used)}; "
-                f"{first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
-                file=ckpt.holders[matrix.name],
+                f"token {first} is {matrix.rows[first]}, and {used[first]} ({matrix.summary})",
+                file=matrix.file(used),
                 key=matrix.name,
                 hint="initialise these rows like trained ones before training with them",
             )

@@ -2,7 +2,8 @@
 
 ## What it checks
 The rows of EMB001, for tokens that neither the chat template nor a config uses: reserved tokens, mostly. Without a tokenizer
-beside the weights, any such row but that of the padding token.
+beside the weights, any such row but that of the padding token. In a Megatron run the last rows are left out, as many as its
+arguments may have padded the vocabulary with.
 
 ## Why it matters
 Nothing happens until somebody uses the token: a new chat template, a tool format, a tokenizer with added tokens. Then
@@ -13,7 +14,9 @@ Nothing, as long as the tokens stay unused. Initialise the rows before you give 
 
 ## When it can be wrong
 Many sound models keep reserved tokens at zero: Llama 3 does, base and instruct alike. It is a warning for whoever will use one,
-and says nothing against the model. A multimodal checkpoint whose config does not name its placeholder token has one such row.
+and says nothing against the model. A Megatron run whose arguments do not say to which multiple it pads may end in untrained rows
+of tokens, which are then taken for padding. A multimodal checkpoint whose config does not name its placeholder token has one
+such row.
 
 ## Seen in
 unslothai/unsloth#658, OpenRLHF/OpenRLHF#648, NVIDIA-NeMo/Megatron-Bridge#4967
@@ -28,7 +31,7 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import listed
 
 
-@rule("EMB002", "untrained-row", severity="warning", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule("EMB002", "untrained-row", severity="warning", on="values", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         used = matrix.used if ckpt.tokenizer is not None else {}
@@ -37,7 +40,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"{count(len(idle), 'row is', 'rows are')} untrained (the first is {matrix.rows[min(idle)]}): "
                 f"{listed(ckpt, idle)} ({matrix.summary})",
-                file=ckpt.holders[matrix.name],
+                file=matrix.file(idle),
                 key=matrix.name,
                 hint="initialise these rows before you give their tokens a meaning",
             )

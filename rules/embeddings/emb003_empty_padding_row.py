@@ -2,7 +2,8 @@
 
 ## What it checks
 The untrained rows of EMB001 that no token has, because the vocabulary is padded to a multiple, that of the padding token, and
-those of placeholders that the output of an image or audio encoder replaces.
+those of placeholders that the output of an image or audio encoder replaces. Not of a Megatron run: its vocabulary is padded as a
+rule, and MEG022 looks at that.
 
 ## Why it matters
 It does not, and this says that it was looked at: whoever resizes the embedding or adds tokens gets these rows first.
@@ -26,13 +27,13 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import listed
 
 
-@rule("EMB003", "empty-padding-row", severity="info", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule("EMB003", "empty-padding-row", severity="info", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         if matrix.padding:
             yield Problem(
                 f"{count(len(matrix.padding), 'row of padding is', 'rows of padding are')} empty: {listed(ckpt, matrix.padding)}",
-                file=ckpt.holders[matrix.name],
+                file=matrix.file(matrix.padding),
                 key=matrix.name,
                 hint="nothing to do, unless you give these rows tokens",
             )

@@ -3,7 +3,8 @@
 ## What it checks
 The row of eos_token_id (of generation_config.json, else config.json, else the tokenizer) in the matrix that scores the next
 token: the output head, or the embedding where it is tied. No other row holds the very same bytes. Of several such ids one
-that is distinct is enough. Rows that are zero, or one number throughout, are EMB001's.
+that is distinct is enough. Rows that are zero, or one number throughout, are EMB001's. Not
+looked for in a Megatron run.
 
 ## Why it matters
 Equal rows give equal logits at every step. vLLM, SGLang and transformers stop at the one id only, so the model stops half

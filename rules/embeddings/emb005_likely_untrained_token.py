@@ -4,7 +4,8 @@
 The tokens that the chat template emits, in the embedding; those that end a turn or a text, in the matrix that scores the next
 token. Their rows are not the very bytes of other rows (of padding and unknown tokens only in the scores), and not among a
 cluster: at least four rows whose mean magnitude is below 20 % of the median row's, which vary no more than rows of one random
-draw do, with a gap of half their size to all others. Rows that EMB001 and EMB004 name are left out.
+draw do, with a gap of half their size to all others. Rows that EMB001 and EMB004 name are left out. Not looked
+for in a Megatron run.
 
 ## Why it matters
 Rows are equal or alike when training never reached them: a base model under a chat template that it has not seen, or new
@@ -63,7 +64,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             first = min(how)
             yield Problem(
                 f"{count(len(how), 'used token has a row', 'used tokens have rows')} that training seems not to have reached: "
-                f"{listed(ckpt, how)}; {first} {how[first]}, and {reasons[first]}",
+                f"{listed(ckpt, how)}; token {first} {how[first]}, and {reasons[first]}",
                 file=ckpt.holders[name],
                 key=name,
                 hint="train these rows too, or use a chat template whose tokens the model knows",

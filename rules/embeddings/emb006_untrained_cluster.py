@@ -30,19 +30,16 @@ from ckptcheck.values.untrained import untrained
 from ckptcheck.values.uses import listed, needed
 
 
-@rule("EMB006", "untrained-cluster", severity="info", when=lambda ckpt: ckpt.anatomy.embedding is not None)
+@rule("EMB006", "untrained-cluster", severity="info", on="values", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
         rows = matrix.clustered - needed(ckpt, matrix.name).keys()
         if rows:
-            import numpy as np
-
-            sizes = matrix.stats.mean_abs
-            share = float(sizes[sorted(rows)].mean() / np.median(sizes))
+            share = float(matrix.stats.mean_abs[sorted(rows)].mean()) / matrix.stats.median
             yield Problem(
                 f"{count(len(rows), 'row looks', 'rows look')} drawn and never trained, {share:.1%} the size of the median row "
                 f"and alike: {listed(ckpt, rows)}",
-                file=ckpt.holders[matrix.name],
+                file=matrix.file(rows),
                 key=matrix.name,
                 hint="initialise these rows before you give their tokens a meaning",
             )

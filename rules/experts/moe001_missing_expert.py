@@ -14,6 +14,12 @@ rank's experts from 0, produce exactly this.
 ## How to fix
 Save or export again from all expert-parallel ranks.
 
+## When it can be wrong
+Experts that were pruned layer by layer leave different numbers, and with one number in the config the rule fires for
+every layer that has fewer. Code of the model's own may load that: `--ignore MOE001`. Where the config gives no number
+and every layer lost the same last experts, nothing shows it. Shared experts and layers of multi-token prediction are
+not counted.
+
 ## Seen in
 verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716,
 alibaba/Pai-Megatron-Patch#633

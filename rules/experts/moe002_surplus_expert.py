@@ -10,6 +10,11 @@ SGLang stop with an index or a shape error.
 ## How to fix
 Correct the count in the config, or export again: an export that numbers experts per rank and per copy adds some.
 
+## When it can be wrong
+An engine that balances load may save copies of busy experts behind the real ones, and a loader of its own drops them
+again: `--ignore MOE002` there. Experts that compute nothing (`zero_expert_num`) are left out. Where the config gives
+a list of numbers, or none, the rule does not apply.
+
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#1871
 """

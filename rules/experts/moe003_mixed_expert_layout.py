@@ -11,6 +11,11 @@ transformers saves what it loaded fused as single experts, so a merge of two che
 ## How to fix
 Convert all layers to the layout that this architecture uses on disk.
 
+## When it can be wrong
+A loader of your own may take both, for example where a recipe quantizes some layers expert by expert and leaves the
+others fused; then `--ignore MOE003`. Fused tensors are known by the names `gate_up_proj` and `down_proj` and by three
+dimensions: experts fused in another way are not seen.
+
 ## Seen in
 NVIDIA-NeMo/Automodel#2595
 """

@@ -11,6 +11,12 @@ The bias only orders the experts, so its last bits decide. In GLM-5.2 its values
 ## How to fix
 Keep the bias in F32 through training, export and sync (`transformers` does so for these families).
 
+## When it can be wrong
+A bias whose values BF16 holds exactly, such as one that is zero still because it was never balanced, has lost nothing
+by the cast. The values are not looked at; where you know them, `--ignore MOE004`. It is quiet about a bias that was
+cast to BF16 and back: in F32 again, it is still a few distinct values. `ckptcheck diff` against the original sees
+that.
+
 ## Seen in
 ISEEKYAN/Megatron-LM#81, sgl-project/sglang#37133, sgl-project/sglang#31213
 """

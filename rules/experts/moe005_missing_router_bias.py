@@ -10,6 +10,11 @@ without the balance that training relied on. Bridges that do not map Megatron's 
 ## How to fix
 Export again with a bridge that maps `mlp.router.expert_bias` to it.
 
+## When it can be wrong
+A model that was trained without the bias, as if it were zero, and keeps `noaux_tc` in its config, loses nothing in
+transformers; vLLM and SGLang still read memory that nothing filled. Store zeros there. Routers that are called
+otherwise than `mlp.gate` are not looked at, and of the methods only `noaux_tc` is known to need a bias.
+
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#4657, NVIDIA-NeMo/Megatron-Bridge#4199 (Kimi-K2)
 """

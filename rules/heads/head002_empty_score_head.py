@@ -10,6 +10,10 @@ a size mismatch; TRL's wrapper loads it and predicts nothing.
 ## How to fix
 Gather the parameters before saving.
 
+## When it can be wrong
+Code of your own may keep an empty part on purpose, such as a bias over no labels; otherwise an empty head is never
+right. A head that is zero, constant or never trained has elements: the VAL rules look at those.
+
 ## Seen in
 hiyouga/LlamaFactory#9369, Open-Reasoner-Zero#63
 """

@@ -11,6 +11,11 @@ many elements, in the wrong places.
 ## How to fix
 Gather or reshape the head; set `num_labels` to 1 for a reward model.
 
+## When it can be wrong
+A value head with one output for each of several objectives, or one that reads more than the last hidden state, is
+wider by design: by the name `value_head` or `v_head` it fires. `--ignore HEAD003`, or call it otherwise. Heads of
+several layers (`value_head.0.weight`) and classifiers under other names are not measured.
+
 ## Seen in
 Open-Reasoner-Zero#63
 """

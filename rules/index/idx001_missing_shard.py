@@ -5,11 +5,16 @@ Every file that the index's `weight_map` names exists beside it. When none of th
 index is stale as a whole, and IDX006 says that instead.
 
 ## Why it matters
-transformers stops at the missing file. Loaders that glob `*.safetensors`, as SGLang and vLLM do, start without it and
-serve layers that were never loaded; only the garbage they generate shows it.
+transformers, vLLM 0.32 and SGLang 0.5.23 stop at the missing file. Older versions of the engines, and other loaders that
+glob `*.safetensors`, start without it and serve layers that were never loaded; only the garbage they generate shows it.
 
 ## How to fix
 Fetch or upload the file again. If it was removed on purpose, write the index anew.
+
+## When it can be wrong
+A node that holds only its own share of a model, for pipeline parallelism, and a download of some shards on purpose
+are no whole checkpoint, and fire it: scan the folder with all of them, or `--ignore IDX001`. A shard whose name
+exists is enough here; one that is cut off or empty is ST001 or ST012.
 
 ## Seen in
 sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317

@@ -12,6 +12,11 @@ transformers starts the tensor from random numbers, or stops with a KeyError; Hu
 Find the file that was left behind (often `mtp` or adapter weights) and upload it. If the tensor was dropped on
 purpose, remove its entry from the index.
 
+## When it can be wrong
+An entry may be left over from a tensor that no loader needs: a rotary buffer (`inv_freq`) of an older version, or a
+head that is tied and no longer stored. Nobody misses it then; remove the entry or write the index anew, or `--ignore
+IDX002`. A tensor that stands neither in the index nor in a shard is for CFG003, CFG005 and CFG009.
+
 ## Seen in
 huggingface/huggingface_hub#4725, huggingface/huggingface_hub#4391
 """

@@ -11,6 +11,11 @@ this way.
 ## How to fix
 `ckptcheck scan --fix` writes the index anew from the headers.
 
+## When it can be wrong
+Where only vLLM or SGLang load the model, every tensor of a named shard arrives, and the index makes no difference.
+`--ignore IDX003` there. Every tensor of the shard counts, also one that nobody misses, such as a rotary buffer.
+Tensors in files that the index does not name at all are SET004's.
+
 ## Seen in
 NVIDIA/Model-Optimizer#2427, osaurus-ai/vmlx-swift#388
 """

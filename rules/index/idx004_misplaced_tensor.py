@@ -9,6 +9,11 @@ Loaders that open the named shard and ask for the tensor (transformers, Megatron
 ## How to fix
 `ckptcheck scan --fix` writes the index anew from the headers.
 
+## When it can be wrong
+vLLM and SGLang read every tensor of every named shard, so a model that only they load is not hurt. A tensor of which
+the index names the wrong one of two copies is IDX005, and one that is in no shard IDX002: this rule needs to have
+seen the tensor elsewhere.
+
 ## Seen in
 Blaizzy/mlx-vlm#1827
 """

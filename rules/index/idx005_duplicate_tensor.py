@@ -12,6 +12,12 @@ fastsafetensors crashes. transformers takes the one that the index names. So two
 ## How to fix
 Find out which copy is meant and write the other shard without it. A leftover of an earlier save can be deleted.
 
+## When it can be wrong
+Two copies with the same bytes hurt nobody but fastsafetensors; the headers do not tell whether they are the same. A
+pipeline of several stages may store a tied embedding twice that way. Without an index, a second model in the folder
+that transformers takes by its `variant` (`model.fp16.safetensors`) fires it too, and vLLM would in fact read both.
+Give it a folder of its own, or `--ignore IDX005`.
+
 ## Seen in
 verl-project/verl#6259, eugr/spark-vllm-docker#134, syv-ai/qwen38-27b-rtx3090#123, mflux-community/mflux#603
 """

@@ -5,12 +5,18 @@ At least one of the files that the index names exists. When none does although t
 left over from an earlier save or upload.
 
 ## Why it matters
-transformers and every loader that follows the index stop at the first missing file although the model itself is
-whole; download tools take the folder for an interrupted download.
+vLLM, SGLang and every loader that follows the index stop at the first missing file although the model itself is
+whole; so does transformers, unless there is a `model.safetensors`. Download tools take the folder for an interrupted
+download.
 
 ## How to fix
 `ckptcheck scan --fix` writes the index anew where the shards are a whole set. Beside a single `model.safetensors` no
 index is needed: delete it.
+
+## When it can be wrong
+transformers takes a single `model.safetensors` without opening the index, so with that and transformers alone nobody
+is hurt: `--ignore IDX006`. An index of another name is passed over beside such a file, as loaders pass it over. As
+soon as one of the named files exists, the others are IDX001's, even when they belong to another save.
 
 ## Seen in
 jundot/omlx#2432, Blaizzy/mlx-vlm#1827, Neph0s/CoSER#3, huggingface/diffusers#14719

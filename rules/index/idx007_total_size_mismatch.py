@@ -10,6 +10,11 @@ with these shards.
 ## How to fix
 `ckptcheck scan --fix` corrects the number once the shards are whole.
 
+## When it can be wrong
+Writers have counted tied tensors twice, or padding, for years, and loaders do not look at the number; a team whose
+writer does that keeps a reason under `[ignore]`. Nothing is said while a shard is missing or cannot be read, as the
+sum is not known then. An equal sum does not show that the tensors are the right ones.
+
 ## Seen in
 Edge0-AI/Edge0#104, exo-explore/exo#1956
 """

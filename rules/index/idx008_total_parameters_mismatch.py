@@ -11,6 +11,11 @@ The Hub shows this number as the model's size, and tools choose hardware by it.
 ## How to fix
 Save the index anew with the library that wrote it, or correct the number.
 
+## When it can be wrong
+A model that is packed without saying so in `config.json`, such as a GPTQ one with only `quantize_config.json`, has
+fewer elements than parameters. An author may also have written the active parameters of a mixture of experts on
+purpose. `--ignore IDX008` there. Within 10 % it is quiet, also when a layer of many is lost (CFG003 counts layers).
+
 ## Seen in
 huggingface/huggingface_hub#4221 (a 7.6 B model that says 333,312)
 """

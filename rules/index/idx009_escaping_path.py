@@ -5,10 +5,16 @@ Every value of `weight_map` is the plain name of a file beside the index: no sla
 
 ## Why it matters
 transformers joins the path and opens what it leads to, so an index can point a loader at any file of the machine.
-vLLM and SGLang match the names against the folder's own files, so a shard in a subfolder is left out without a word.
+vLLM looks in the folder itself only, and stops at a shard in a subfolder as at a missing one; SGLang leaves it out
+without a word.
 
 ## How to fix
 Put the shards beside the index and write their plain names.
+
+## When it can be wrong
+transformers opens a shard in a subfolder without complaint, so a model laid out like that works where transformers
+alone loads it. ckptcheck opens no such file, and nothing in it was checked: put the shards beside the index, or scan
+the subfolder, before you `--ignore IDX009`.
 
 ## Seen in
 The attack is described with CVE-2007-4559 for archives; an index is the same door.

@@ -9,6 +9,10 @@ transformers stops on it. vLLM and SGLang do not find out which files belong to 
 ## How to fix
 `ckptcheck scan --fix` writes the index anew from the headers of a whole set of shards.
 
+## When it can be wrong
+A byte order mark stops Python's JSON reader and not that of every other language; where none of the loaders is
+Python's, such an index is sound. The form alone is looked at here; names that lead nowhere are IDX001 and IDX002.
+
 ## Seen in
 Blaizzy/mlx-vlm#1827
 """

@@ -10,6 +10,11 @@ way to see that a shard is missing or left over.
 ## How to fix
 `ckptcheck scan --fix` writes the index from the headers of a whole set of shards.
 
+## When it can be wrong
+vLLM and SGLang glob, so a model for them alone loads without an index; `--ignore IDX011` if you accept that a lost
+shard then shows only in SET001. It goes by names: shards that are called otherwise (`part1.safetensors`) have no
+index either and fire nothing, and neither does a numbered shard that is scanned by itself.
+
 ## Seen in
 unslothai/unsloth#7375
 """

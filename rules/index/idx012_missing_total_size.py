@@ -10,6 +10,10 @@ to exist. Most loaders do without.
 ## How to fix
 `ckptcheck scan --fix` adds it.
 
+## When it can be wrong
+It is only an information: transformers since 4.40, vLLM and SGLang load the model all the same, and so does everybody
+who does not plan by the number. Where it is there and wrong, IDX007 says so.
+
 ## Seen in
 exo-explore/exo#1956
 """

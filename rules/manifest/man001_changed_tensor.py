@@ -3,7 +3,7 @@
 ## What it checks
 Every tensor of the manifest that is still there has the dtype, the shape and the digest it had. Of a Megatron run, the
 tensors are those of the whole model and of its optimizer, put together from their chunks; one whose place in a file holds
-something else, as in a file of another save, is a finding too.
+something else, as in a file of another save, is a finding too, and so is one that its file ends before.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for
@@ -12,6 +12,11 @@ files that were swapped do not break.
 
 ## How to fix
 Fetch the file again, or take a new manifest if the change was meant.
+
+## When it can be wrong
+Every save after another step of training changes tensors, and that is what it was for: take a new manifest. So does a
+library that stores NaN or padding with other bits, for bytes are compared and not values. The manifest is not signed:
+who can write the checkpoint can often write the manifest too.
 
 ## Seen in
 vllm-project/vllm#53537, paiml/aprender#2337, safetensors#220

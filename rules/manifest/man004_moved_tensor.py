@@ -9,6 +9,11 @@ The checkpoint was sharded anew. The values are the same; an old index or a cach
 ## How to fix
 Nothing, if the index was written anew too; IDX004 says if it was not.
 
+## When it can be wrong
+Sharding anew is harmless, so it is an information only. A tensor that moved and changed is MAN001's alone, and one
+that moved and was renamed is MAN002's. Of a Megatron run whose tensors lie in several files, the folder is what is
+compared.
+
 ## Seen in
 Blaizzy/mlx-vlm#1827
 """

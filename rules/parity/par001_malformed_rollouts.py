@@ -10,6 +10,11 @@ Offsets that are off by one pair every logprob with another token. What is compu
 ## How to fix
 Write the file again, or convert the framework's own file with `ckptcheck parity convert`.
 
+## When it can be wrong
+It looks at form only. A file in which every logprob is moved by one token, or every mask is another sequence's, fits
+together and passes: PAR028 and PAR007 see such slips. A file that is still being written has no whole header yet;
+judge it again when it is done.
+
 ## Seen in
 files that were cut off while they were copied
 """

@@ -10,6 +10,11 @@ from broken weights or a kernel; in a file it also stands for what JSON cannot h
 ## How to fix
 Scan the weights (`ckptcheck scan`), then score the sequence alone.
 
+## When it can be wrong
+A writer may fill places with NaN for which the engine gave nothing, such as the first token or what a tool wrote, and
+mark them as part of the response. Then the mask is wrong and not the model: take those tokens out of it. NaN outside
+of the mask is not counted, and neither is a NaN that somebody replaced with 0 before the file was written.
+
 ## Seen in
 PrimeIntellect-ai/prime-rl#2714: values up to 1e17 and NaN after a layerwise reload
 """

@@ -10,6 +10,12 @@ the distribution (top-p, top-k) before the logprob is taken, or masks ids of pad
 ## How to fix
 Take the trainer's logprobs without top-p and top-k, or train with the same mask of allowed ids.
 
+## When it can be wrong
+Where a file was drawn by the trainer, an engine that samples with top-k or a mask of allowed ids says -inf of tokens
+it never draws, and is right to. The gap is infinite all the same, so take its raw logprobs. A writer may also use
+-inf for a place that has none; leave it out of the mask. A floor such as -1e10 in place of -inf is finite and shows
+in PAR020 only.
+
 ## Seen in
 vLLM `processed_logprobs` with top-p: ids outside of the nucleus are -inf
 """

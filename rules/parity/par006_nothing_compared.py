@@ -9,6 +9,10 @@ A comparison of nothing passes every threshold. Frameworks report 0 for it, whic
 ## How to fix
 Score the file with a trainer (`ckptcheck parity score`), or look at why the mask is empty.
 
+## When it can be wrong
+A file that holds one side on purpose, to be scored later, has nothing to compare yet: score it first. One token is
+enough to be quiet, also where nearly everything was masked; the report's first line says how many were compared.
+
 ## Seen in
 radixark/miles: an empty comparison passes its logprob comparator; NeMo-RL reports 0.0 as seq_mult_prob_error of nothing
 """

@@ -10,6 +10,12 @@ trainer's logprob. The policy learns to write prompts.
 ## How to fix
 Shift the mask, or correct the length of the prompt. A mask that is off by one is the commonest cause.
 
+## When it can be wrong
+In a trajectory of several turns the prompt is what came before the first response; a writer that counts later turns
+of the user into it makes responses look like prompts. Then `prompt_lengths` is wrong. Training on prompts on purpose
+is nothing that parity can judge: the engine drew none of them. A mask that is off by one to the right covers no
+prompt and is not seen here.
+
 ## Seen in
 modelscope/ms-swift#8196 (a column shifted left by one)
 """

@@ -10,6 +10,11 @@ padding and labels that leaked.
 ## How to fix
 Strip padding before the file is written, and compare the tokenizers of both sides.
 
+## When it can be wrong
+Engines give images and sounds ids beyond the vocabulary or below 0, and a record of the prompt may hold those: the
+trainer puts vectors in their place, so nothing is read out of bounds. Write the placeholder's own id. Where the file
+does not say how many rows the embedding has, only ids below 0 or from 2^31 on are seen.
+
 ## Seen in
 collators that pad with -100
 """

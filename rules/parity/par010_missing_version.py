@@ -10,6 +10,11 @@ one are often those of the request that an update interrupted.
 ## How to fix
 Record the version of every token, also of those after a pause.
 
+## When it can be wrong
+Tokens that no engine computed have no version and need none; leave them out of the mask, for only tokens under it are
+asked. A job that never updates in flight may note the version once for each sequence, over its first token only:
+write the span over all of them. A version that is there and wrong passes.
+
 ## Seen in
 vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered engine gets traffic before its first sync)
 """

@@ -10,6 +10,12 @@ engine that missed a sync. Lag is then negative, and filters for stale samples l
 ## How to fix
 Take the version from the engine that computed the token, and let a recovered engine sync before it gets traffic.
 
+## When it can be wrong
+A run that went back to an older checkpoint has older weights with a smaller number, rightly so; a sequence that lived
+across that belongs to two runs. Engines with counters of their own make a sequence that changes its engine fall
+without older weights. Only whole numbers are compared: `v57` and hashes have no order, unless a hash happens to be
+all digits. A version that stands still through an update is not seen here.
+
 ## Seen in
 radixark/miles#2244 (the counter jumps from 57 to 1 on failover), #1724
 """

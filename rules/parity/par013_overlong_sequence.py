@@ -10,6 +10,11 @@ own sequence length. The last tokens of such a sequence are wrong, or are cut of
 ## How to fix
 Correct the limit of the engine, and see whether it counts the prompt.
 
+## When it can be wrong
+A trajectory that is put together of several requests, with a context that was cut or summed up between them, may be
+longer than any one request was. Record its requests one by one. And `max_model_len` may be the trainer's, or that of
+another engine of the fleet: correct it in the metadata. That responses end too early is not looked at.
+
 ## Seen in
 NeMo-RL tools/model_diagnostics/1.max_model_len_respected.py exists because of it
 """

@@ -11,6 +11,12 @@ numbers look plausible, the ratios are noise.
 ## How to fix
 Gather logits[i - 1] at tokens[i]. Labels that a data loader shifted already must not be shifted again.
 
+## When it can be wrong
+It needs 32 tokens with a compared neighbour on both sides, and tries one token only: a shift by two, or by a whole
+prompt, is a large gap without a cause here. Text in which every token has nearly the same logprob agrees with its
+neighbours as well; but then the gap is below 0.05 nats. A file in which only some sequences are shifted agrees best
+as it is.
+
 ## Seen in
 modelscope/ms-swift#8196 (trainer logprobs shifted left by one), VeOmni#917 (labels shifted twice; differences of 12 to 16)
 """

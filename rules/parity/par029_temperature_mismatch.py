@@ -13,6 +13,12 @@ fall all the same.
 Use the engine's processed logprobs (`--logprobs-mode processed_logprobs` in vLLM), or divide the trainer's logits by the
 sampling temperature; not one of both.
 
+## When it can be wrong
+A scale of the logits that one side forgets (`logits_scaling` of Granite, `logit_scale` of Cohere) is a temperature to
+the numbers, and is told as one: the size is right then and the name is not. It takes ids that both sides listed in
+their top k. Where each sequence was drawn at a temperature of its own, one number explains too little and the rule
+stays quiet.
+
 ## Seen in
 vllm-project/vime#64, volcengine/verl#4162 and #4252, ServiceNow PipelineRL (vLLM V1 returns raw logprobs by default)
 """

@@ -11,6 +11,12 @@ Tokens that an engine cannot draw are never in its samples. Only samples of the 
 As for PAR020; and look at what the trainer's samples have that the engine's have not: ids that are masked, a smaller
 vocabulary.
 
+## When it can be wrong
+A mixture of experts or long sequences in bfloat16 may go beyond 1.05 without a fault, from rounding alone: measure
+the floor (`ckptcheck parity calibrate`) and set `--max-mult-prob-error` to what that model can reach. The last file
+of each direction counts, so the two should be of one step and one set of prompts; after a weight update in between,
+the mean is of two models.
+
 ## Seen in
 NVIDIA-NeMo/RL docs/adding-new-models.md: the much stricter guarantee
 """

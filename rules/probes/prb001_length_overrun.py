@@ -13,7 +13,8 @@ that ends early is a truncated answer that nobody marked as one.
 Cap `max_tokens` in every request. Where responses end early, look for a limit of the engine's own.
 
 ## When it can be wrong
-An engine whose last one or two places stay empty passes: its table says how many were used.
+An engine whose last one or two places stay empty passes: its table says how many were used. The limit is tried at 48
+tokens, so a limit that only counts at full length, such as that of a cache which is too small, is not met here.
 
 ## Seen in
 NVIDIA-NeMo/RL tools/model_diagnostics/1.max_model_len_respected.py

@@ -11,6 +11,12 @@ correct what is only misaligned.
 logprob[i] belongs to token i, and comes from the logits at i - 1. Look where labels are shifted: once in the data, once in the
 loss.
 
+## When it can be wrong
+It compares 24 tokens of a few prompts, and calls it a shift where the gap is a third or less one token away. A model
+whose logprobs hardly differ from token to token, as a tiny random one's, can come to that by chance. A shift by two
+tokens, or in some sequences only, is not found. It is about the engine and the trainer as started here; your own
+harness may shift what these two do not: PAR028 judges its files.
+
 ## Seen in
 modelscope/ms-swift#8196, where logprobs were "shifted left by one"; ByteDance-Seed/VeOmni#917, whose harness
 shifted labels that were shifted already

@@ -12,6 +12,11 @@ that the policy is trained on prompts that it was never given.
 Send token ids to the engine. Else give it the same template (vLLM `--chat-template`), and look for a BOS that is written by the
 template and added by the tokenizer as well.
 
+## When it can be wrong
+A job that sends token ids never meets the engine's template, and is not hurt. A template that writes the date differs
+when midnight lies between the two, and one that was given to the engine on purpose differs by intent. One
+conversation is tried: tools, images or thinking may be rendered otherwise and are not seen.
+
 ## Seen in
 slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token suggests another chat template
 """

@@ -11,6 +11,12 @@ sequence of a batch is scored wrongly, and no engine can agree with that.
 Pad on the right for causal models, or give the attention mask and position ids that count only real tokens. With packing, look at
 the sequence boundaries (cu_seqlens).
 
+## When it can be wrong
+In float32 the limit is 1e-3 nats, in narrower types a mean exp|difference| of 1.05: a mixture of experts that routes
+a token otherwise because a batch of another shape rounds otherwise can pass it without a fault. Score in float32
+(`--dtype float32`) to tell the two apart. The trainer that ckptcheck starts is tried; how your own code pads or packs
+is not.
+
 ## Seen in
 NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors than `batch_size=1`"
 """

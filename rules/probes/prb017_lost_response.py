@@ -11,6 +11,12 @@ failure sends again, or goes on with versions that are not there.
 ## How to fix
 Count the tokens, and treat short responses without an end token as aborted.
 
+## When it can be wrong
+An engine that refuses an update while requests run, and says so, is honest; a job that drains them first is not hurt.
+One that ends a response at a stop string, as asked, is not met here, for the probe asks for none and goes on past end
+tokens. Weights that are nearly the same before and after give logprobs in which the passage cannot be seen, and then
+a wrong answer of the engine stays unnoticed.
+
 ## Seen in
 vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word;
 in_place of SGLang 0.5.23 applies the update and answers False, for the cache was not flushed

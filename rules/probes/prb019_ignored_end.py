@@ -12,6 +12,12 @@ after its answer.
 Give the engine the checkpoint's generation config, or name the tokens in `stop_token_ids`. `ckptcheck scan` says where the files
 disagree.
 
+## When it can be wrong
+A token that stands in `config.json` from an older model, and that nobody means as an end any more, is asked of the
+engine all the same: correct the file. A job that sends `ignore_eos` or counts on `stop_token_ids` of its own decides
+for itself; `--without ends` leaves the probe out. Stop strings, and end tokens that only the tokenizer names, are not
+tried.
+
 ## Seen in
 Instruct models with a list of end tokens of which an engine took only the first; TOK003 of the scan says where the files disagree
 """

@@ -14,6 +14,12 @@ orders of magnitude.
 Correct `group_size` (or `num_bits`, `block_structure`, `weight_block_size`) in the config if the weights are right, else
 quantize again.
 
+## When it can be wrong
+A loader of your own may cast a scale, or take it in another shape, on purpose: `--ignore QNT003` if it is the only
+consumer. Where the config declares several schemes and no consumer's matching tells which one a module has, a module
+passes if it fits any of them, so a slip between two schemes is not seen. Nor is a group size whose number of groups
+comes out the same.
+
 ## Seen in
 vllm-project/vllm#50214 (group size 32 where 128 was declared), vllm-project/vllm#5915
 """

@@ -12,6 +12,12 @@ its global scale, ModelOpt multiplies by its own.
 ## How to fix
 Rename the tensors, or declare the method that wrote them. For NVFP4 store the reciprocal.
 
+## When it can be wrong
+Names that loaders rename themselves are known: `scale`, `scale_inv` and `qscale_weight` of DeepSeek-V4 and Mistral,
+and `activation_scale`. A loader of your own may know more; `--ignore QNT004` there. It goes by names: an NVFP4 scale
+that was renamed and not turned over looks right here, and `ckptcheck diff` does not unpack NVFP4 either: only a run
+of the model shows it.
+
 ## Seen in
 NVIDIA/Model-Optimizer#1807
 """

@@ -10,6 +10,12 @@ quantized and stop.
 ## How to fix
 Write the method of the tool that quantized the model: `compressed-tensors`, `fp8`, `gptq`, `awq`, `modelopt`, …
 
+## When it can be wrong
+vLLM 0.32 knows ModelOpt also by `producer` and `quant_algo`, where a whole `hf_quant_config.json` was copied into the
+config: it loads such a model, and only transformers refuses it; `--ignore QNT006` if vLLM is all that reads it.
+`--quantization` on vLLM's command line does not help: it has to agree with the config. A method that is named and
+wrong is for QNT005, which looks at what is stored.
+
 ## Seen in
 NVIDIA/Model-Optimizer#1807
 """

@@ -11,6 +11,12 @@ the keys for the values where theirs is missing.
 ## How to fix
 Export the scales again, both of them.
 
+## When it can be wrong
+With a cache that is not FP8 the scales are not used, and a lone one hurts nobody. An attention that keeps one latent
+vector for keys and values, as DeepSeek's, may need one scale only: as `kv_scale` it is known, as `k_scale` alone it
+fires, although vLLM then takes it for both, as meant. `--ignore QNT013` there. A layer that lost both is not seen
+here.
+
 ## Seen in
 vllm-project/vllm#46264
 """

@@ -11,6 +11,11 @@ Engines choose the dtype of the cache by the declaration. Scales that nobody dec
 ## How to fix
 Add or remove `kv_cache_scheme`, or calibrate the cache.
 
+## When it can be wrong
+It is only an information, for both may be meant: scales for those who switch the FP8 cache on themselves, or a
+declaration whose scales another step will calibrate. It asks whether there is any scale at all, so a model with
+scales in half of its layers passes, and of declared schemes only static ones are looked at.
+
 ## Seen in
 vllm-project/vllm#54623, sgl-project/sglang#39942
 """

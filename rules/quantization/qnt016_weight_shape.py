@@ -11,6 +11,11 @@ Tools that cut or merge packed weights, for tensor parallelism or to remove expe
 ## How to fix
 Write the shape of the weight as it is now.
 
+## When it can be wrong
+A loader of your own may not read `weight_shape` at all, and then nothing depends on it. Columns are held against the
+words and groups only: a number of columns that packs into the same words passes, as 30 does for 32 of 4 bits where
+there are no groups. On the Hub the shapes are not fetched, and the rule is skipped.
+
 ## Seen in
 vllm-project/llm-compressor#2730
 """

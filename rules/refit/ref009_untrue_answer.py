@@ -11,7 +11,8 @@ thrown away.
 Compare digests, not answers; report it to the engine's authors.
 
 ## When it can be wrong
-SGLang's answer to an update with `in_place` pauses is about its cache: the weights are written, and it says False.
+SGLang's answer to an update with `in_place` pauses (`--pause in_place`) is about its cache: the weights are written, and it says
+False. Who reads it so is not hurt; who sends again, or gives up the step, is.
 
 ## Seen in
 sgl-project/sglang#26032 (HTTP 200), SGLang 0.5.23 (`(True, 'Success')` for tensors that it dropped)

@@ -1,7 +1,8 @@
-"""The server takes requests and generates nothing.
+"""The server generates nothing.
 
 ## What it checks
-A request for one token is answered within a minute (or `--timeout`, where that is less), with success.
+A request for one token is answered within a minute (or `--timeout`, where that is less), before anything else and once more
+where a later request got no answer. A refusal (4xx) is an answer, and so is one in a form that is not known here.
 
 ## Why it matters
 HTTP runs in another process than the scheduler. When that dies or hangs, `/health` of vLLM may go on to answer 200, and so do
@@ -28,6 +29,6 @@ def check(evidence: Attached) -> Iterator[Problem]:
     for seen in evidence.servers:
         if seen.dead:
             yield Problem(
-                f"{seen.url} takes connections but generates nothing: {seen.dead}",
+                f"{seen.url} generates nothing: {seen.dead}",
                 hint="look at the end of its log, and restart it",
             )

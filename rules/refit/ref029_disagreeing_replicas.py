@@ -25,6 +25,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.phrase import count, few
 from ckptcheck.refit.allowed import between, fits
 from ckptcheck.refit.attached import Attached, Seen
+from ckptcheck.refit.compared import both_told, comparable
 
 
 @rule("REF029", "disagreeing-replicas", severity="error", on="servers", when=lambda evidence: len(evidence.servers) > 1)
@@ -35,20 +36,15 @@ def check(evidence: Attached) -> Iterator[Problem]:
         if one.dead or other.dead:
             why = f"{(one if one.dead else other).url} generates nothing"
             continue
-        if _kind(one) != _kind(other):
+        if not comparable(one, other):
             continue
-        if not (one.checksums and other.checksums) and not (one.scores and other.scores):
+        if not both_told(one, other):
             why = next(iter({**one.refused, **other.refused}.values()), "neither weights nor logprobs were asked for")
             continue
         compared += 1
         yield from _between(one, other)
     if not compared:
         raise Skip(why)
-
-
-def _kind(seen: Seen) -> tuple[object, ...]:
-    about = seen.about
-    return about.engine, about.version, about.dtype, about.ranks, about.device
 
 
 def _between(one: Seen, other: Seen) -> Iterator[Problem]:

@@ -54,3 +54,6 @@ def check(evidence: Attached) -> Iterator[Problem]:
             key=names[0],
             hint="have it load the checkpoint again (--allow-write), and look at what syncs it",
         )
+    for seen in evidence.servers:
+        if not seen.readable:
+            raise Skip(seen.refused.get("checksums") or seen.dead or f"no weight of {seen.url} can be read")

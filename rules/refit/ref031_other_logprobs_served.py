@@ -39,12 +39,12 @@ def check(evidence: Attached) -> Iterator[Problem]:
     if not evidence.truth or evidence.trainer is None:
         raise Skip(evidence.untold)
     floor = between(evidence.reference.scores, evidence.truth) if evidence.reference is not None else None
-    looked = 0
+    unseen = ""
     for seen in evidence.servers:
         apart = between(seen.scores, evidence.truth)
         if apart is None:
+            unseen = unseen or seen.dead or seen.refused.get("logprobs") or f"{seen.url} gave no logprobs"
             continue
-        looked += 1
         if fits(apart, seen.about.dtype, floor):
             continue
         path = floor is not None and not fits(floor, seen.about.dtype)
@@ -56,6 +56,5 @@ def check(evidence: Attached) -> Iterator[Problem]:
             if path
             else "see which weights differ, and have it load the checkpoint again",
         )
-    if not looked:
-        why = [seen.dead or seen.refused.get("logprobs", "") for seen in evidence.servers]
-        raise Skip(next((each for each in why if each), "no server gave logprobs"))
+    if unseen:
+        raise Skip(unseen)

@@ -3,7 +3,8 @@
 ## What it checks
 With `--allow-write`: the server's weights are overwritten by its own checker (random numbers in SGLang, zeros in vLLM), it is
 told to load SOURCE from its disk, and every tensor then has the checksum that the same engine has when it is started from
-SOURCE; where none could be started, the checksum that it had before. The weight version is the one it was given.
+SOURCE; where none could be started, another than while it was overwritten. The weight version is the one it was given. An
+update that failed, or that was interrupted, is told.
 
 ## Why it matters
 An update that skips tensors leaves old ones in place, which nobody sees as long as they are nearly the same. After overwriting,
@@ -13,7 +14,8 @@ they are not.
 Restart the server: its weights are not those of any checkpoint. Then look at which tensors are named.
 
 ## When it can be wrong
-Without a reference, a server that did not serve SOURCE before is held against what it served.
+Without a reference, nobody knows what a tensor should be: one that was loaded otherwise than it should is not seen, and one that
+was overwritten with the very numbers that SOURCE has for it (zeros) is named though nothing is wrong.
 
 ## Seen in
 sgl-project/sglang#15398 (a head that is not loaded), sgl-project/sglang#27718 (draft weights that no update reaches)
@@ -23,7 +25,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.phrase import count, few
-from ckptcheck.refit.attached import Attached, Seen
+from ckptcheck.refit.attached import Attached, Seen, Written
 
 RESTART = "restart it: its weights are those of no checkpoint"
 
@@ -34,27 +36,27 @@ def _asked(evidence: Attached) -> bool:
 
 @rule("REF034", "incomplete-disk-update", severity="error", on="servers", when=_asked)
 def check(evidence: Attached) -> Iterator[Problem]:
-    looked = 0
     for seen in evidence.servers:
-        if seen.written is None:
-            continue
-        looked += 1
-        yield from _of(seen, evidence)
-    if not looked:
-        raise Skip(next(seen.refused["update"] for seen in evidence.servers if "update" in seen.refused))
+        if seen.written is not None:
+            yield from _of(seen, seen.written, evidence)
+    for seen in evidence.servers:
+        if "update" in seen.refused:
+            raise Skip(seen.refused["update"])
 
 
-def _of(seen: Seen, evidence: Attached) -> Iterator[Problem]:
-    written = seen.written
-    assert written is not None
+def _of(seen: Seen, written: Written, evidence: Attached) -> Iterator[Problem]:
     if not written.answer.ok:
-        yield Problem(f"{seen.url} could not load {evidence.target}: {written.answer.message}", hint=RESTART)
+        yield Problem(
+            f"{seen.url} was overwritten and is not known to hold {evidence.target}: {written.answer.message}",
+            hint=RESTART,
+        )
         return
-    cold = evidence.reference is not None and not evidence.unfit
-    expected = evidence.reference.checksums if evidence.reference is not None and cold else written.before
+    cold = evidence.reference.checksums if evidence.reference is not None and not evidence.unfit else {}
+    expected = cold or written.before
     wrong = [name for name, value in expected.items() if written.after.get(name) != value]
-    left = [name.partition("/")[2] for name in wrong if written.after.get(name) == written.scrambled.get(name)]
-    other = [name.partition("/")[2] for name in wrong if written.after.get(name) != written.scrambled.get(name)]
+    kept = {name for name in wrong if name in written.after and written.after[name] == written.scrambled.get(name)}
+    left = [name.partition("/")[2] for name in wrong if name in kept]
+    other = [name.partition("/")[2] for name in wrong if name not in kept] if cold else []
     if left:
         yield Problem(
             f"{seen.url} answered success and left {count(len(left), 'tensor')} of {len(expected):,} overwritten: {few(left)}",
@@ -62,13 +64,13 @@ def _of(seen: Seen, evidence: Attached) -> Iterator[Problem]:
             hint=RESTART,
         )
     if other:
-        what = "an engine that was started from the same checkpoint" if cold else "it had before"
         yield Problem(
-            f"{seen.url} loaded {count(len(other), 'tensor')} of {len(expected):,} otherwise than {what}: {few(other)}",
+            f"{seen.url} loaded {count(len(other), 'tensor')} of {len(expected):,} otherwise than an engine that was started from"
+            f" the same checkpoint: {few(other)}",
             key=other[0],
             hint=RESTART,
         )
-    if not wrong and written.told and written.told != written.asked:
+    if not (left or other) and written.told and written.told != written.asked:
         yield Problem(
             f"{seen.url} was given the weight version {written.asked} with the update and reports {written.told}",
             hint="set the version by itself after every update",

@@ -10,6 +10,12 @@ Nothing else shows it: vLLM and SGLang glob the folder and start without the lay
 ## How to fix
 Fetch or upload the missing file.
 
+## When it can be wrong
+Files that are numbered for another purpose count too when there is no index: one rank's share of an optimizer
+(`optim-00000-of-00008.safetensors`) beside the model. So does a part of a model that was copied on purpose. `--ignore
+SET001`. A set that is counted from 0 and lost its first file is said to lack its last: whether it counts from 0 shows
+only in that file.
+
 ## Seen in
 inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317
 """

@@ -10,6 +10,12 @@ save overwrite the newer ones or stop the load with a wrong shape.
 ## How to fix
 Delete the set that is left over. The index tells which one is current; without it, the files' dates may.
 
+## When it can be wrong
+Somebody may keep two saves in one folder on purpose and load by an index; transformers, vLLM and SGLang then load the
+right one, and only what globs mixes them. Move one, or `--ignore SET002`. Saves under two stems are taken for two
+things: SET004 or IDX005 sees those. A newer save of the same total overwrites the older one, and leaves nothing to
+see.
+
 ## Seen in
 unslothai/unsloth-zoo#808, mflux-community/mflux#603, Neph0s/CoSER#3
 """

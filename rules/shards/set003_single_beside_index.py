@@ -10,6 +10,11 @@ save of one kind over the other, the trainer and the engine compute with differe
 ## How to fix
 Delete whichever is left over: the single file, or the index with its shards.
 
+## When it can be wrong
+Both may hold the same values, for example where a tool merged the shards and left them; then every engine serves the
+same model. `ckptcheck diff` of the single file and the folder's index tells. If a loader of yours is told explicitly
+what to open, `--ignore SET003`.
+
 ## Seen in
 huggingface/diffusers#14719, Blaizzy/mlx-vlm#1464, Blaizzy/mlx-vlm#1329
 """

@@ -13,6 +13,12 @@ SGLang merge too.
 ## How to fix
 If the file belongs to the model, list it in the index; otherwise move it to a folder of its own.
 
+## When it can be wrong
+A file may lie there for a tool of its own: a draft head, a projector, an optimizer state, a copy that transformers
+takes by its `variant`. With an index the engines leave it alone, and nobody is hurt; keep it elsewhere or `--ignore
+SET004`. Subfolders are not looked at, and of the names that begin with `value_head`, `adapter_` and `consolidated`
+nothing is said here.
+
 ## Seen in
 sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408,
 jundot/omlx#2062

@@ -11,6 +11,11 @@ the same values: there this is legal.
 ## How to fix
 Keep one format in the folder that is served, or load with an explicit `--load-format`.
 
+## When it can be wrong
+Repositories of Mistral ship both with the same values, and a team that passes `--load-format` to vLLM has decided
+which one it takes. `--ignore SET005` there. The values are not compared, so once one of the two is trained further,
+the warning is due.
+
 ## Seen in
 vllm-project/vllm#40765
 """

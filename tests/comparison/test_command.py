@@ -62,6 +62,88 @@ def test_nothing_in_common_is_not_equal() -> None:
     assert report["subject"].startswith("0 matched · 30 missing · ")
 
 
+def _held_against(tmp_path: Path, ours: dict[str, object], theirs: dict[str, object]) -> tuple[str, list[str]]:
+    """The accounts, and the findings with their hints, of two files of these tensors."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from ckptcheck import pack
+    from ckptcheck.comparison.comparison import Comparison
+    from ckptcheck.comparison.open import open_side
+    from ckptcheck.run import run
+
+    paths = []
+    for number, tensors in enumerate((ours, theirs)):
+        paths.append(tmp_path / str(number) / "model.safetensors")
+        paths[-1].parent.mkdir(exist_ok=True)
+        save_file({name: np.asarray(value) for name, value in tensors.items()}, paths[-1])
+    report = run(Comparison(*(open_side(str(path)) for path in paths)), pack.load())
+    assert not report.crashed
+    return report.subject, [
+        f"{finding.code} {finding.place.partition(' ')[2]}: {finding.message} → {finding.hint}"
+        for finding in report.findings
+    ]
+
+
+def test_counterparts_that_all_have_other_shapes_are_not_matched(tmp_path: Path) -> None:
+    import numpy as np
+
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)]
+    ours, theirs = ({name: np.ones(shape, np.float32) for name in names} for shape in ((2, 3), (3, 2)))
+    subject, found = _held_against(tmp_path, ours, theirs)
+    assert subject == "0 matched · 0 missing · 0 extra · 0 aliased · 3 of other shapes · bitwise"
+    assert found == [
+        f"CMP003 {names[0]}: 3 tensors are [2, 3] in the first checkpoint and [3, 2] in the second (transposed): "
+        "model.layers.{0-2}.mlp.up_proj.weight → ckptcheck scan says which of them fits its config",
+        "CMP006 : nothing was compared: all 3 counterparts have other shapes → see that both are the same model",
+    ]
+
+
+def test_what_differs_is_called_what_it_is(tmp_path: Path) -> None:
+    import numpy as np
+
+    def said(ours: list[float], theirs: list[float]) -> str:
+        one, other = ({"x": np.array(side, np.float32)} for side in (ours, theirs))
+        (text,) = _held_against(tmp_path, one, other)[1]
+        return text.partition("; ")[2].partition(", the first")[0]
+
+    infinite, nan = float("inf"), float("nan")
+    assert said([1, 2, 3, 4], [infinite] * 4) == "4 of 4 elements, 4 NaN or infinite on one side"
+    assert said([0, 2, 0, 4], [-0.0, 2, -0.0, 4]) == "2 of 4 elements, all of them signs of zero"
+    assert (
+        said([0, 2, 0, 4], [-0.0, 2, nan, 4])
+        == "2 of 4 elements, 1 of them signs of zero, 1 NaN or infinite on one side"
+    )
+    assert said([0, 2, 3, 4], [-0.0, 5, nan, 4]) == "3 of 4 elements, at most 3 apart, 1 NaN or infinite on one side"
+
+
+def test_hints_about_critics_are_for_heads(tmp_path: Path) -> None:
+    import numpy as np
+
+    both = {"model.norm.weight": np.ones(4, np.float32)}
+
+    def hints(ours: str, theirs: str) -> list[str]:
+        found = _held_against(tmp_path, both | {ours: np.ones((1, 4))}, both | {theirs: np.ones((2, 4))})[1]
+        return [text.partition(" → ")[2] for text in found]
+
+    assert hints("lm_head.weight", "score.weight") == [
+        "convert again; with --critic the heads may differ",
+        "with --critic the heads may differ",
+    ]
+    assert hints("model.layers.0.a.weight", "model.layers.0.b.weight") == [
+        "convert again",
+        "convert into an empty folder, if an older save left them there",
+    ]
+
+
+def test_a_tensor_without_a_name_is_quoted(tmp_path: Path) -> None:
+    import numpy as np
+
+    ours = {"": np.ones(2, np.float32), "x": np.ones(2, np.float32)}
+    (text,) = _held_against(tmp_path, ours, {"x": np.ones(2, np.float32)})[1]
+    assert text == 'CMP001 "": 1 tensor is missing in the second checkpoint: "" → convert again'
+
+
 def test_a_file_that_ends_while_it_is_read_is_2(other: Path) -> None:
     from ckptcheck import pack
     from ckptcheck.comparison.comparison import Comparison

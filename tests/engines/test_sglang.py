@@ -226,9 +226,10 @@ def test_it_generates_as_asked(engine: SglangEngine) -> None:
     assert all(len(set(chosen)) == 2 for layer in routes for chosen in layer)
 
 
-def test_memory_is_released_and_taken_again_around_an_update(
+def test_sleep_does_nothing_on_a_cpu_and_updates_take_no_memory(
     engine: SglangEngine, weights: dict[str, np.ndarray]
 ) -> None:
+    assert engine.info.facts["sleep"] == "False"
     before = engine.manifest()
     engine.sleep()
     engine.wake()

@@ -62,3 +62,19 @@ def test_a_bucket_is_flat_on_the_gpu(forms: Host) -> None:
     first, second = asked(forms, "flattened_bucket")["update_weights_from_tensor"]
     assert [first["heard"], second["heard"]] == [[[24, ["a"]]] * 2, [[8, ["b"]]] * 2]
     assert first["load_format"] == "flattened_bucket"
+
+
+def test_it_can_sleep_where_the_package_for_it_is(forms: Host) -> None:
+    names = ("enable_memory_saver", "enable_weights_cpu_backup")
+    for saver in (True, False):
+        given = forms.call("started", saver=saver)
+        assert [given[name] for name in names] == [saver, saver]
+    assert all(forms.call("knows", names=list(given)))
+
+
+def test_an_sglang_without_update_sessions_is_updated_without(forms: Host) -> None:
+    """0.5.17. Last: the process stays such a one."""
+    forms.call("older")
+    assert [*asked(forms, "tensor")] == ["update_weights_from_tensor"]
+    group = ["init_weights_update_group", "update_weights_from_distributed", "destroy_weights_update_group"]
+    assert [*asked(forms, "nccl")] == group

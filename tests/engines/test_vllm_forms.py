@@ -40,3 +40,12 @@ def test_the_second_model_runner_follows_tokens_too(forms: Host) -> None:
 
 def test_a_backend_is_made_where_it_is_needed(forms: Host) -> None:
     assert forms.call("backends") == ["", "ipc", "nccl", "", "gloo"]
+
+
+def test_it_can_sleep_where_the_device_can(forms: Host) -> None:
+    """Last: what stands in for the device stays."""
+    cpu, gpu, other = forms.call("started")
+    assert cpu == {}
+    assert gpu["enable_sleep_mode"]
+    assert not other["enable_sleep_mode"]
+    assert all(forms.call("knows", names=list(gpu)))

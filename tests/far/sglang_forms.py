@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import sglang
 import torch
-from ckptcheck_far import plane, sglang_update
+from ckptcheck_far import plane, sglang_engine, sglang_update
 from sglang.srt.utils import MultiprocessingSerializer
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -72,4 +75,26 @@ def notes() -> list[str]:
     return NOTES
 
 
-VERBS = {"updated": updated, "notes": notes}
+def started(saver: bool) -> dict[str, Any]:
+    """Say what SGLang is given on a GPU, with and without the package that lets it sleep."""
+    if saver:
+        sys.modules["torch_memory_saver"] = ModuleType("torch_memory_saver")
+        sys.modules["torch_memory_saver"].__spec__ = ModuleSpec("torch_memory_saver", None)
+    else:
+        sys.modules.pop("torch_memory_saver", None)
+    return sglang_engine.on_gpu()
+
+
+def knows(names: list[str]) -> list[bool]:
+    """Say which arguments this SGLang has."""
+    from sglang.srt.server_args import ServerArgs
+
+    return [name in ServerArgs.__dataclass_fields__ for name in names]
+
+
+def older() -> None:
+    """Be SGLang 0.5.17, which has no update sessions."""
+    del sglang.Engine.begin_weight_update
+
+
+VERBS = {"updated": updated, "notes": notes, "started": started, "knows": knows, "older": older}

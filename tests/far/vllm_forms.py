@@ -6,13 +6,16 @@ What stands in: the communicator, the names of GPUs, and what opens another proc
 from __future__ import annotations
 
 import base64
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from ckptcheck_far import ipc, vllm_forced, vllm_transfer
+from ckptcheck_far import ipc, vllm_engine, vllm_forced, vllm_transfer
+from vllm import platforms
 from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
+from vllm.engine.arg_utils import EngineArgs
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(1)}
 ID = base64.b64encode(bytes(range(128))).decode()
@@ -152,4 +155,19 @@ def forced() -> list[list[int]]:
     return found
 
 
-VERBS = {"updated": updated, "backends": backends, "forced": forced}
+def started() -> list[dict[str, Any]]:
+    """Say what vLLM is given on a CPU, on a GPU, and on a device that cannot sleep."""
+    found = []
+    for cpu, sleeps in ((True, False), (False, True), (False, False)):
+        platforms.current_platform = SimpleNamespace(is_cpu=lambda: cpu, is_sleep_mode_available=lambda: sleeps)  # noqa: B023
+        found.append(vllm_engine.off_cpu())
+    return found
+
+
+def knows(names: list[str]) -> list[bool]:
+    """Say which arguments this vLLM has."""
+    known = {field.name for field in fields(EngineArgs)}
+    return [name in known for name in names]
+
+
+VERBS = {"updated": updated, "backends": backends, "forced": forced, "started": started, "knows": knows}

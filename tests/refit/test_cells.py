@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import needs_engine
-from matrix import Bench, Cell
+from matrix import Bench, Cell, passed
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.judging import gaps
@@ -40,16 +40,22 @@ def bench() -> Iterator[Bench]:
 def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: Bench, cell: Cell) -> None:
     needs_engine(cell.engine)
     trace, report = bench.run(cell)
-    assert [f"{finding.code} {finding.message}" for finding in report.findings] == []
-    assert report.verdict == "clean", trace.broken
-    asleep = {"REF018": f"the sleep of {cell.engine} does nothing on a CPU"} if cell.steps else {}
-    assert dict(report.skipped) == asleep
+    assert not trace.broken
+    assert [f"{finding.code} {finding.message}" for finding in report.findings if finding.code not in cell.known] == []
+    assert passed(cell, report)
+    skipped = {"REF018": f"the sleep of {cell.engine} does nothing on a CPU"} if cell.steps else {}
+    if cell.steps and trace.streamed:
+        skipped["REF008"] = f"{cell.transport} reads all buckets as one stream, so their sizes make no difference"
+    assert dict(report.skipped) == skipped
     assert len(trace.syncs) == 1 + 2 * cell.steps
     assert len(trace.syncs[0].manifest) > 15 * cell.ranks
     assert all(step.grad_norm > 0 and not step.unchanged for step in trace.steps)
     if cell.dtype == "float32":
         assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5
-    assert all(gaps(scoring).trainer.within(trace.floor.sides) for scoring in trace.scorings)
+    for scoring in trace.scorings:
+        seen = gaps(scoring)
+        assert seen.forced is not None
+        assert (seen.trainer | seen.forced).within(trace.floor.sides)
     assert all(scoring.speech for scoring in trace.scorings)
     named = {
         name: origin(trace, [name]) for _, name in trace.cold if "layers.1." in name and name.endswith("_proj.weight")

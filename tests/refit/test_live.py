@@ -31,8 +31,11 @@ def codes(report: dict[str, Any]) -> set[str]:
 
 def test_weights_reach_the_engine_over_gloo_from_two_tensor_parallel_ranks(tmp_path: Path) -> None:
     report = refit(live.write("llama", tmp_path / "llama"), "--tp", "2", "--transport", "gloo", "--bucket-mb", "0.05")
-    assert codes(report) <= {"REF011"}  # vLLM keeps its prefix cache unless it is told not to
+    assert codes(report) == {"REF011"}  # vLLM keeps its prefix cache unless it is told not to
     assert not report["crashed"]
+    (found,) = report["findings"]
+    assert "tokens came from the prefix cache, and logprobs are off by" in found["message"]
+    assert float(found["message"].partition("off by ")[2].split()[0]) > 1e-3
     assert report["counts"]["tensors"] > 60
     assert {"REF001", "REF003", "REF004", "REF008", "REF010", "REF012", "REF013"} <= set(report["passed"])
 

