@@ -158,6 +158,10 @@ def _head(raw: bytes) -> Head:
     if said["rollouts"] != FORMAT:
         raise ValueError(f"its format is {clipped(word(said['rollouts']), 40)!r}, and {FORMAT} is read")
     head = converted(said, Head)
+    try:
+        msgspec.json.encode(head.metadata)
+    except UnicodeError as error:
+        raise ValueError("a text in it has half a surrogate pair") from error
     head.columns = {column: dtype for column, dtype in head.columns.items() if column in COLUMNS}
     for column, dtype in head.columns.items():
         if dtype not in COLUMNS[column].dtypes:

@@ -247,6 +247,7 @@ def test_an_odd_first_line_is_said(tmp_path: Path) -> None:
         ('{"rollouts": "ckptcheck-rollouts/1"}', "it has no columns"),
         ('{"rollouts": "ckptcheck-rollouts/1", "columns": 3}', "columns is a whole number, and an object is due"),
         (HEAD.replace('"F32"', "3"), "columns[...] is a whole number, and text is due"),
+        (HEAD[:-1] + r', "metadata": {"source": "\ud800"}}', "a text in it has half a surrogate pair"),
         (HEAD.replace('"F32"', '"F16"'), "the dtype of engine_logprobs is F16"),
         (
             HEAD[:-1] + ', "metadata": {"step": 99999999999999999999}}',
