@@ -17,6 +17,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.report import FailOn
 from ckptcheck.rule import SEVERITIES, Rule, Severity
 from ckptcheck.select import matching
+from ckptcheck.tilde import expanded
 
 KEYS = ("select", "ignore", "severity", "fail-on", "rules")
 
@@ -88,7 +89,7 @@ def load(path: Path) -> Settings:
         ignored=ignored,
         severities=severities,  # type: ignore[arg-type]
         fail_on=fail_on,
-        rule_folders=tuple((path.parent / Path(name).expanduser()) for name in _strings(path, table, "rules")),
+        rule_folders=tuple((path.parent / Path(expanded(name))) for name in _strings(path, table, "rules")),
         file=path,
     )
 

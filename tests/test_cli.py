@@ -99,6 +99,7 @@ def test_findings(here: Path) -> None:
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
         (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
         (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
+        (["scan", "~nobody-of-that-name/x"], "ckptcheck: ~nobody-of-that-name/x does not exist\n"),
         (
             ["diff", "sound", "sound", "--atol", "inf"],
             "Invalid value for '--atol': inf is no finite number from 0 on\n",

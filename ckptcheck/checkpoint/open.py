@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.tilde import expanded
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.run import Megatron
@@ -22,7 +23,7 @@ def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatro
 
     Raises as `open_checkpoint` does.
     """
-    path = Path(target).expanduser()
+    path = Path(expanded(target))
     if target and not target.startswith("hf://") and _is_megatron(path):
         from ckptcheck.checkpoint.megatron.run import Megatron
 
@@ -55,7 +56,7 @@ def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
         raise CkptcheckError(
             "the target has no name", hint="name a folder, a .safetensors file, its index, or hf://org/name"
         )
-    path = Path(target).expanduser()
+    path = Path(expanded(target))
     try:
         if path.is_dir():
             return _folder(target, path, jobs)

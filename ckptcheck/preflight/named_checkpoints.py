@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.document import clipped
 from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.tilde import expanded
 
 if TYPE_CHECKING:
     from ckptcheck.preflight.job import Job
@@ -65,7 +65,7 @@ def _one(job: Job, named: str, folder: Path) -> NamedCheckpoint:
 
 
 def _places(named: str, folder: Path) -> list[Path]:
-    path = Path(os.path.expanduser(named))
+    path = Path(expanded(named))
     return [path] if path.is_absolute() else [folder / path, path]
 
 

@@ -21,6 +21,7 @@ from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_
 from ckptcheck.preflight.shell import Script, Word
 from ckptcheck.preflight.words import tokens
 from ckptcheck.report import Section
+from ckptcheck.tilde import expanded
 
 FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
@@ -53,7 +54,7 @@ def open_job(
     names, given = _sorted(arguments)
     if not names:
         raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
-    paths = [Path(name).expanduser() for name in names]
+    paths = [Path(expanded(name)) for name in names]
     files = Files(paths[0])
     document, found = _document(files, paths, names, framework)
     if found is None:

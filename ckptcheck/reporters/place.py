@@ -6,6 +6,8 @@ import os
 import posixpath
 from pathlib import PurePath
 
+from ckptcheck.tilde import expanded
+
 HUB = "hf://"
 
 
@@ -19,7 +21,7 @@ def path_of(target: str, file: str | None) -> str:
         # normpath below the root: a file named ../../x stays on the Hub
         path = posixpath.normpath("/" + posixpath.join(target.removeprefix(HUB), (file or "").lstrip("/")))
         return path.lstrip("/") or "."
-    whole = os.path.abspath(os.path.expanduser(target))
+    whole = os.path.abspath(expanded(target))
     folder = os.path.dirname(whole) if os.path.isfile(whole) else whole
     place = PurePath(os.path.abspath(os.path.join(folder, file)) if file else whole)
     root = os.path.abspath(os.environ.get("GITHUB_WORKSPACE") or os.getcwd())

@@ -10,7 +10,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import sglang
 import torch
 from ckptcheck_far import plane, sglang_engine, sglang_update
 from sglang.srt.utils import MultiprocessingSerializer
@@ -87,14 +86,18 @@ def started(saver: bool) -> dict[str, Any]:
 
 def knows(names: list[str]) -> list[bool]:
     """Say which arguments this SGLang has."""
-    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.arg_groups.field_order import POSITIONAL_FIELD_ORDER
 
-    return [name in ServerArgs.__dataclass_fields__ for name in names]
+    return [name in POSITIONAL_FIELD_ORDER for name in names]
 
 
 def older() -> None:
     """Be SGLang 0.5.17, which has no update sessions."""
-    del sglang.Engine.begin_weight_update
+    from sglang.srt.entrypoints.engine import Engine
+
+    for kind in Engine.__mro__:
+        if "begin_weight_update" in vars(kind):
+            del kind.begin_weight_update  # type: ignore[attr-defined]
 
 
 VERBS = {"updated": updated, "notes": notes, "started": started, "knows": knows, "older": older}
