@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,13 @@ from filelock import FileLock
 
 from ckptcheck.environments.interpreter import Interpreter, interpreter
 from ckptcheck.errors import CkptcheckError
+
+for number in (
+    signal.SIGINT,
+    signal.SIGHUP,
+):  # shells and nohup have what runs in the background ignore them, and so its children
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"

@@ -354,8 +354,6 @@ def test_ctrl_c_exits_at_once_and_leaves_nothing(here: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background job has SIGINT ignored, and so would all that it starts
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,7 +227,6 @@ main()
         text=True,
         timeout=120,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "ckptcheck: interrupted\n")
     assert os.listdir(tmp_path) == ["stats.json"]

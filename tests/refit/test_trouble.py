@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -105,20 +104,12 @@ def refit(
     ]
     if redirect:
         command = ["bash", "-c", f'"$@" {redirect}', "bash", *command]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=300, preexec_fn=_at_a_terminal
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     said = notes.read_text().splitlines()
     folders = {line.partition(":")[2] for line in said if line.startswith("folder:")}
     files = [str(path) for path in temporary.iterdir()] + [folder for folder in folders if Path(folder).exists()]
     calls = [line for line in said if not line.startswith("folder:")]
     return Outcome(done.returncode, done.stdout, done.stderr, calls, marked(mark), files, mark)
-
-
-def _at_a_terminal() -> None:
-    """Shells have what they start in the background ignore Ctrl-C, nohup a hang-up, and so the tests."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def marked(mark: str) -> list[str]:
