@@ -16,12 +16,11 @@ from filelock import FileLock
 from ckptcheck.environments.interpreter import Interpreter, interpreter
 from ckptcheck.errors import CkptcheckError
 
-for number in (
-    signal.SIGINT,
-    signal.SIGHUP,
-):  # shells and nohup have what runs in the background ignore them, and so its children
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler)
+for number in (signal.SIGINT, signal.SIGHUP):
+    if (
+        signal.getsignal(number) is signal.SIG_IGN
+    ):  # in what shells and nohup start in the background; programs inherit it
+        signal.signal(number, lambda *_: None)  # as deaf, but what is started from here is not
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
