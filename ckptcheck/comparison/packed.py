@@ -2,7 +2,7 @@
 
 Formats: compressed_tensors/compressors pack_quantized (a stream of bits, lowest first, each number with 2^(bits - 1) added),
 naive_quantized, float_quantized (0.20); DeepSeek-V3's weight_scale_inv, which despite its name is multiplied, one for each
-block of 128 × 128. What is not among these is not guessed at.
+block of 128 × 128; GPTQ's and AWQ's (turned.py). What is not among these is not guessed at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.bridge.area import Area
 from ckptcheck.checkpoint.quantization.stored import Stored
+from ckptcheck.comparison.turned import interleaved, turned
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Packed:
     """A quantized weight of O rows and I columns.
 
     names: of its tensors, the numbers first. parts: role → tensor. bits: of a packed number, 8 where it is not packed.
-    block: rows and columns that share a scale. unknown: why it cannot be dequantised, None where it can.
+    block: rows and columns that share a scale. unknown: why it cannot be dequantised, None where it can. shift: what is added
+    to a stored zero point. interleaved: eight rows share a row of words, in AWQ's order.
     """
 
     names: tuple[str, ...]
@@ -42,6 +44,8 @@ class Packed:
     bits: int = 8
     block: tuple[int, int] = (1, 1)
     unknown: str | None = None
+    shift: int = 0
+    interleaved: bool = False
 
     @property
     def weight(self) -> Area:
@@ -65,7 +69,9 @@ class Packed:
         """
         import numpy as np
 
-        raw = files.whole(self.weight.cut(0, begin, end))
+        raw = files.whole(
+            self.weight.cut(0, begin // 8, -(-end // 8)) if self.interleaved else self.weight.cut(0, begin, end)
+        )
         scale = self._scales(files, begin, end)
         if self.weight.dtype == "F8_E4M3":
             numbers = decode("F8_E4M3", raw)
@@ -74,7 +80,9 @@ class Packed:
             step = np.ldexp(np.float32(1), finest).astype(np.float32)
             return numbers * scale, step * scale
         codes = raw.view(np.int8).astype(np.int32) if self.bits == 8 and self.weight.itemsize == 1 else None
-        if codes is None:
+        if self.interleaved:
+            codes = interleaved(raw)[begin % 8 :][: end - begin]
+        elif codes is None:
             codes = unpacked(raw, self.bits, self.shape[1])
         if "weight_zero_point" in self.parts:
             codes = codes - self._zero_points(files, begin, end)
@@ -107,12 +115,17 @@ class Packed:
 
         area = self.parts["weight_zero_point"]
         raw = files.whole(area)
-        if area.dtype == "I32":
+        if self.interleaved:
+            grid = interleaved(raw)
+        elif area.dtype == "I32":
             grid = unpacked(np.ascontiguousarray(raw.T), self.bits, self.shape[0]).T
         else:
             grid = raw.view(np.int8).astype(np.int32).reshape((raw.shape[0], -1) if raw.size > 1 else (1, 1))
         if grid.shape[0] not in (1, self.shape[0]) or grid.shape[1] not in (1, -(-self.shape[1] // self.block[1])):
             raise ValueError("zero points that do not fit the weight")
+        if self.shift:
+            half = 1 << (self.bits - 1)
+            grid = (grid + half + self.shift) % (2 * half) - half
         if grid.shape[0] > 1:
             grid = grid[begin:end]
         return grid[:, self._columns(files)] if grid.shape[1] > 1 else grid
@@ -162,6 +175,11 @@ def _packed(
     scale = next((areas[role] for role in SCALES if role in areas), None)
     kind = f"{quantization.method or 'an undeclared method'}, {weight.role} {weight.dtype}"
     unknown = Packed(names, area.shape, areas, unknown=f"quantized by {kind}, which diff does not dequantise")
+    if quantization.method in ("gptq", "awq"):
+        over, is_awq = turned(areas, quantization.method), quantization.method == "awq"
+        shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
+        block = (1, over.group) if over else (1, 1)
+        return Packed(names, over.shape, over.parts, over.bits, block, None, shift, is_awq) if over else unknown
     if len(area.shape) != 2 or scale is None or scale.dtype not in SCALE_DTYPES:
         return unknown
     bits, shape = 8, (area.shape[0], area.shape[1])

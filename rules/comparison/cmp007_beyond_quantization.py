@@ -4,7 +4,7 @@
 The numbers that a quantized weight stands for are compared with the dense ones. Rounding to the nearest number of the grid
 errs by half a step, and what arithmetic in 16 bits adds; the step follows from bits and group. Where the quantized side is
 the reference, the dense one has to be what it stands for, rounded once. Known are integers and fp8 of compressed-tensors,
-packed or not, and DeepSeek's blocks; other formats are reported as not compared (exit 2).
+packed or not, GPTQ, AWQ, and DeepSeek's blocks; other formats are reported as not compared (exit 2).
 
 ## Why it matters
 A scale that belongs to another tensor, groups along the wrong axis or an exchanged weight load without a word.

@@ -173,3 +173,102 @@ def test_blocks_of_deepseek(tmp_path: Path) -> None:
     assert diff(dense, turned).findings
     scaled = folder(tmp_path / "scaled", {"weight": packed, "weight_scale_inv": 1 / scale}, declared)
     assert [finding.code for finding in diff(dense, scaled).findings] == ["CMP007"]
+
+
+def gptq_sides(
+    tmp_path: Path, bits: int, *, symmetric: bool, form: str = "gptq", order: bool = False
+) -> tuple[Path, Path]:
+    """A dense weight and its GPTQ form, written by the fixtures' packer. order: inputs belong to groups in another order."""
+    import numpy as np
+    import torch
+    from packers import gptq
+
+    random = np.random.default_rng(0)
+    weight = torch.from_numpy(random.standard_normal((48, 96), dtype=np.float32) / 8).to(torch.bfloat16)
+    moved = random.permutation(96) if order else np.arange(96)
+    arrays = {
+        name: array
+        for name, (_, array) in gptq(weight.float().numpy()[:, moved], bits, 32, symmetric=symmetric).items()
+    }
+    if order:
+        codes = _codes(arrays["qweight"], bits)
+        back = np.argsort(moved)
+        arrays["qweight"] = _packed_codes(codes[back], bits)
+        arrays["g_idx"] = arrays["g_idx"][back]
+    if form == "gptq_v2":
+        arrays["qzeros"] = _packed_codes((_codes(arrays["qzeros"].T, bits) + 1).T % 2**bits, bits, axis=1)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    declared = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": symmetric, "desc_act": order}
+    dense = folder(tmp_path / "dense", {"weight": weight})
+    return dense, folder(tmp_path / "gptq", tensors, declared | {"checkpoint_format": form})
+
+
+def _codes(words: Any, bits: int) -> Any:
+    """Take numbers out of words that hold them one below the other, lowest first: shifts, and no stream of bits."""
+    import numpy as np
+
+    shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
+    fields = words.astype(np.uint32)[:, None, :] >> shifts[None, :, None] & np.uint32(2**bits - 1)
+    return fields.reshape(-1, words.shape[1]).astype(np.int64)
+
+
+def _packed_codes(codes: Any, bits: int, axis: int = 0) -> Any:
+    import numpy as np
+
+    table = codes if axis == 0 else codes.T
+    shifts = np.arange(32 // bits, dtype=np.uint64) * np.uint64(bits)
+    words = (table.reshape(-1, 32 // bits, table.shape[1]).astype(np.uint64) << shifts[None, :, None]).sum(1)
+    found = words.astype(np.uint32).view(np.int32)
+    return found if axis == 0 else np.ascontiguousarray(found.T)
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (4, False), (8, True), (2, False)])
+def test_gptq_is_within_half_a_step(bits: int, symmetric: bool, form: str, order: bool, tmp_path: Path) -> None:
+    dense, packed = gptq_sides(tmp_path, bits, symmetric=symmetric, form=form, order=order)
+    assert diff(dense, packed).verdict == "clean"
+    near = Comparison(open_side(str(dense)), open_side(str(packed))).findings.near[0][1]
+    assert (near.elements, near.beyond) == (48 * 96, 0)
+    assert near.rms > 0.1
+
+
+@pytest.mark.parametrize(("said", "code"), [("gptq_v2", "CMP007"), ("gptq", None)])
+def test_zero_points_of_the_other_gptq_are_named(said: str, code: str | None, tmp_path: Path) -> None:
+    dense, packed = gptq_sides(tmp_path, 4, symmetric=False)
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = said
+    (packed / "config.json").write_text(json.dumps(config))
+    assert [finding.code for finding in diff(dense, packed).findings] == ([code] if code else [])
+
+
+def test_gptq_that_does_not_fit_is_not_compared(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    dense, packed = gptq_sides(tmp_path, 4, symmetric=True)
+    tensors = load_file(packed / "model.safetensors")
+    tensors[f"{NAME}.g_idx"] = tensors[f"{NAME}.g_idx"][:-1].clone()
+    save_file(tensors, packed / "model.safetensors")
+    report = diff(dense, packed)
+    assert report.exit_code("error") == 2
+    assert any("quantized by gptq, qweight I32, which diff does not dequantise" in why for _, why in report.crashed)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_awq_is_within_half_a_step(swapped: bool, tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+    from packers import awq
+
+    weight = torch.from_numpy(np.random.default_rng(1).standard_normal((48, 96), dtype=np.float32) / 8).to(
+        torch.bfloat16
+    )
+    tensors = {name: torch.from_numpy(array) for name, (_, array) in awq(weight.float().numpy()).items()}
+    if swapped:  # as a packer that does not know the order would leave it
+        words = tensors["qweight"].numpy().view(np.uint8)
+        tensors["qweight"] = torch.from_numpy((words >> 4 | words << 4).view(np.int32))
+    dense = folder(tmp_path / "dense", {"weight": weight})
+    declared = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    report = diff(dense, folder(tmp_path / "awq", tensors, declared))
+    assert [finding.code for finding in report.findings] == (["CMP007"] if swapped else [])
+    assert report.exit_code("error") == int(swapped)
