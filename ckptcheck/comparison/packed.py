@@ -178,8 +178,9 @@ def _packed(
     if quantization.method in ("gptq", "awq"):
         over, is_awq = turned(areas, quantization.method), quantization.method == "awq"
         shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
-        block = (1, over.group) if over else (1, 1)
-        return Packed(names, over.shape, over.parts, over.bits, block, None, shift, is_awq) if over else unknown
+        if over is None:
+            return unknown
+        return Packed(names, over.shape, over.parts, over.bits, (1, over.group), None, shift, is_awq)
     if len(area.shape) != 2 or scale is None or scale.dtype not in SCALE_DTYPES:
         return unknown
     bits, shape = 8, (area.shape[0], area.shape[1])
