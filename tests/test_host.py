@@ -55,16 +55,6 @@ def test_values_come_back_as_they_were(host: Host, value: object) -> None:
     assert repr(host.call("echo", value=value)) == repr(value)
 
 
-def test_sigquit_ends_it_also_where_a_shell_has_the_background_ignore_it() -> None:
-    """SGLang's scheduler, when it dies, ends whom it works for by SIGQUIT, and ours would wait for ever."""
-    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-    try:
-        with Host(PYTHON, VERBS) as host, pytest.raises(HostDied, match="SIGQUIT"):
-            host.call("shoot", number=signal.SIGQUIT, timeout=60)
-    finally:
-        signal.signal(signal.SIGQUIT, before)
-
-
 def test_a_huge_message_goes_both_ways(host: Host) -> None:
     value = "ü" * 20_000_000
     assert host.call("echo", value=value) == value

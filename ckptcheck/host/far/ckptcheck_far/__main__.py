@@ -44,7 +44,6 @@ def main() -> None:
 
 def serve(control: socket.socket, module: str, file: str) -> int:
     """Answer requests until the near side closes its end."""
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # shells have the background ignore it; SGLang's processes end each other by it
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does it hang? asked before it is killed
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
