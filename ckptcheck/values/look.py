@@ -7,7 +7,6 @@ float: `u.max()` over the patterns as unsigned numbers finds the largest negativ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -43,46 +42,33 @@ class Seen(msgspec.Struct):
     row_marks: bytes = b""
 
 
-Cached = Callable[[int, int], NDArray[np.uint8]]
-"""Gives bytes [begin, end) of the run in memory that the cache holds, aligned to its elements; good until the next call."""
-
-
-def aligned(raw: NDArray[np.uint8], width: int) -> Cached:
-    """Give pieces of what lies in memory as it is, aligned to `width` bytes."""
-    if raw.ctypes.data % width:  # tensors of a misaligned file: the copy costs, the answer is the same
-        raw = raw.copy()
-    return lambda begin, end: raw[begin:end]
-
-
-def look(raw: NDArray[np.uint8], dtype: str, cached: Cached | None = None) -> Seen:
-    """Look at the bytes of (part of) a tensor, a whole number of elements.
-
-    cached: a second way to the same bytes, for chunks; `raw` is then touched only where more has to be known.
-    """
+def look(raw: NDArray[np.uint8], dtype: str) -> Seen:
+    """Look at the bytes of (part of) a tensor, a whole number of elements."""
     form = FORMATS[dtype]
     seen = Seen()
     if raw.size == 0:
         return seen
-    cached = cached or aligned(raw, form.bits // 8)
-    width, largest = form.bits // 8, np.maximum.reduce
-    signed_form = form.unsigned.replace("u", "i")
+    if raw.ctypes.data % (form.bits // 8):  # tensors of a misaligned file: the copy costs, the answer is the same
+        raw = raw.copy()
+    patterns = raw.view(form.unsigned)
+    signed = raw.view(form.unsigned.replace("u", "i"))
+    step, largest = CHUNK // (form.bits // 8), np.maximum.reduce
     limit = -1 if form.fnuz else form.limit if form.limit is not None else 1 << form.bits
-    zeros = []
-    for number, begin in enumerate(range(0, raw.size, CHUNK)):
-        end = min(begin + CHUNK, raw.size)
-        chunk = cached(begin, end)
-        part = chunk.view(form.unsigned)
+    words, zeros = stride_words(raw), []
+    for number, start in enumerate(range(0, patterns.size, step)):
+        part = patterns[start : start + step]
         top = int(largest(part))
-        near = _words(chunk, _word(number) * STRIDE - begin)
+        near = words[_word(number) : _word(number + 1)]
         if np.count_nonzero(near) != near.size:
             zeros.append(number)
         if form.sign and top >= form.sign:
-            top = max(top - form.sign, int(largest(chunk.view(signed_form))))
+            top = max(top - form.sign, int(largest(signed[start : start + step])))
         if top >= limit:
-            top = _slow(part, form, begin // width, seen)
-        seen.top = max(seen.top, top)
-    seen.constant = constant_pattern(raw.view(form.unsigned))
-    seen.zero_runs = zero_runs(raw, zeros) if seen.top or seen.nan or seen.inf else [(0, raw.size)]
+            top = _slow(part, form, start, seen)
+        if top > seen.top:
+            seen.top = top
+    seen.constant = constant_pattern(patterns)
+    seen.zero_runs = zero_runs(raw, words, zeros) if seen.top or seen.nan or seen.inf else [(0, raw.size)]
     return seen
 
 
@@ -116,9 +102,10 @@ def constant_pattern(patterns: NDArray[Any]) -> int | None:
     return int(first) if same else None
 
 
-def _words(chunk: NDArray[np.uint8], first: int) -> NDArray[np.uint64]:
-    """Return one word of eight bytes of every STRIDE of a chunk. first: where the first one lies, in bytes."""
-    return chunk[: chunk.size // 8 * 8].view(np.uint64)[first // 8 :: STRIDE // 8]
+def stride_words(raw: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return one aligned word of eight bytes of every STRIDE."""
+    shift = -raw.ctypes.data % 8
+    return raw[shift : shift + (raw.size - shift) // 8 * 8].view(np.uint64)[:: STRIDE // 8]
 
 
 def _word(chunk: int) -> int:
@@ -126,21 +113,24 @@ def _word(chunk: int) -> int:
     return -(-chunk * CHUNK // STRIDE)
 
 
-def zero_runs(raw: NDArray[np.uint8], chunks: list[int]) -> list[tuple[int, int]]:
+def zero_runs(raw: NDArray[np.uint8], words: NDArray[np.uint64], chunks: list[int]) -> list[tuple[int, int]]:
     """Return the runs of zero bytes of at least RUN, and shorter ones that touch the beginning or the end.
 
-    chunks: those in which one of the words is zero. Only there the neighbourhood is looked at.
+    words: one of every STRIDE; chunks: the chunks in which one of them is zero. Only there the neighbourhood is looked at.
     """
+    shift = -raw.ctypes.data % 8
     runs: list[tuple[int, int]] = []
-    for number in chunks:
-        begin, first = number * CHUNK, _word(number) * STRIDE
-        for word in np.flatnonzero(_words(raw[begin : begin + CHUNK], first - begin) == 0):
-            at = first + int(word) * STRIDE
-            if runs and at < runs[-1][1]:
-                continue
-            found = _extent(raw, at)
-            if found[1] - found[0] >= RUN or found[0] == 0 or found[1] == raw.size:
-                runs.append(found)
+    for word in (
+        _word(number) + int(at)
+        for number in chunks
+        for at in np.flatnonzero(words[_word(number) : _word(number + 1)] == 0)
+    ):
+        at = shift + word * STRIDE
+        if runs and at < runs[-1][1]:
+            continue
+        begin, end = _extent(raw, at)
+        if end - begin >= RUN or begin == 0 or end == raw.size:
+            runs.append((begin, end))
     if raw[0] == 0 and not (runs and runs[0][0] == 0):
         runs.insert(0, _extent(raw, 0))
     if raw[-1] == 0 and not (runs and runs[-1][1] == raw.size):
