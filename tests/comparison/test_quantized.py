@@ -272,3 +272,22 @@ def test_awq_is_within_half_a_step(swapped: bool, tmp_path: Path) -> None:
     report = diff(dense, folder(tmp_path / "awq", tensors, declared))
     assert [finding.code for finding in report.findings] == (["CMP007"] if swapped else [])
     assert report.exit_code("error") == int(swapped)
+
+
+def test_rows_of_awq_may_begin_within_a_word(tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+    from packers import awq
+
+    from ckptcheck.comparison.reading import Files
+
+    weight = np.random.default_rng(2).standard_normal((48, 96), dtype=np.float32)
+    tensors = {name: torch.from_numpy(array) for name, (_, array) in awq(weight).items()}
+    declared = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    side = open_side(str(folder(tmp_path / "awq", tensors, declared)))
+    packed = side.packed[f"{NAME}.weight"]
+    with Files(side.source) as files:
+        whole, _ = packed.rows(files, 0, 48)
+        part, _ = packed.rows(files, 5, 21)
+    np.testing.assert_array_equal(part, whole[5:21])
+    assert np.abs(whole - weight).max() < 0.5
