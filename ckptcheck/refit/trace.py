@@ -31,7 +31,7 @@ class Sync:
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. time: when it ended, UTC.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Sync:
     sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
     unexplained: str = ""
+    time: str = ""
 
     @cached_property
     def differing(self) -> dict[Key, tuple[Entry, Entry]]:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ckptcheck.engines.base import Engine, Manifest, Scores
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.history.record import now
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import floor, placement
@@ -241,6 +242,7 @@ class Trial:
                 reference=reference if weights else {},
                 seconds=synced - digested,
                 sent_seconds=digested - began,
+                time=now(),
             )
             memory = (*self._trace.memory, engine.memory())
             different = bool(sync.differing)
