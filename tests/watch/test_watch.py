@@ -243,6 +243,11 @@ def test_weights_that_are_taken_after_the_sync_are_passed_on_and_not_recorded() 
         kept = sync.sent(Trainer().export())
     assert [name for name, _ in kept] == NAMES
     assert watch.last[0].sent == {}
+    with watch(step=1) as sync:
+        begun = iter(sync.sent(Trainer().export()))
+        next(begun)
+    assert [name for name, _ in begun] == NAMES[1:]
+    assert list(watch.last[1].sent) == NAMES[:1], "what is recorded does not change any more"
 
 
 def test_what_the_trainer_expects_stands_in_for_what_was_not_seen() -> None:
