@@ -25,13 +25,13 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Sync:
-    """One weight sync, and what the engine held afterwards.
+    """One weight sync, and what the engine held afterwards. time: when it ended, UTC.
 
     step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. time: when it ended, UTC.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all.
     """
 
     number: int
@@ -44,12 +44,12 @@ class Sync:
     manifest: Manifest
     reference: Manifest
     leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    time: str = ""
     seconds: float = 0.0
     check_seconds: float = 0.0
     sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
     unexplained: str = ""
-    time: str = ""
 
     @cached_property
     def differing(self) -> dict[Key, tuple[Entry, Entry]]:

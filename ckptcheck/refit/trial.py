@@ -233,6 +233,7 @@ class Trial:
             sync = Sync(
                 number=number,
                 step=step,
+                time=now(),
                 bucket_bytes=bucket_bytes,
                 buckets=len(parcels),
                 nbytes=sum(parcel.nbytes for parcel in parcels),
@@ -242,7 +243,6 @@ class Trial:
                 reference=reference if weights else {},
                 seconds=synced - digested,
                 sent_seconds=digested - began,
-                time=now(),
             )
             memory = (*self._trace.memory, engine.memory())
             different = bool(sync.differing)
