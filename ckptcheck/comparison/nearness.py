@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckptcheck.bridge.area import Area, LayoutError
 from ckptcheck.comparison.matching import Pair
-from ckptcheck.comparison.packed import Packed
+from ckptcheck.comparison.packed import Numbers, Packed
 from ckptcheck.comparison.reading import Files, Unreadable
 from ckptcheck.values.dtypes import decode
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 ROWS = 1 << 20
 """Numbers looked at together."""
+ROOM = 1 << 26
+"""Bytes of a dense tensor that are read at once."""
 HALF = 0.5
 FAR = 1.0
 """Steps in the mean (rms) from which weights are others: rounding makes 0.29 of them."""
@@ -68,28 +74,45 @@ def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_fi
     Raises Unreadable.
     """
     found = Nearness()
-    rows, columns = packed.shape
-    step = max(1, ROWS // max(columns, 1))
-    for begin in range(0, rows, step):
-        end = min(rows, begin + step)
-        numbers, grid = packed.rows(files[1], begin, end)
-        weights = decode(dense.dtype, files[0].whole(dense.cut(0, begin, end))).astype(np.float32)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            error = np.abs(weights - numbers)
-            slack = ARITHMETIC * (np.abs(numbers) if packed.is_symmetric else grid * 2**packed.bits)
-            allowed = ARITHMETIC * np.abs(numbers) if came_first else HALF * grid + slack
-            far = ~(error <= allowed)
-            relative = np.where(error == 0, 0, error / grid)
-        finite = np.isfinite(relative)
-        found.elements += error.size
-        found.beyond += int(far.sum())
-        found.steps = max(found.steps, float(relative[finite].max(initial=0)))
-        found.largest = max(found.largest, float(error[np.isfinite(error)].max(initial=0)))
-        found.squares += float(np.square(relative[finite], dtype=np.float64).sum())
-        flat = weights[finite].astype(np.float64), numbers[finite].astype(np.float64)
-        sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
-        found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
+    step = max(1, ROWS // max(packed.shape[1], 1))
+    for first, last in _slabs(dense):
+        raw = files[0].whole(dense.cut(0, first, last))
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            weights = decode(dense.dtype, raw[begin - first : end - first]).astype(np.float32)
+            _add(found, weights, packed.rows(files[1], begin, end), came_first)
     return found
+
+
+def _slabs(dense: Area) -> list[tuple[int, int]]:
+    """Ranges of rows that are read at once: of a tensor that lies transposed, few reads of much."""
+    lies = any(chunk.strides[-1] != dense.itemsize for chunk in dense.chunks)
+    number = max(1, -(-dense.nbytes // (ROOM if lies else ROWS)))
+    return [(dense.shape[0] * at // number, dense.shape[0] * (at + 1) // number) for at in range(number)]
+
+
+def _add(found: Nearness, weights: NDArray[np.float32], packed: Numbers, came_first: bool) -> None:
+    """Take in some rows."""
+    numbers = packed.values
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
+        error = np.abs(weights - numbers)
+        if came_first:
+            allowed = ARITHMETIC * np.abs(numbers)
+        else:
+            span = packed.span if packed.span is not None else np.maximum(np.abs(numbers), np.abs(weights))
+            allowed = HALF * grid + ARITHMETIC * span
+        far = ~(error <= allowed)
+        relative = np.where(error == 0, 0, error / grid)
+    finite = np.isfinite(relative)
+    found.elements += error.size
+    found.beyond += int(far.sum())
+    found.steps = max(found.steps, float(relative[finite].max(initial=0)))
+    found.largest = max(found.largest, float(error[np.isfinite(error)].max(initial=0)))
+    found.squares += float(np.square(relative[finite], dtype=np.float64).sum())
+    flat = weights[finite].astype(np.float64), numbers[finite].astype(np.float64)
+    sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
+    found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
 
 
 def of_pair(pair: Pair, ours: Files, theirs: Files) -> Nearness | str:
