@@ -66,6 +66,10 @@ class Nearness:
         """Whether these are other weights: no method that quantizes the dense ones moves them so far."""
         return bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE)
 
+    def is_wrong(self, *, came_first: bool) -> bool:
+        """Whether the two are no pair. came_first: the quantized side is the reference."""
+        return self.is_other or (came_first and bool(self.beyond))
+
 
 def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_first: bool) -> Nearness:
     """Compare row by row. files: of the dense side, then of the packed one. came_first: the quantized side is the reference,

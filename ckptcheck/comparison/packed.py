@@ -75,6 +75,13 @@ class Unknown(Packed):
         """Bytes of the first tensor."""
         return next(iter(self.parts.values())).nbytes
 
+    def cut(self, layout: Layout) -> dict[str, Packed] | None:
+        """Name the experts that it stacks: the other side has them one by one."""
+        if len(self.shape) < 3 or not self.nbytes:
+            return None
+        like_dense = Area("U8", 1, (self.shape[0], 2, 2), ())
+        return dict.fromkeys(layout(like_dense) or (), self) or None
+
     def rows(self, files: Files, begin: int, end: int) -> Numbers:
         """There are none."""
         raise ValueError(self.why)
