@@ -40,11 +40,13 @@ ARITHMETIC = 2.0**-8
 class Nearness:
     """steps: the largest distance, in steps of the grid. rms: the root of the mean square of all, in steps.
 
-    beyond: numbers farther than rounding explains. largest: the largest distance itself. cosine: between the two, as vectors.
+    beyond: numbers farther than rounding explains. not_finite: those of which one side is NaN or infinite. largest: the largest
+    distance itself. cosine: between the two, as vectors.
     """
 
     elements: int = 0
     beyond: int = 0
+    not_finite: int = 0
     steps: float = 0.0
     largest: float = 0.0
     squares: float = 0.0
@@ -64,7 +66,7 @@ class Nearness:
     @property
     def is_other(self) -> bool:
         """Whether these are other weights: no method that quantizes the dense ones moves them so far."""
-        return bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE)
+        return bool(self.not_finite) or (bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE))
 
     def is_wrong(self, *, came_first: bool) -> bool:
         """Whether the two are no pair. came_first: the quantized side is the reference."""
@@ -91,7 +93,7 @@ def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_fi
 def _slabs(dense: Area) -> list[tuple[int, int]]:
     """Ranges of rows that are read at once: of a tensor that lies transposed, few reads of much."""
     lies = any(chunk.strides[-1] != dense.itemsize for chunk in dense.chunks)
-    number = max(1, -(-dense.nbytes // (ROOM if lies else ROWS)))
+    number = max(1, -(-dense.nbytes // (ROOM if lies else ROWS * dense.itemsize)))
     return [(dense.shape[0] * at // number, dense.shape[0] * (at + 1) // number) for at in range(number)]
 
 
@@ -108,15 +110,23 @@ def _add(found: Nearness, weights: NDArray[np.float32], packed: Numbers, came_fi
             allowed = HALF * grid + ARITHMETIC * span
         far = ~(error <= allowed)
         relative = np.where(error == 0, 0, error / grid)
-    finite = np.isfinite(relative)
     found.elements += error.size
     found.beyond += int(far.sum())
-    found.steps = max(found.steps, float(relative[finite].max(initial=0)))
-    found.largest = max(found.largest, float(error[np.isfinite(error)].max(initial=0)))
-    found.squares += float(np.square(relative[finite], dtype=np.float64).sum())
-    flat = weights[finite].astype(np.float64), numbers[finite].astype(np.float64)
-    sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
+    finite = np.isfinite(relative)
+    if not finite.all():
+        found.not_finite += int((~np.isfinite(error)).sum())
+        error = error[np.isfinite(error)]
+        relative, weights, numbers = relative[finite], weights[finite], numbers[finite]
+    found.steps = max(found.steps, float(relative.max(initial=0)))
+    found.largest = max(found.largest, float(error.max(initial=0)))
+    found.squares += _product(relative, relative)
+    sums = _product(weights, numbers), _product(weights, weights), _product(numbers, numbers)
     found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
+
+
+def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """Return the scalar product, added up in float64."""
+    return float(np.einsum("i,i->", first.reshape(-1), second.reshape(-1), dtype=np.float64))
 
 
 def of_pair(pair: Pair, ours: Files, theirs: Files) -> Nearness | str:
