@@ -81,15 +81,15 @@ class Fp4(Packed):
             factor = (
                 decode(self.parts["above"].dtype, files.whole(self.parts["above"])).astype(np.float32).reshape(-1)[0]
             )
-            with np.errstate(divide="ignore"):
-                factor = 1 / factor if self.divides else factor
+            whole = scale / factor if self.divides else scale * factor
+            one = np.abs(1 / factor if self.divides else factor)
             _, exponent = np.frexp(scale)
             coarse = LARGEST * np.ldexp(np.float32(1), np.maximum(exponent - 4, -9))  # of the fp8 scale itself
-            beyond = np.maximum(2 * scale, coarse)
+            beyond = np.maximum(2 * np.abs(scale), coarse) * one
             limit = np.abs(values) == LARGEST
-            found = [values * scale * factor]
+            found = [values * whole]
             for part, outward in ((below, values < 0), (above, values > 0)):
-                found.append(np.where((limit & outward) | (scale == 0), beyond, part * scale) * np.abs(factor))
+                found.append(np.where((limit & outward) | (scale == 0), beyond, part * np.abs(whole)))
         return Numbers(*(part.reshape(len(raw), -1).astype(np.float32, copy=False) for part in found))
 
 

@@ -86,7 +86,8 @@ def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_fi
         for begin in range(first, last, step):
             end = min(last, begin + step)
             weights = decode(dense.dtype, raw[begin - first : end - first]).astype(np.float32)
-            _add(found, weights, packed.rows(files[1], begin, end), came_first)
+            with np.errstate(all="ignore"):  # scales may be anything
+                _add(found, weights, packed.rows(files[1], begin, end), came_first)
     return found
 
 
@@ -100,16 +101,15 @@ def _slabs(dense: Area) -> list[tuple[int, int]]:
 def _add(found: Nearness, weights: NDArray[np.float32], packed: Numbers, came_first: bool) -> None:
     """Take in some rows."""
     numbers = packed.values
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
-        error = np.abs(weights - numbers)
-        if came_first:
-            allowed = ARITHMETIC * np.abs(numbers)
-        else:
-            span = packed.span if packed.span is not None else np.maximum(np.abs(numbers), np.abs(weights))
-            allowed = HALF * grid + ARITHMETIC * span
-        far = ~(error <= allowed)
-        relative = np.where(error == 0, 0, error / grid)
+    grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
+    error = np.abs(weights - numbers)
+    if came_first:
+        allowed = ARITHMETIC * np.abs(numbers)
+    else:
+        span = packed.span if packed.span is not None else np.maximum(np.abs(numbers), np.abs(weights))
+        allowed = HALF * grid + ARITHMETIC * span
+    far = ~(error <= allowed)
+    relative = np.where(error == 0, 0, error / grid)
     found.elements += error.size
     found.beyond += int(far.sum())
     finite = np.isfinite(relative)

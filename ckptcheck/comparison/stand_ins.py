@@ -113,7 +113,8 @@ def _sample(pair: Pair, ours: Files, theirs: Files, *, quantized: bool) -> NDArr
     begin = side.shape[0] // 2
     end = min(side.shape[0], begin + ROWS)
     if isinstance(side, Packed):
-        rows = side.rows(files, begin, end).values
+        with np.errstate(all="ignore"):  # scales may be anything
+            rows = side.rows(files, begin, end).values
     else:
         assert isinstance(side, Area)
         rows = decode(side.dtype, files.whole(side.cut(0, begin, end))).astype(np.float32)

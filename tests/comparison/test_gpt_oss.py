@@ -155,6 +155,16 @@ def test_a_fault_is_seen_and_named(
     ]  # the dense one has to be what is stored, rounded once
 
 
+@pytest.mark.parametrize("pattern", [255, 254, 0])
+def test_scales_that_are_no_numbers_or_too_large_are_no_rounding(pattern: int, models: Path, tmp_path: Path) -> None:
+    def damage(tensors: Tensors) -> None:
+        tensors[f"{EXPERTS}.down_proj_scales"][1, 4, 0] = pattern
+
+    for pair in ((models / "before", "rounded"), (models / "dense", "packed")):
+        report, _ = diff(pair[0], edited(models / pair[1], tmp_path / pair[1], damage))
+        assert [finding.code for finding in report.findings] == ["CMP007"]
+
+
 @pytest.mark.parametrize("name", ["gate_up_proj_scales", "gate_up_proj_blocks"])
 def test_parts_that_do_not_fit_are_not_compared(name: str, models: Path, tmp_path: Path) -> None:
     def shorten(tensors: Tensors) -> None:
