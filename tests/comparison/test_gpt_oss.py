@@ -155,6 +155,23 @@ def test_a_fault_is_seen_and_named(
     ]  # the dense one has to be what is stored, rounded once
 
 
+def test_the_gap_that_counts_is_that_on_the_side_of_the_dense_number(models: Path, tmp_path: Path) -> None:
+    """2 stands between gaps of a half and of one: what is a little less than 1.75 is not rounded to it."""
+    name = f"{EXPERTS}.down_proj"
+    tensors = load_file(models / "rounded/model.safetensors")
+    weights = load_file(models / "before/model.safetensors")[name].mT.float().numpy()
+    codes, scales = (tensors[f"{name}_{kind}"].numpy() for kind in ("blocks", "scales"))
+    scaled = weights.reshape(*scales.shape, 32) / 2.0 ** (scales[..., None].astype(np.float32) - 127)
+    place = tuple(np.argwhere((scaled[..., ::2] > 1.6) & (scaled[..., ::2] < 1.7) & (codes & 15 == 3))[0])
+
+    def one_up(tensors: Tensors) -> None:
+        tensors[f"{name}_blocks"][place] += 1
+
+    report, _ = diff(models / "before", edited(models / "rounded", tmp_path / "wrong", one_up))
+    assert [finding.code for finding in report.findings] == ["CMP009"]
+    assert "1 of 32,768 numbers are farther than rounding explains" in report.findings[0].message
+
+
 @pytest.mark.parametrize("pattern", [255, 254, 0])
 def test_scales_that_are_no_numbers_or_too_large_are_no_rounding(pattern: int, models: Path, tmp_path: Path) -> None:
     def damage(tensors: Tensors) -> None:
