@@ -106,7 +106,7 @@ def _add(found: Nearness, weights: NDArray[np.float32], packed: Numbers, came_fi
     if came_first:
         allowed = ARITHMETIC * np.abs(numbers)
     else:
-        span = packed.span if packed.span is not None else np.maximum(np.abs(numbers), np.abs(weights))
+        span = packed.span if packed.span is not None else np.abs(numbers)
         allowed = HALF * grid + ARITHMETIC * span
     far = ~(error <= allowed)
     relative = np.where(error == 0, 0, error / grid)

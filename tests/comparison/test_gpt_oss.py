@@ -172,6 +172,22 @@ def test_the_gap_that_counts_is_that_on_the_side_of_the_dense_number(models: Pat
     assert "1 of 32,768 numbers are farther than rounding explains" in report.findings[0].message
 
 
+def test_what_is_nearly_its_own_stands_for_no_other(models: Path, tmp_path: Path) -> None:
+    """Experts 0 and 1 are one and the same; the dense form of 1 is a little off."""
+
+    def alike(tensors: Tensors) -> None:
+        for kind in ("_blocks", "_scales", ""):
+            if (value := tensors.get(f"{EXPERTS}.down_proj{kind}")) is not None:
+                value[1] = value[0]
+                if not kind:
+                    value[1] += value[0].float().std() / 8 * torch.randn(value[1].shape).sign()
+
+    report, _ = diff(*(edited(models / kind, tmp_path / kind, alike) for kind in ("packed", "dense")))
+    assert [finding.code for finding in report.findings] == ["CMP007"]
+    assert "in 1 tensor: " in report.findings[0].message
+    assert "stands for another" not in report.findings[0].message
+
+
 @pytest.mark.parametrize("pattern", [255, 254, 0])
 def test_scales_that_are_no_numbers_or_too_large_are_no_rounding(pattern: int, models: Path, tmp_path: Path) -> None:
     def damage(tensors: Tensors) -> None:
