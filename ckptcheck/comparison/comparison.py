@@ -287,8 +287,7 @@ class Comparison:
             lines.append(f"heads of their own: {few(accounts.heads)}")
         if accounts.padding:
             lines.append(f"{count(max(accounts.padding.values()), 'row')} of padding left out")
-        left = {**self.first.left_out, **self.second.left_out}
-        if left:
+        if left := {**self.first.left_out, **self.second.left_out}:
             lines.append(f"{len(left):,} that are no weights")
         if self._sorted[2]:
             lines.append(f"{len(self._sorted[2]):,} quantized, held to half a step")
