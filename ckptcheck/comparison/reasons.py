@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptcheck.bridge.area import Area
+from ckptcheck.bridge.area import Area, LayoutError
+from ckptcheck.bridge.table import parts
 from ckptcheck.comparison import slabs
 from ckptcheck.comparison.cast import cast
 from ckptcheck.comparison.matching import Pair
@@ -29,19 +31,23 @@ def reasons(comparison: Comparison) -> list[Verdict]:
     from ckptcheck.diagnosis import diagnose
 
     large: dict[str, Area] = {}
+    stacked: list[list[Piece]] = []
     small: list[str] = []
     for pair, _, _ in comparison.findings.different:
-        assert isinstance(pair.first, Area)
-        if pair.first.nbytes > LARGEST:
-            large[_usual(pair.name)] = pair.first
+        pieces = _pieces(comparison, pair)
+        if len(pieces) > 1:
+            stacked.append(pieces)
+        elif pieces[0].first.nbytes > LARGEST:
+            large[pieces[0].name] = pieces[0].first
         else:
-            small.append(_usual(pair.name))
-    own = {_usual(pair.name): pair.name for pair, _ in comparison.plain}
+            small.append(pieces[0].name)
+    own = {piece.name: pair.name for pair, _ in comparison.plain for piece in _pieces(comparison, pair)}
     with Files(comparison.first.source) as ours, Files(comparison.second.source) as theirs:
         try:
             found = slabs.verdicts(large, partial(_sides, comparison, (ours, theirs)))
             known = {name for verdict in found for name in verdict.tensors if "unknown" not in verdict.causes}
-            if rest := [name for name in small if name not in known]:
+            rest = [name for name in small if name not in known] + _different(stacked, ours, theirs)
+            if rest:
                 found += diagnose(_sides(comparison, (ours, theirs), None), rest, most=MOST)
         except Unreadable as error:
             raise EvidenceError(f"cannot read {error.file}: {error.reason}") from error
@@ -49,6 +55,52 @@ def reasons(comparison: Comparison) -> list[Verdict]:
         replace(verdict, tensors=tuple(dict.fromkeys(_stored(own, name) for name in verdict.tensors)))
         for verdict in found
     ]
+
+
+class Piece(NamedTuple):
+    """A tensor as causes are looked for: whole, or one expert of those that it stacks."""
+
+    name: str
+    first: Area
+    second: Area
+
+
+def _whole(pair: Pair) -> Piece:
+    assert isinstance(pair.first, Area)
+    assert isinstance(pair.second, Area)
+    return Piece(_usual(pair.name), pair.first, pair.second)
+
+
+def _pieces(comparison: Comparison, pair: Pair) -> list[Piece]:
+    """Take a tensor apart that stacks experts and is too large to be held: as its family's table does, else expert by expert."""
+    whole = _whole(pair)
+    name, *sides = whole
+    if whole.first.nbytes <= LARGEST or len(whole.first.shape) != 3 or "expert" not in name:
+        return [whole]
+    table = comparison.first.table or comparison.second.table
+    entries = table.variants if table is not None else {}
+    stem, _, leaf = name.rpartition(".")
+    try:
+        ours, theirs = (
+            parts(entries, pair.name, side, comparison.geometry)
+            or {f"{stem}.{number}.{leaf}": area for number, area in enumerate(side.unstacked())}
+            for side in sides
+        )
+    except LayoutError:
+        return [whole]
+    return [Piece(_usual(part), area, theirs[part]) for part, area in ours.items()]
+
+
+def _different(stacked: list[list[Piece]], ours: Files, theirs: Files) -> list[str]:
+    """Return the experts that differ, as many as are looked at, those of all tensors in turn. Raises Unreadable."""
+    found: list[str] = []
+    for turn in zip_longest(*stacked):
+        for piece in turn:
+            if piece is not None and piece.first.nbytes <= LARGEST and len(found) < MOST:
+                raw = ours.whole(piece.first), theirs.whole(piece.second)
+                if raw[0].dtype != raw[1].dtype or (raw[0] != raw[1]).any():
+                    found.append(piece.name)
+    return found
 
 
 def _stored(own: Mapping[str, str], name: str) -> str:
@@ -70,15 +122,13 @@ def _sides(
     called: dict[str, str] = {}
     wanted = None if only is None else set(only)
     for pair, how in comparison.plain:
-        assert isinstance(pair.first, Area)
-        assert isinstance(pair.second, Area)
-        name = _usual(pair.name)
-        if (pair.first.nbytes > LARGEST and cut is None) or (wanted is not None and name not in wanted):
-            continue
-        part = cut if len(pair.first.shape) > 1 else None
-        expected[name] = partial(_bits, files[0], pair.first, how.target, part)
-        actual[name] = partial(_bits, files[1], pair.second, how.target, part)
-        called |= _called(comparison, pair, name)
+        for name, first, second in _pieces(comparison, pair) if cut is None else [_whole(pair)]:
+            if (first.nbytes > LARGEST and cut is None) or (wanted is not None and name not in wanted):
+                continue
+            part = cut if len(first.shape) > 1 else None
+            expected[name] = partial(_bits, files[0], first, how.target, part)
+            actual[name] = partial(_bits, files[1], second, how.target, part)
+            called |= _called(comparison, pair, name)
     geometry = comparison.geometry
     return Sides(
         expected,
