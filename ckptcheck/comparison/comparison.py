@@ -71,6 +71,7 @@ class Comparison:
 
     bridge: whose mapping brings Megatron's tensors and Hugging Face's together: builtin, mbridge, or both, which maps with the
     built-in tables and holds the other mapping against them. python: an interpreter with mbridge, default the one that is found.
+    previous: the version before the first side's, where it is known: what equals it was never updated.
     """
 
     first: Side
@@ -79,6 +80,7 @@ class Comparison:
     critic: bool = False
     bridge: str = "builtin"
     python: str | None = None
+    previous: Side | None = None
     jobs: int | None = None
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
@@ -199,6 +201,13 @@ class Comparison:
         from ckptcheck.comparison.reasons import reasons
 
         return reasons(self)
+
+    @cached_property
+    def reshaped(self) -> dict[str, str]:
+        """Tensor of another shape than its counterpart → how the two are related, where that is known."""
+        from ckptcheck.comparison.reasons import reshaped
+
+        return reshaped(self)
 
     @cached_property
     def stand_ins(self) -> dict[str, str]:
