@@ -200,3 +200,16 @@ def test_what_was_not_updated_is_stale_where_the_version_before_is_known(tmp_pat
     assert result.returncode == 1
     assert "still the previous version" in result.stdout
     assert "still the previous version" not in command(changed, TINY).stdout
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "model.language_model."])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_prefix_before_all_names_is_named(tmp_path: Path, prefix: str, turned: bool) -> None:
+    import numpy as np
+
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)] + ["lm_head.weight"]
+    plain = {name: np.ones((2, 3), np.float32) for name in names}
+    wrapped = {prefix + name: value for name, value in plain.items()}
+    _, found = _held_against(tmp_path, *((wrapped, plain) if turned else (plain, wrapped)))
+    said = f"the names of the {'first' if turned else 'second'} are those of the other with {prefix} before them"
+    assert [line for line in found if line.startswith("CMP006") and said in line]
