@@ -1,10 +1,11 @@
 """The servers of the rules on attached ones, as a case describes them.
 
 A table of ``servers`` (or ``reference``): ``about`` overrides what it says of itself, ``layout`` how it spreads the model;
-``differs``, ``lacks``, ``blank`` are tensors with another checksum, none, or that of nothing; ``copy`` tells of a second copy of the
-model and names the tensors in which it differs; ``draft`` names tensors of a draft model, all with one checksum, ``drafted``; ``off`` is added to every logprob, ``scores = false`` takes them away;
-``refused``, ``dead`` as in `Seen`. ``written``: what an update came to: ``left`` and ``other`` are tensors that stayed
-overwritten or came out otherwise; ``draft``, ones of the draft model that stayed so; ``ok``, ``message``, ``told``.
+``differs``, ``lacks``, ``blank`` are tensors with another checksum, none, or that of nothing; ``copy`` tells of a second copy of
+the model and names the tensors in which it differs; ``draft`` names tensors of a draft model, all with one checksum, ``drafted``;
+``off`` is added to every logprob, ``scores = false`` takes them away; ``refused``, ``dead`` as in `Seen`. ``written``: what an
+update came to: ``left`` and ``other`` are tensors that stayed overwritten or came out otherwise, ``draft`` those of a draft model
+that stayed so; ``ok``, ``message``, ``told``. Beside the servers: ``trainer``, ``unfit``, ``traits``, ``architecture``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def attached(table: dict[str, Any]) -> Attached:
         tuple(tuple(value + off for value in each) for each in LOGPROBS) if told else (),
         trainer.get("untold", "") if trainer is not None else "",
         traits=frozenset(table.get("traits", ())),
+        architecture=table.get("architecture", ""),
     )
 
 

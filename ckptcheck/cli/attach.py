@@ -145,6 +145,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
         untold=untold,
         broken=broken,
         traits=_traits(source) if source is not None else frozenset(),
+        architecture=_architecture(source) if source is not None else "",
     )
 
 
@@ -152,6 +153,10 @@ def _traits(source: Checkpoint) -> frozenset[str]:
     """Say of the weights that servers should have what decides whether a known fault shows."""
     weights = traits_of((name, tensor.dtype) for name, tensor in source.tensors.items())
     return weights | {"tied"} if source.anatomy.tied else weights
+
+
+def _architecture(source: Checkpoint) -> str:
+    return (source.config.architecture if source.config is not None else None) or ""
 
 
 def _rows(source: Checkpoint | None) -> int:
@@ -165,7 +170,7 @@ def _rows(source: Checkpoint | None) -> int:
 
 def _same_model(source: Checkpoint, seen: Sequence[Seen]) -> None:
     """Refuse to write a checkpoint into a server of another architecture: that may kill it."""
-    ours = source.config.architecture if source.config is not None else None
+    ours = _architecture(source)
     for server in seen:
         theirs = server.about.architecture
         if ours and theirs and ours != theirs:

@@ -144,13 +144,13 @@ class SglangEngine:
         """
         return reading.manifest(self._call("ask", method="manifest", arguments=[], loader=loader))
 
-    def scramble(self) -> Scrambled:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
-        return reading.scrambled(self._ask("scramble"))
+    def scramble(self, *, loader: bool = False) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks. loader: as of `manifest`."""
+        return reading.scrambled(self._call("ask", method="scramble", arguments=[], loader=loader))
 
-    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
-        """Return the scrambled tensors that an update did not write wholly."""
-        return reading.leftovers(self._ask("leftovers"))
+    def leftovers(self, *, loader: bool = False) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly. loader: as of `manifest`."""
+        return reading.leftovers(self._call("ask", method="leftovers", arguments=[], loader=loader))
 
     def refit(
         self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None, flush: bool = True

@@ -124,10 +124,11 @@ def attached(
     untold: str = "",
     broken: Mapping[str, str] | None = None,
     traits: frozenset[str] = frozenset(),
+    architecture: str = "",
 ) -> Attached:
     """Put together what was seen. source: what they should serve, None where they are held against each other alone.
 
-    traits: of its weights, see engines/known.toml.
+    traits, architecture: of it, see engines/known.toml.
     """
     evidence = Attached(
         source or servers[0].url,
@@ -139,6 +140,7 @@ def attached(
         truth.scores if truth else (),
         untold,
         traits=traits,
+        architecture=architecture,
     )
     return replace(evidence, broken=broken or uncompared(evidence, source))
 

@@ -81,7 +81,8 @@ class Attached:
 
     sequences: token ids that all of them scored. reference: the same engine, started here from the checkpoint; unfit: why
     its checksums do not compare. truth: the trainer's logprobs of the sequences; untold: why there are none.
-    broken: what could not be compared → why. traits: of the weights that they should serve, see engines/known.toml.
+    broken: what could not be compared → why. traits, architecture: of what they should serve, see
+    engines/known.toml; "" where nobody says.
     """
 
     target: str
@@ -94,6 +95,7 @@ class Attached:
     untold: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
     traits: frozenset[str] = frozenset()
+    architecture: str = ""
     kind: str = "servers"
     failed_to: str = "compare"
 
@@ -120,21 +122,12 @@ class Attached:
         """Offer rules on ``engines`` what runs."""
         if kind != "engines":
             return None
-        return tuple(
-            Running(
-                about.engine,
-                about.version,
-                about.architecture,
-                self.traits | _traits(seen),
-                seen.url,
-            )
-            for seen in self.servers
-            if (about := seen.about).version
-        )
+        return tuple(self._running(seen) for seen in self.servers if seen.about.version)
 
-
-def _traits(seen: Seen) -> frozenset[str]:
-    about = seen.about
-    told = [about.device, "draft" if about.layout.drafts else ""]
-    names = [place.partition("/")[2] for place in seen.checksums if not of_draft(place)]
-    return traits_told(told, about.architecture, about.layout.quantization, names)
+    def _running(self, seen: Seen) -> Running:
+        about = seen.about
+        architecture = about.architecture or self.architecture  # vLLM 0.32 does not say it
+        told = [about.device, "draft" if about.layout.drafts else ""]
+        names = [place.partition("/")[2] for place in seen.checksums if not of_draft(place)]
+        traits = self.traits | traits_told(told, architecture, about.layout.quantization, names)
+        return Running(about.engine, about.version, architecture, traits, seen.url)

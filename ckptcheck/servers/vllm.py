@@ -74,8 +74,9 @@ class SpeculativeConfig(msgspec.Struct):
 
 
 class DeviceConfig(msgspec.Struct):
-    """Of /server_info."""
+    """Of /server_info. 0.32.0 says device; architectures it does not say at all."""
 
+    device: str | None = None
     device_type: str = ""
 
 
@@ -185,7 +186,7 @@ class VllmServer:
             model=card.root or card.id,
             weights=weights,
             dtype=model.dtype.removeprefix("torch."),
-            device=config.device_config.device_type,
+            device=(config.device_config.device or config.device_config.device_type).partition(":")[0],
             architecture=(model.architectures or [""])[0],
             sampled=model.logprobs_mode,
             layout=config.layout,
