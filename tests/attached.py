@@ -3,9 +3,10 @@
 A table of ``servers`` (or ``reference``): ``about`` overrides what it says of itself, ``layout`` how it spreads the model;
 ``differs``, ``lacks``, ``blank`` are tensors with another checksum, none, or that of nothing; ``copy`` tells of a second copy of
 the model and names the tensors in which it differs; ``draft`` names tensors of a draft model, all with one checksum, ``drafted``;
-``off`` is added to every logprob, ``scores = false`` takes them away; ``refused``, ``dead`` as in `Seen`. ``written``: what an
-update came to: ``left`` and ``other`` are tensors that stayed overwritten or came out otherwise, ``draft`` those of a draft model
-that stayed so; ``ok``, ``message``, ``told``. Beside the servers: ``trainer``, ``unfit``, ``traits``, ``architecture``.
+``stage`` those of a second stage; ``off`` is added to every logprob, ``scores = false`` takes them away; ``refused``, ``dead`` as
+in `Seen`. ``written``: what an update came to: ``left`` and ``other`` are tensors that stayed overwritten or came out otherwise,
+``draft`` those of a draft model that stayed so; ``ok``, ``message``, ``told``. Beside the servers: ``trainer``, ``unfit``,
+``traits``, ``architecture``.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def _seen(url: str, table: dict[str, Any]) -> Seen:
         behind = {f"tp0/{name}": "c" * 16 for name in table["copy"]}
         checksums |= {place.replace("tp0", "tp0.dp1"): value for place, value in (checksums | behind).items()}
     checksums |= {f"tp0.draft/{name}": table.get("drafted", "d" * 16) for name in table.get("draft", [])}
+    checksums |= {f"tp0.pp1/{name}": "5" * 16 for name in table.get("stage", [])}
     off = table.get("off", 0.0)
     scores = (
         tuple(Scores(tuple(value + off for value in each)) for each in LOGPROBS) if table.get("scores", True) else ()

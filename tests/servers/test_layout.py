@@ -24,7 +24,7 @@ from ckptcheck.servers.layout import Layout
 from ckptcheck.servers.recognize import recognize
 
 RULES = pack.load()
-TINY = ROOT / "fixtures/checkpoints/tiny-llama-sharded"
+CHECKPOINTS = ROOT / "fixtures/checkpoints"
 INFO = {"version": "0.5.23", "dtype": "float32", "tp_size": 4, "device": "cuda"}
 PLAIN = {
     "pp_size": 1, "dp_size": 1, "ep_size": 1, "attn_dp_size": 1, "enable_dp_attention": False, "quantization": None,
@@ -141,16 +141,30 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def held(answers: dict[str, Answer]) -> str:
-    """Return why weights were not compared."""
+def reported(answers: dict[str, Answer], source: str = "tiny-llama-sharded") -> tuple[str, list[str]]:
+    """Hold a server against a checkpoint; return why weights were not compared, and which faults of its version are known."""
 
     def no_trainer(*_: object) -> Any:
         raise CkptcheckError("no trainer")
 
     with JunkServer(answers) as server:
         wanted = Wanted([server.url], no_trainer, Timeouts(score=5), logprobs=False)
-        report = run(attach(open_checkpoint(str(TINY)), wanted, lambda _: None), RULES)
-        return dict(report.skipped)["REF030"].replace(server.url, "URL")
+        report = run(attach(open_checkpoint(str(CHECKPOINTS / source)), wanted, lambda _: None), RULES)
+        faults = [finding.message for finding in report.findings if finding.code == "REF033"]
+        return dict(report.skipped)["REF030"].replace(server.url, "URL"), faults
+
+
+def held(answers: dict[str, Answer]) -> str:
+    return reported(answers)[0]
+
+
+def test_known_faults_are_told_by_what_the_checkpoint_has(started: list[str]) -> None:
+    _, (message,) = reported(vllm(), "tiny-qwen2-tied")
+    assert "with Qwen2ForCausalLM: reload_weights leaves the packed copy of a tied head as it was" in message
+    assert reported(vllm())[1] == [], "it is not tied"
+    _, (message,) = reported(sglang(server_info=INFO), "tiny-w4a16")
+    assert "linear layers in INT4 are repacked at the start" in message
+    assert reported(sglang(server_info=INFO))[1] == []
 
 
 def test_what_is_started_here_is_laid_out_as_the_server(started: list[str]) -> None:
