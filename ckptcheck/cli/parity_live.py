@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.errors import CkptcheckError
 
@@ -54,6 +55,7 @@ SPARE = 2
 
 
 def record(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -88,6 +90,7 @@ def record(
     from ckptcheck.rollouts import Metadata, write
     from ckptcheck.writing import keep_apart
 
+    refuse_lengths(ctx, prompts)
     keep_apart(output, prompts, Path(source))
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
@@ -167,6 +170,7 @@ def score(
 
 
 def calibrate(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -200,6 +204,7 @@ def calibrate(
     from ckptcheck.reporters import tables
     from ckptcheck.trainers.layout import Layout
 
+    refuse_lengths(ctx, prompts)
     switches = parsed(switch or [])
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         asked = Asking(live.ckpt).usual(length, number, prompts)
@@ -221,6 +226,12 @@ def calibrate(
         finally:
             running.close()
     tables.write(Console(), noise.section())
+
+
+def refuse_lengths(ctx: typer.Context, prompts: Path | None) -> None:
+    """Refuse a length of built-in prompts where the user's own are taken whole."""
+    if prompts is not None:
+        Given(ctx).refuse(["length"], "with --prompts: a file's prompts are taken whole")
 
 
 def _wide(switches: Switches, batch: int) -> Switches:
