@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import listed
 
 
 class Given:
@@ -33,5 +34,4 @@ class Given:
         """
         flags = [self._spelled[name] for name in idle if name in self]
         if flags:
-            listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
-            raise CkptcheckError(f"{listed} {'means' if len(flags) == 1 else 'mean'} nothing {where}", hint)
+            raise CkptcheckError(f"{listed(flags)} {'means' if len(flags) == 1 else 'mean'} nothing {where}", hint)

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from ckptcheck.cli.idle import Given
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import listed
 from ckptcheck.refit import placement
 from ckptcheck.refit.timeouts import Timeouts
 
@@ -79,5 +80,5 @@ def refuse_packed(scheme: str, engine: str, transport: str, dtype: str) -> None:
 
 def _phases(kinds: set[str], where: str) -> None:
     if kinds:
-        listed = " and ".join(f"--timeout {kind}=" for kind in sorted(kinds))
-        raise CkptcheckError(f"{listed} {'means' if len(kinds) == 1 else 'mean'} nothing {where}")
+        flags = [f"--timeout {kind}=" for kind in sorted(kinds)]
+        raise CkptcheckError(f"{listed(flags)} {'means' if len(kinds) == 1 else 'mean'} nothing {where}")
