@@ -175,5 +175,4 @@ def test_consumers_of_what_is_not_quantized_are_not_asked_in_silence(
     for target in (TINY, str(run)):
         app("scan")(["scan", target, "--consumers", "vllm", "--fail-on", "never"], standalone_mode=False)
     said = capsys.readouterr().err
-    assert f"{TINY}: it is not quantized, so --consumers were not asked" in said
-    assert f"{run}: nobody of --consumers reads a Megatron checkpoint" in said
+    assert all(f"{name}: nothing in it is quantized, so --consumers were not asked\n" in said for name in (TINY, run))

@@ -56,6 +56,8 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
         try:
             with _no_collection():
                 reports.append(_one(target, plan, rows))
+            if plan.options.consumers and not reports[-1].consumers:
+                talk(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
@@ -96,8 +98,6 @@ def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
                 from ckptcheck.dialects.table import rows as views
 
                 report = replace(report, consumers=tuple(views(ckpt)))
-                if not report.consumers:
-                    talk(f"{target}: it is not quantized, so --consumers were not asked")
             if plan.stats is not None:
                 from ckptcheck.values.table import records
 
@@ -114,8 +114,6 @@ def _megatron(megatron: Megatron, plan: Plan, rows: list[dict[str, object]]) -> 
     """Report on a Megatron checkpoint: the same rules about values, others about the rest."""
     if plan.fix:
         talk(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
-    if plan.options.consumers:
-        talk(f"{megatron.target}: nobody of --consumers reads a Megatron checkpoint")
     megatron.options = plan.options
     with progress_bar(megatron.target) as progress:
         if plan.headers_only:

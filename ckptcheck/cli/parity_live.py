@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
 from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.errors import CkptcheckError
@@ -20,7 +20,7 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face ch
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine.")]
 EngineTp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the engine.")]
 EngineMode = Annotated[
-    str, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
+    Mode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
 ]
 EnginePython = Annotated[
     Path | None,
@@ -74,13 +74,14 @@ def record(
     step: Annotated[int | None, typer.Option(min=0, help="Of the training run, to be written down.")] = None,
     dtype: EngineDtype = Dtype.float32,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     timeout: Timeout = 900.0,
 ) -> None:
     """Have an engine answer prompts, and write down tokens and logprobs. No trainer is loaded."""
     from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
     from ckptcheck.engines.sampling import Sampling
     from ckptcheck.engines.switches import parsed
     from ckptcheck.parity.ask import Asking
@@ -92,6 +93,7 @@ def record(
 
     refuse_lengths(ctx, prompts)
     keep_apart(output, prompts, Path(source))
+    registry.routes(engine)  # whether there is such an engine
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
     logprobs: Literal["raw", "processed"] = switches.logprobs or "raw"
@@ -101,7 +103,7 @@ def record(
         room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=max(8, batch),
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, length=room, together=max(8, batch),
             switches=_wide(switches, batch),
         )  # fmt: skip
         try:
@@ -188,7 +190,7 @@ def calibrate(
     pp: Pp = 1,
     ep: Ep = 1,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
@@ -198,6 +200,7 @@ def calibrate(
     from rich.console import Console
 
     from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
     from ckptcheck.engines.switches import parsed
     from ckptcheck.parity.ask import Asking
     from ckptcheck.parity.calibrate import calibrate as measured
@@ -205,13 +208,14 @@ def calibrate(
     from ckptcheck.trainers.layout import Layout
 
     refuse_lengths(ctx, prompts)
+    registry.routes(engine)  # whether there is such an engine
     switches = parsed(switch or [])
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         asked = Asking(live.ckpt).usual(length, number, prompts)
         room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=8,
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, length=room, together=8,
             switches=_wide(switches, 8),
         )  # fmt: skip
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
 from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
@@ -70,7 +70,7 @@ def matrix(
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     head_fp32: HeadFp32 = False,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     resume: Annotated[
@@ -125,7 +125,7 @@ def matrix(
         "dtype": dtype.value,
         "head_fp32": head_fp32,
     }
-    setting |= {"switches": sorted(switch or []), "mode": engine_mode}
+    setting |= {"switches": sorted(switch or []), "mode": engine_mode.value}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
     if floor is not None and not trace.floor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
 from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
@@ -82,7 +82,7 @@ def why(
     pp: Pp = 1,
     ep: Ep = 1,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
@@ -131,7 +131,7 @@ def why(
     else:
         with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
             rollouts, found = _climbed(
-                live, rollouts, least, (engine, engine_source, engine_mode, engine_tp, switch or []), dtype,
+                live, rollouts, least, (engine, engine_source, engine_mode.value, engine_tp, switch or []), dtype,
                 (trainer, head_fp32, (tp, pp, ep)), trainer_dtype,
             )  # fmt: skip
     about = rollouts.metadata

@@ -168,6 +168,7 @@ def refit(
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
     from ckptcheck.engines.switches import parsed
+    from ckptcheck.environments.interpreter import interpreter
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.recorded import append
@@ -213,16 +214,9 @@ def refit(
             def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
                 """Start the trainer that gives the logprobs."""
                 return choosing.trainer(
-                    chosen.value,
-                    checkpoint,
-                    exchange,
-                    layout,
-                    computed,
-                    device=device.value,
-                    gpus=trainer_gpus,
-                    python=trainer_python,
-                    scratch=(exchange.folder,),
-                )
+                    chosen.value, checkpoint, exchange, layout, computed, device=device.value, gpus=trainer_gpus,
+                    python=trainer_python, scratch=(exchange.folder,),
+                )  # fmt: skip
 
             wanted = attaching.Wanted(
                 attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
@@ -234,6 +228,7 @@ def refit(
             _deliver(told(report, spared), rules, format, output, fail_on, verbose)
         assert ckpt is not None
         assert source is not None
+        interpreter(engine, engine_python)  # else a missing engine is noticed once the trainer has loaded
         held_by = trainer or TrainerName.megatron
         embedding = ckpt.anatomy.embedding
         if embedding is None:

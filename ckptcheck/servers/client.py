@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import ipaddress
 import socket
+import ssl
 import threading
 from functools import cached_property
 from http import HTTPStatus
@@ -29,6 +30,7 @@ ASK = 60.0
 """Seconds until an answer is there, where the caller names no other time."""
 WORDS = 200
 """Characters of a refusal that are repeated."""
+AS = "write it as http://127.0.0.1:30000"
 WHY = {
     HTTPStatus.UNAUTHORIZED: "it wants a key: set CKPTCHECK_API_KEY",
     HTTPStatus.FORBIDDEN: "it wants another key: set CKPTCHECK_API_KEY to that of an administrator",
@@ -49,9 +51,12 @@ class Client:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise CkptcheckError(f"{url} is no address: {error}", "write it as http://127.0.0.1:30000") from None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise CkptcheckError(f"{url} is no address of a server", "write it as http://127.0.0.1:30000")
+            raise CkptcheckError(f"{url} is no address: {error}", AS) from None
+        slip = url.isdigit() or (
+            url.startswith(("http:/", "https:/")) and "://" not in url
+        )  # http:/host, or a port alone
+        if slip or parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise CkptcheckError(f"{url or 'an empty text'} is no address of a server", AS)
         if parts.username or parts.password:
             raise CkptcheckError(
                 "an address with a user name or password is not taken", "set CKPTCHECK_API_KEY instead"
@@ -87,8 +92,8 @@ class Client:
         try:
             return msgspec.json.decode(raw, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            start = _words(raw, 40)
-            raise Junk(f"{self.url}{path} answers {start!r}, which is not what an engine says: {error}") from None
+            start = repr(_words(raw, 40)) if not raw.lstrip().startswith(b"<") else "a web page"
+            raise Junk(f"{self.url}{path} answers {start}, which is not what an engine says: {error}") from None
 
     def _ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
         """Exchange one request; a clock cuts the line when time is up, however slowly the server still talks."""
@@ -111,6 +116,10 @@ class Client:
             if late.is_set() or isinstance(error, TimeoutError):
                 raise Silent(f"{self.url}{path} did not answer within {timeout:g} seconds") from None
             what = getattr(error, "strerror", None) or f"{type(error).__name__} {error}".strip()
+            if isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+                raise Gone(
+                    f"{self.url} speaks no TLS", f"write it as {self.url.replace('https:', 'http:', 1)}"
+                ) from None
             raise Gone(f"{self.url} cannot be reached: {what}") from None
         finally:
             clock.cancel()
@@ -170,4 +179,7 @@ def _cut(held: list[socket.socket], late: threading.Event) -> None:
 
 
 def _words(raw: bytes, most: int) -> str:
+    """Return the beginning of what was said, in one line; a web page says nothing."""
+    if raw.lstrip()[:1] == b"<":
+        return ""
     return " ".join(raw[: 4 * most].decode("utf-8", "replace").split())[:most]

@@ -105,6 +105,10 @@ def test_nobody_there() -> None:
         ("http://[2001:db8::1]:30000", "is not on this machine"),
         ("ftp://127.0.0.1", "is no address of a server"),
         ("http://127.0.0.1:port", "is no address"),
+        ("30000", "30000 is no address of a server"),
+        (":30000", "is no address of a server"),
+        ("http:/127.0.0.1:30000", "http:/127.0.0.1:30000 is no address of a server"),
+        ("", "an empty text is no address of a server"),
         ("http://me:secret@127.0.0.1", "is not taken"),
         ("http://nowhere.invalid", "leads nowhere"),
     ],
@@ -135,6 +139,26 @@ def test_another_program_is_not_taken_for_an_engine() -> None:
     with JunkServer({"/": {"hello": "world"}}) as server, pytest.raises(CkptcheckError) as caught:
         recognize(Client(server.url), seconds=5)
     assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in caught.value.message
+
+
+def test_a_web_page_is_not_read_aloud() -> None:
+    page = b"\n<!DOCTYPE HTML><html><body>Error code: 404</body></html>"
+    with JunkServer({"/model_info": status(404, page), "/version": status(404, page)}) as server:
+        with pytest.raises(CkptcheckError) as caught:
+            recognize(Client(server.url), seconds=5)
+        assert caught.value.message == (
+            f"{server.url} answers, but neither as SGLang (/model_info) nor as vLLM (/version) does: /version refuses with 404"
+        )
+        server.answers["/model_info"] = status(200, page)
+        with pytest.raises(Junk, match="/model_info answers a web page, which is not what an engine says"):
+            Client(server.url).get("/model_info", dict[str, str], timeout=5)
+
+
+def test_a_server_without_tls() -> None:
+    with JunkServer(sglang()) as server, pytest.raises(Gone) as caught:
+        recognize(Client(server.url.replace("http:", "https:")), seconds=5)
+    assert caught.value.message.endswith(" speaks no TLS")
+    assert caught.value.hint == f"write it as {server.url}"
 
 
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
