@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 def matrix(
+    ctx: typer.Context,
     source: Source,
     lengths: Annotated[str, typer.Option(help="Tokens of prompt and response.")] = "100",
     data: Annotated[
@@ -68,7 +70,7 @@ def matrix(
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     head_fp32: HeadFp32 = False,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     resume: Annotated[
@@ -105,6 +107,15 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
+    given = Given(ctx)
+    if calibrate:
+        given.refuse(["floor"], "with --calibrate, which measures the floor")
+    if "megatron" not in {trainer for trainer, _ in plan.pairs}:
+        given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
+    if plan.decoding == ("greedy",):
+        given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
+    if plan.directions == ("trainer",):
+        given.refuse(["top_p", "top_k"], "with --directions trainer: trainers draw from the whole distribution")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,
@@ -114,7 +125,7 @@ def matrix(
         "dtype": dtype.value,
         "head_fp32": head_fp32,
     }
-    setting |= {"switches": sorted(switch or []), "mode": engine_mode}
+    setting |= {"switches": sorted(switch or []), "mode": engine_mode.value}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
     if floor is not None and not trace.floor:

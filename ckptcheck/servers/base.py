@@ -19,8 +19,8 @@ class About:
     """What a server says of itself; "" where it does not say.
 
     model: the path or name it says it serves. weights: its weight version. dtype: as torch spells it, "auto" where the
-    checkpoint decides. device: cpu, cuda. sampled: which logprobs it returns (vLLM's logprobs_mode). layout: how it spreads the
-    model.
+    checkpoint decides. device: cpu, cuda. sampled: which logprobs it returns (vLLM's logprobs_mode). instance: what tells this
+    server, since it was started, from every other. layout: how it spreads the model.
     """
 
     engine: str
@@ -31,6 +31,7 @@ class About:
     device: str = ""
     architecture: str = ""
     sampled: str = ""
+    instance: str = ""
     layout: Layout = field(default_factory=Layout)
 
     @property

@@ -41,7 +41,10 @@ class ModelInfo(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What /server_info says of versions and layout; the scheduler is asked for the rest of it."""
+    """What /server_info says of versions and layout; the scheduler is asked for the rest of it.
+
+    startup_time: seconds that the parts of its start took (observability/startup_time.py), in all digits.
+    """
 
     version: str = ""
     dtype: Word = ""
@@ -54,6 +57,7 @@ class ServerInfo(msgspec.Struct):
     quantization: Word | None = None
     speculative_algorithm: str | None = None
     device: str = ""
+    startup_time: Any = None
     moe_dp_size: Any = None
     moe_dense_tp_size: Any = None
     attn_cp_size: Any = None
@@ -168,6 +172,7 @@ class SglangServer:
             dtype=info.dtype,
             device=info.device.partition(":")[0],
             architecture=(model.architectures or [""])[0],
+            instance=_start(info.startup_time),
             layout=info.layout,
         )
 
@@ -233,6 +238,12 @@ class SglangServer:
         except Refused as refused:
             return Answered(False, refused.said)
         return Answered(updated.success, updated.message)
+
+
+def _start(took: Any) -> str:
+    """Return what tells one start from every other: to all digits no two take the same time. "" where it is not told."""
+    parts = [took.get(name) for name in ("scheduler_e2e", "tokenizer_e2e")] if isinstance(took, dict) else [None]
+    return " ".join(map(repr, parts)) if all(isinstance(part, float) and part > 0 for part in parts) else ""
 
 
 def _number(value: float | None) -> float:

@@ -81,11 +81,12 @@ class DeviceConfig(msgspec.Struct):
 
 
 class VllmConfig(msgspec.Struct):
-    """Of /server_info."""
+    """Of /server_info. instance_id: drawn when it was started (config/vllm.py)."""
 
     model_config: ModelConfig = msgspec.field(default_factory=ModelConfig)
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     device_config: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+    instance_id: str = ""
     speculative_config: SpeculativeConfig | None = None
     lora_config: dict[str, Any] | None = None
 
@@ -189,6 +190,7 @@ class VllmServer:
             device=(config.device_config.device or config.device_config.device_type).partition(":")[0],
             architecture=(model.architectures or [""])[0],
             sampled=model.logprobs_mode,
+            instance=config.instance_id,
             layout=config.layout,
         )
 
