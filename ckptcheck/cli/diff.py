@@ -73,6 +73,11 @@ def diff(
     rules = pack.load()
     with out.progress_bar(f"{first} ↔ {second}") as progress:
         sides = open_side(first, jobs=jobs), open_side(second, jobs=jobs)
+        if bridge is not Bridge.builtin and sides[0].is_megatron == sides[1].is_megatron:
+            raise CkptcheckError(
+                f"--bridge {bridge.value} means nothing between two checkpoints of one form",
+                "a bridge maps between Megatron's tensors and Hugging Face's",
+            )
         before = open_side(previous, jobs=jobs) if previous is not None else None
         evidence = Comparison(
             *sides, Terms(wanted, rtol, atol), critic, bridge.value, previous=before, jobs=jobs, progress=progress
