@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -46,14 +47,19 @@ def localize(
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Relative difference that is still equal.", show_default="by the dtype's rounding"),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Relative difference that is still equal.",
+            show_default="by the dtype's rounding",
+        ),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also draw the difference by layer (needs matplotlib).")
     ] = None,
     engine_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the engine.")] = None,
     trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each side.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for each side.")] = 900.0,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")

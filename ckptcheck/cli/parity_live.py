@@ -10,6 +10,7 @@ import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
 from ckptcheck.cli.live_sides import sides
+from ckptcheck.cli.numbers import finite
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ Prompts = Annotated[
 ]
 EngineDtype = Annotated[Dtype, typer.Option("--dtype", help="In which it computes.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")]
-Temperature = Annotated[float, typer.Option(min=0, help="Of sampling; 0: greedy.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="1: off.")]
+Temperature = Annotated[float, typer.Option(min=0, callback=finite, help="Of sampling; 0: greedy.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, callback=finite, help="1: off.")]
 TopK = Annotated[int, typer.Option(min=0, help="0: off.")]
 Seed = Annotated[int, typer.Option(help="Counted up from prompt to prompt.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds for any one call.")]
+Timeout = Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for any one call.")]
 Tp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")]
 Pp = Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")]
 Ep = Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")]
@@ -128,7 +129,9 @@ def score(
     trainer: Annotated[TrainerName, typer.Option(help="What scores.")] = TrainerName.transformers,
     temperature: Annotated[
         float | None,
-        typer.Option(min=1e-6, help="By which logits are divided.", show_default="that of the engine's logprobs"),
+        typer.Option(
+            min=1e-6, callback=finite, help="By which logits are divided.", show_default="that of the engine's logprobs"
+        ),
     ] = None,
     tp: Tp = 1,
     pp: Pp = 1,

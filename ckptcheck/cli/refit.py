@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ckptcheck.cli.choices import Device, Dtype, Mode, Quantizer, Scheme, TrainerName
+from ckptcheck.cli.numbers import finite, gpus
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -85,10 +86,12 @@ def refit(
         Device, typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank.")
     ] = Device.auto,
     trainer_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the trainer may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the trainer may see.", show_default="all"),
     ] = None,
     engine_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the engine may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the engine may see.", show_default="all"),
     ] = None,
     switch: Annotated[
         list[str] | None,
@@ -96,7 +99,9 @@ def refit(
             "--switch", metavar="NAME=VALUE", help="How the engine is set up: compilation=graphs, prefix_cache=off, …"
         ),
     ] = None,
-    bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    bucket_mb: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
+    ] = 64.0,
     pause: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +112,8 @@ def refit(
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
-        float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Move every weight by noise of this scale in place of a step."),
     ] = None,
     check_weights: Annotated[
         bool,
