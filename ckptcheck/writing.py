@@ -23,6 +23,20 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def writable(path: Path | None) -> None:
+    """Raise CkptcheckError where `replace_file` could not write now: asked before work that takes minutes. Nothing is left."""
+    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
+        return  # a pipe: to open it is to write to it
+    if path.is_dir():
+        raise CkptcheckError(f"cannot write {path}: it is a folder")
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        os.unlink(temporary)
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def keep_apart(output: Path | None, *inputs: Path | None) -> None:
     """Raise CkptcheckError where a command would write over what it reads: a file, or one in a checkpoint's folder."""
     if output is None or not output.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +73,9 @@ def localize(
     from ckptcheck import pack
     from ckptcheck.cli import output as out
     from ckptcheck.run import run
+    from ckptcheck.writing import writable
 
+    writable(output)
     if source is None and dumps is None:
         raise CkptcheckError("there is nothing to compare", hint="name a checkpoint, or two dumps with --dumps A B")
     if dumps is not None:
@@ -93,9 +94,7 @@ def localize(
         from ckptcheck.localize.plot import draw
 
         out.talk(f"drew {draw(seen, plots)}")
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _live(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +18,6 @@ from ckptcheck.errors import CkptcheckError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
-    from ckptcheck.report import Report
-    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -171,7 +167,7 @@ def refit(
     from ckptcheck.engines.switches import parsed
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
-    from ckptcheck.refit.recorded import append
+    from ckptcheck.refit.recorded import append, ready
     from ckptcheck.refit.settings import Settings
     from ckptcheck.refit.source import opened, told
     from ckptcheck.refit.text import Text
@@ -179,6 +175,7 @@ def refit(
     from ckptcheck.run import run
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart, writable
 
     given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     attaching.refuse_idle(given, attached=bool(attach), source=source is not None)
@@ -191,6 +188,10 @@ def refit(
         raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
     if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
         raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
+    writable(output)
+    keep_apart(output, record, Path(source) if source is not None else None)
+    if record is not None:
+        ready(record)
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -234,7 +235,7 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(told(report, spared), rules, format, output, fail_on, verbose)
+            out.conclude(told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose)
         assert ckpt is not None
         assert source is not None
         held_by = trainer or TrainerName.megatron
@@ -276,20 +277,16 @@ def refit(
         )  # fmt: skip
         trace = trial.run()
         interruption.overhear()
-        if record is not None:
-            append(trace, record)
         report = run(trace, rules)
-    _deliver(told(report, spared), rules, format, output, fail_on, verbose)
-
-
-def _deliver(
-    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
-) -> NoReturn:
-    from ckptcheck.cli import output as out
-
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+        unrecorded = None
+        try:
+            if record is not None:
+                append(trace, record)
+        except CkptcheckError as error:  # the trial is over, and what it found is worth more than the record
+            unrecorded = error
+    out.conclude(
+        told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose, unwritten=unrecorded
+    )
 
 
 def _put_away(folder: Path, keep: bool) -> None:
