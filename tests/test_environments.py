@@ -405,7 +405,9 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
     }  # fmt: skip
     stubs = [each["of"] for each in listed[1]["differences"] if each["kind"] in ("stand-in", "patch")]
     assert stubs == ["sgl_kernel", "triton", "torchvision/_meta_registrations.py"]
-    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in listed[2].pop("differences")
+    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in listed[2].pop(
+        "differences"
+    )
     assert listed[2] == {
         "name": "vllm-cpu",
         "engine": "vllm",

@@ -164,6 +164,7 @@ def refit(
     from ckptcheck.cli.interruption import Interruption
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
+    from ckptcheck.engines.context import USUAL, usual
     from ckptcheck.engines.switches import parsed
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
@@ -271,9 +272,10 @@ def refit(
             )  # fmt: skip
 
         rows = ckpt.tensors[embedding].shape[0]
+        room = usual(ckpt.source.local) if ckpt.source.local is not None else USUAL
         trial = Trial(
-            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
-            folder=folder, say=out.talk,
+            source, start_trainer, start, settings, vocabulary=rows, block=128, length=room, nbytes=size,
+            text=Text(ckpt.source), folder=folder, say=out.talk,
         )  # fmt: skip
         trace = trial.run()
         interruption.overhear()

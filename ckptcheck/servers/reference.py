@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckptcheck.engines.context import usual
 from ckptcheck.engines.cpus import binding
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
@@ -41,9 +42,10 @@ class Reference:
     """A server on a port of this machine that nobody else knows of. Use as a context manager: it is gone on the way out.
 
     engine: sglang or vllm. dtype, ranks: as the server that is held against it has them. device: cpu, or what the engine
-    finds. length: tokens of the longest sequence. tokenizer: with the checkpoint's own, to take and answer text. more:
-    further arguments of its command line. Raises CkptcheckError where the engine is not installed or another server took
-    the port, HostDied or HostHung where it does not start, VerbError where it ends at once.
+    finds. length: tokens of the longest sequence, None for those of engines/context.py. tokenizer: with the checkpoint's
+    own, to take and answer text. more: further arguments of its command line. Raises CkptcheckError where the engine is
+    not installed or another server took the port, HostDied or HostHung where it does not start, VerbError where it ends
+    at once.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Reference:
         dtype: str = "auto",
         ranks: int = 1,
         device: str = "cpu",
-        length: int = 512,
+        length: int | None = None,
         tokenizer: bool = False,
         python: Path | None = None,
         log: Path | None = None,
@@ -68,7 +70,8 @@ class Reference:
         found = interpreter(engine, python)
         self.port = _free()
         self._folder = checkpoint.resolve()
-        arguments = [*_command(engine, self._folder, dtype, ranks, device, length, self.port), *more]
+        room = usual(checkpoint) if length is None else length
+        arguments = [*_command(engine, self._folder, dtype, ranks, device, room, self.port), *more]
         if tokenizer:
             arguments.remove("--skip-tokenizer-init")
         end = time.monotonic() + timeout
