@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.report import Report
+from ckptcheck.report import FailOn, Report
 from ckptcheck.rule import Rule
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def conclude(
     rules: Sequence[Rule],
     form: str,
     output: Path | None,
-    fail_on: str,
+    fail_on: FailOn,
     *,
     verbose: bool = False,
     unwritten: CkptcheckError | None = None,
