@@ -23,20 +23,6 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def writable(path: Path | None) -> None:
-    """Raise CkptcheckError where `replace_file` could not write now: asked before work that takes minutes. Nothing is left."""
-    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
-        return  # a pipe: to open it is to write to it
-    if path.is_dir():
-        raise CkptcheckError(f"cannot write {path}: it is a folder")
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        os.unlink(temporary)
-    except OSError as error:
-        raise CkptcheckError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def keep_apart(output: Path | None, *inputs: Path | None) -> None:
     """Raise CkptcheckError where a command would write over what it reads: a file, or one in a checkpoint's folder."""
     if output is None or not output.is_file():
@@ -48,6 +34,19 @@ def keep_apart(output: Path | None, *inputs: Path | None) -> None:
             raise CkptcheckError(
                 f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
             )
+
+
+def writable(output: Path | None) -> None:
+    """Raise CkptcheckError where a file could not be written, before the work whose outcome is to go there."""
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe
+        return
+    if output.is_dir():
+        raise CkptcheckError(f"cannot write {output}: it is a folder")
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f".{output.name}.", dir=output.parent):
+            pass
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
