@@ -21,14 +21,24 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
     if "compilation" in switches:
         found["disable_cuda_graph"] = switches["compilation"] != "graphs"
         found["enable_torch_compile"] = switches["compilation"] == "inductor"
-    if "speculative" in switches:
-        chain = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
-        found |= {
-            "speculative_algorithm": "NGRAM",
-            "speculative_num_draft_tokens": switches["speculative"] + 1,  # SGLang counts the token they come after
-            **chain,  # no tree of proposals: what GPUs of every kind can verify
-        }
+    if "speculative" in switches and _on_gpu():
+        found |= _speculative(switches["speculative"])
     return found
+
+
+def _speculative(tokens: int) -> dict[str, Any]:
+    """Return the arguments that have n-grams propose so many tokens, one after the other: a tree of them is not for every GPU.
+
+    SGLang counts the token after which they come. It takes NGRAM on a CPU too, for the kernels of its own build for CPUs.
+    """
+    breadth = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
+    return {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": tokens + 1, **breadth}
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def resolved(value: Any, logprobs: str) -> dict[str, Any]:
@@ -44,8 +54,10 @@ def resolved(value: Any, logprobs: str) -> dict[str, Any]:
         "head_fp32": bool(value("enable_fp32_lm_head")),
         "sequences": value("max_running_requests"),
         "text": not value("skip_tokenizer_init"),
-        "speculative": value("speculative_num_draft_tokens") - 1 if value("speculative_algorithm") == "NGRAM" else 0,
     }
     if chunk and chunk > 0:
         found["chunk"] = chunk
+    if value("device") != "cpu":
+        proposes = value("speculative_algorithm") == "NGRAM"
+        found["speculative"] = value("speculative_num_draft_tokens") - 1 if proposes else 0
     return found
