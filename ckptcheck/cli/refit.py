@@ -96,7 +96,7 @@ def refit(
         ),
     ] = None,
     bucket_mb: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
+        float, typer.Option(min=0.001, callback=finite, help="MB of the first sync's buckets.")
     ] = 64.0,
     pause: Annotated[
         str | None,
@@ -166,9 +166,10 @@ def refit(
     from ckptcheck.engines.base import Engine
     from ckptcheck.engines.context import USUAL, usual
     from ckptcheck.engines.switches import parsed
+    from ckptcheck.history.record import Record
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
-    from ckptcheck.refit.recorded import append, ready
+    from ckptcheck.refit.recorded import append
     from ckptcheck.refit.settings import Settings
     from ckptcheck.refit.source import opened, told
     from ckptcheck.refit.text import Text
@@ -192,7 +193,7 @@ def refit(
     writable(output)
     keep_apart(output, record, Path(source) if source is not None else None)
     if record is not None:
-        ready(record)
+        Record(record).check()
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.history.record import Record, read
+from ckptcheck.history.record import Record
 from ckptcheck.history.record import Sync as Recorded
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.writing import writable
-
-
-def ready(path: Path) -> None:
-    """Raise CkptcheckError where syncs could not be appended later: asked before a trial that takes minutes. Nothing is changed."""
-    writable(path)
-    try:
-        if path.exists() and path.stat().st_size:
-            read(path)
-            path.open("ab").close()
-    except OSError as error:
-        raise CkptcheckError(f"cannot write the record {path}: {error.strerror or error}") from error
 
 
 def append(trace: RefitTrace, path: Path) -> None:
