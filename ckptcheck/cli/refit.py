@@ -96,7 +96,7 @@ def refit(
         ),
     ] = None,
     bucket_mb: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="MB of the first sync's buckets.")
+        float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
     ] = 64.0,
     pause: Annotated[
         str | None,
@@ -272,11 +272,10 @@ def refit(
                 gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
             )  # fmt: skip
 
-        rows = ckpt.tensors[embedding].shape[0]
         room = usual(ckpt.source.local) if ckpt.source.local is not None else USUAL
         trial = Trial(
-            source, start_trainer, start, settings, vocabulary=rows, block=128, length=room, nbytes=size,
-            text=Text(ckpt.source), folder=folder, say=out.talk,
+            source, start_trainer, start, settings, vocabulary=ckpt.tensors[embedding].shape[0], block=128,
+            length=room, nbytes=size, text=Text(ckpt.source), folder=folder, say=out.talk,
         )  # fmt: skip
         trace = trial.run()
         interruption.overhear()
