@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -156,9 +155,7 @@ def matrix(
     report = run(trace, rules)
     if markdown is not None:
         replace_file(markdown, trace.markdown().encode())
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Path | None, floors: bool) -> MatrixTrace:

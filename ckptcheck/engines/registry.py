@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.cache import room
+from ckptcheck.engines.context import usual
 from ckptcheck.engines.loading import Mode
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
@@ -118,7 +119,7 @@ def start(
     dtype: str = "float32",
     ranks: int = 1,
     mode: str = "plain",
-    length: int = 512,
+    length: int | None = None,
     together: int = 1,
     switches: Switches | None = None,
     transport: str = "",
@@ -130,12 +131,13 @@ def start(
 ) -> Engine:
     """Start an engine with a checkpoint.
 
-    dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
-    of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
-    it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
-    known; an engine on GPUs may have to be started for it. python: the user's own interpreter. gpus: see host/gpus.py.
-    instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
-    that is not known and an engine that is not installed, and what a Host raises where it does not start.
+    dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens of
+    the longest sequence with what is decoded, None for those of context.py. together: as many of them its cache has room
+    for at once. switches: how it is set up; those that it does not take are in its `ignored`. transport: by which weights
+    will come, where that is known; an engine on GPUs may have to be started for it. python: the user's own interpreter.
+    gpus: see host/gpus.py. instead: a running engine that is given up for this one, whose process may be used. Raises
+    CkptcheckError for a name that is not known and an engine that is not installed, and what a Host raises where it does
+    not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
@@ -146,7 +148,7 @@ def start(
         dtype=dtype,
         ranks=ranks,
         mode=mode,
-        length=length,
+        length=usual(checkpoint) if length is None else length,
         together=together,
         switches=switches or Switches(),
         transport=transport,

@@ -121,11 +121,11 @@ class RefitTrace:
     """A trial from the cold load to the last sync.
 
     weights: what the trainer exports. streamed: the transport, where it makes one stream of all buckets, else "". ignored:
-    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured then.
-    marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep. memory:
-    bytes of the engine after the cold load and after every sync.
-    unlike: step → weights of which the trainer's ranks hold different copies, () for none; empty where it has one rank.
-    broken: phase → why it could not be finished; the rules then judge what was seen until there.
+    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured
+    then. marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep.
+    unkept: why the prefix cache cannot keep anything of this model, "" where it can. memory: bytes of the engine after the
+    cold load and after every sync. unlike: step → weights of which the trainer's ranks hold different copies, () for none;
+    empty where it has one rank. broken: phase → why it could not be finished; the rules then judge what was seen until there.
     """
 
     target: str
@@ -145,6 +145,7 @@ class RefitTrace:
     unlike: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     nap: Nap | None = None
     awake: str = ""
+    unkept: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "refit"
     failed_to: str = "finish"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.engines.base import Engine, Manifest, Scores
+from ckptcheck.engines.context import USUAL
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.history.record import now
 from ckptcheck.host.patience import within
@@ -48,8 +49,8 @@ class Trial:
     time in a process of its own.
 
     vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0 where it has none.
-    nbytes: of the weights. text: the tokenizer, for a prompt that means something. folder: for checkpoints that are written on the
-    way. say: told what is being done.
+    length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt that means something.
+    folder: for checkpoints that are written on the way. say: told what is being done.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Trial:
         *,
         vocabulary: int,
         block: int = 0,
+        length: int = USUAL,
         nbytes: int = 0,
         text: Text | None = None,
         folder: Path,
@@ -70,8 +72,9 @@ class Trial:
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._trainer: Trainer
         self._phase = ""
-        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode)
-        self._trace = RefitTrace(target)
+        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode, length)
+        small = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
+        self._trace = RefitTrace(target, unkept=small if block and not self._questions.probe else "")
 
     def run(self) -> RefitTrace:
         """Run it. What dies, hangs, is refused or interrupted on the way ends it, and is in the trace with its last words.
@@ -122,7 +125,8 @@ class Trial:
                 self._scored(engine, 0, self._questions.scores(engine))
             with self._within("score", "measure the noise of both sides"):
                 self._trace = replace(
-                    self._trace, floor=floor.measured(engine, self._trainer, self._questions.sequences)
+                    self._trace,
+                    floor=floor.measured(engine, self._trainer, self._questions.sequences, self._questions.decode),
                 )
         with self._within("sync", "scramble"):
             scrambled = engine.scramble()
