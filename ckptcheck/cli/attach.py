@@ -27,7 +27,7 @@ ANY = 512
 
 IDLE = (
     "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "steps", "perturb", "record",
+    "switch", "bucket_mb", "steps", "perturb", "record", "sleep_level",
 )  # fmt: skip
 """Arguments of the command that say how a trial is made. Servers that run already are taken as they are."""
 FOR_SOURCE = (

@@ -105,6 +105,12 @@ def refit(
             show_default="none runs",
         ),
     ] = None,
+    sleep_level: Annotated[
+        int,
+        typer.Option(
+            min=1, max=2, help="While the trainer steps, the engine: 1 keeps its weights on the host, 2 drops them."
+        ),
+    ] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
         float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
@@ -185,6 +191,8 @@ def refit(
         raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
     if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
         raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
+    if pause and sleep_level == 2:
+        raise CkptcheckError("--pause needs the cache, which the engine has again after the sync with --sleep-level 2")
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -197,6 +205,7 @@ def refit(
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
         pause=registry.pause(engine, pause, route),
+        sleep_level=sleep_level,
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
@@ -260,7 +269,7 @@ def refit(
             """Start the engine in a process of its own."""
             return registry.start(
                 engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
+                gpus=engine_gpus, switches=switches, transport=route, sleep_level=sleep_level, scratch=scratch,
             )  # fmt: skip
 
         rows = ckpt.tensors[embedding].shape[0]

@@ -22,6 +22,7 @@ def _vllm(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -50,6 +51,7 @@ def _sglang(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -59,7 +61,9 @@ def _sglang(
     if mode not in ("plain", "stock"):
         raise CkptcheckError(f"SGLang has no mode {mode}", "there are plain and stock")
     tokens, _ = room(checkpoint, length, together, dtype)
-    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, max(tokens, TOKENS), switches=switches)
+    options = SglangOptions(
+        dtype, ranks, cast(Mode, mode), length, max(tokens, TOKENS), switches=switches, sleep_level=sleep_level
+    )
     if isinstance(instead, SglangEngine) and instead.options.mode == mode:
         instead.restart(checkpoint, options)
         return instead
@@ -125,6 +129,7 @@ def start(
     together: int = 1,
     switches: Switches | None = None,
     transport: str = "",
+    sleep_level: int = 1,
     python: Path | None = None,
     gpus: str | None = None,
     instead: Engine | None = None,
@@ -136,7 +141,7 @@ def start(
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
     of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
     it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
-    known; an engine on GPUs may have to be started for it. python: the user's own interpreter. gpus: see host/gpus.py.
+    known; an engine on GPUs may have to be started for it. sleep_level: at which it will sleep, see refit/nap.py. python: the user's own interpreter. gpus: see host/gpus.py.
     instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
     that is not known and an engine that is not installed, and what a Host raises where it does not start.
     """
@@ -151,6 +156,7 @@ def start(
         together=together,
         switches=switches or Switches(),
         transport=transport,
+        sleep_level=sleep_level,
         python=python,
         gpus=gpus,
         instead=instead,

@@ -41,7 +41,8 @@ class SglangOptions:
     """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
 
     dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. tokens: that the
-    cache has room for. switches: how it is set up. more: further arguments of sglang.Engine.
+    cache has room for. switches: how it is set up. sleep_level: 2 drops weights when it sleeps, 1 keeps them on the host. more:
+    further arguments of sglang.Engine.
     """
 
     dtype: str = "float32"
@@ -50,6 +51,7 @@ class SglangOptions:
     length: int = 512
     tokens: int = TOKENS
     switches: Switches = field(default_factory=Switches)
+    sleep_level: int = 1
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -125,6 +127,7 @@ class SglangEngine:
                 tokens=options.tokens,
                 switches=options.switches.given(),
                 options=dict(options.more),
+                keeps=options.sleep_level == 1,
             )
         except VerbError:
             self._spoilt = True
@@ -258,14 +261,17 @@ class SglangEngine:
         found: str = self._call("version", value=value)
         return found
 
-    def sleep(self, tags: Sequence[str] | None = None) -> None:
-        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. Weights are kept on the host. On a CPU
-        all stays.
+    def sleep(self, level: int = 1) -> None:
+        """Give device memory away (release_memory_occupation); on a CPU all stays.
+
+        level: see `nap.Sleeper`. SGLang is started for one, see `SglangOptions`; raises CkptcheckError for the other one.
         """
-        self._call("sleep", tags=None if tags is None else list(tags))
+        if level != self.options.sleep_level:
+            raise CkptcheckError(f"this SGLang was started to sleep at level {self.options.sleep_level}, not {level}")
+        self._call("sleep", tags=None)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again (resume_memory_occupation)."""
+        """Take the memory again (resume_memory_occupation). tags: only that of weights, kv_cache or cuda_graph."""
         self._call("wake", tags=None if tags is None else list(tags))
 
     def check(self, action: str) -> Mapping[str, Any]:

@@ -35,10 +35,11 @@ def start(
     tokens: int,
     switches: dict[str, Any],
     options: dict[str, Any],
+    keeps: bool = True,
 ) -> dict[str, Any]:
     """Load a checkpoint. length: of the longest sequence, with what is decoded; tokens: that the cache has room for.
 
-    switches: see sglang_switches.py. options: of sglang.Engine.
+    switches: see sglang_switches.py. options: of sglang.Engine. keeps: its weights on the host when it sleeps.
     """
     stop()
     private = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
@@ -49,7 +50,7 @@ def start(
         raise ValueError("a process of SGLang is plain or stock for as long as it lives")
     import torch
 
-    place = on_gpu() if torch.cuda.is_available() else _on_cpu()
+    place = on_gpu(keeps) if torch.cuda.is_available() else _on_cpu()
     import sglang
 
     engine = sglang.Engine(
@@ -77,10 +78,13 @@ def start(
     return _about(engine)
 
 
-def on_gpu() -> dict[str, Any]:
-    """Return the arguments for a GPU: it can sleep where the package is that SGLang needs for that, and wakes with its weights."""
+def on_gpu(keeps: bool) -> dict[str, Any]:
+    """Return the arguments for a GPU: it can sleep where the package is that SGLang needs for that, and wakes with its weights.
+
+    keeps: False for jobs that send others then, and save the memory of the host.
+    """
     able = importlib.util.find_spec("torch_memory_saver") is not None
-    return {**ON_GPU, "enable_memory_saver": able, "enable_weights_cpu_backup": able}
+    return {**ON_GPU, "enable_memory_saver": able, "enable_weights_cpu_backup": able and keeps}
 
 
 def _on_cpu() -> dict[str, Any]:
@@ -276,7 +280,8 @@ def version(value: str | None = None) -> str:
 
 
 def sleep(tags: list[str] | None) -> None:
-    """Have the engine give its device memory away (release_memory_occupation)."""
+    """Have the engine give its device memory away (release_memory_occupation). It has to be idle, or it dies."""
+    _settle()
     _engine().release_memory_occupation(tags)
 
 
