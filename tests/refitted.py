@@ -183,7 +183,8 @@ def unable(*_: Any) -> Any:
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
     """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `empty`, `device`, `speculates`, `flaws` of one that
-    serves requests meanwhile, `trainer` with what is wrong with it, `settings`, `version`: name and version that the engine says of itself.
+    serves requests meanwhile, `trainer` with what is wrong with it, `settings`, `version`: name and version that the engine says
+    of itself.
     """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]

@@ -141,7 +141,8 @@ def start(
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
     of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
     it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
-    known; an engine on GPUs may have to be started for it. sleep_level: at which it will sleep, see refit/nap.py. python: the user's own interpreter. gpus: see host/gpus.py.
+    known; an engine on GPUs may have to be started for it. sleep_level: at which it will sleep, 1 keeps its weights on the host and
+    2 drops them. python: the user's own interpreter. gpus: see host/gpus.py.
     instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
     that is not known and an engine that is not installed, and what a Host raises where it does not start.
     """

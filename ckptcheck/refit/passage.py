@@ -128,9 +128,9 @@ def split(
 ) -> tuple[int, int | None]:
     """Return from where on a response could be of the new weights, and the first token that is not of the old ones, or None.
 
-    said, before, after: logprobs (nats) of the same tokens, as they came, and by the old and the new weights alone. Tokens that both
-    weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first
-    that tells. From it on old keys may still be mixed in, so nothing is asked of the later ones.
+    said, before, after: logprobs (nats) of the same tokens, as they came, and by the old and the new weights alone. Tokens
+    that both weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first that
+    tells. From it on old keys may still be mixed in, so nothing is asked of the later ones.
     """
     earliest = 0
     for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):

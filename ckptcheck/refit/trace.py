@@ -32,8 +32,8 @@ class Sync:
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. passage: what became of a request that
-    ran meanwhile, None where none did.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. passage: what became of a request
+    that ran meanwhile, None where none did.
     """
 
     number: int

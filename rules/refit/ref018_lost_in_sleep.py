@@ -2,9 +2,9 @@
 
 ## What it checks
 The engine sleeps while the trainer steps, and wakes before the sync, as in jobs that share GPUs. Parameters, buffers and derived
-tensors are then what they were. With `--sleep-level 2` the weights are dropped: their memory comes back before the sync, that of the
-cache after it, and buffers are compared in between (the weights after the sync, by REF001 to REF004). Where the platform has no
-sleep, the rule is skipped and says so.
+tensors are then what they were. With `--sleep-level 2` the weights are dropped: their memory comes back before the sync, that
+of the cache after it, and buffers are compared in between (the weights after the sync, by REF001 to REF004). Where the platform
+has no sleep, the rule is skipped and says so.
 
 ## Why it matters
 A sync sends parameters only. Buffers (rotary caches, scales) that sleep dropped stay wrong for the rest of the job.

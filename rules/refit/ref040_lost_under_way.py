@@ -36,8 +36,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
         if (seen := sync.passage) is not None and seen.cut:
             yield Problem(
-                f"in sync {sync.number} the request that ran (pause {seen.pause}) ended after {seen.tokens} of {seen.wanted} tokens,"
-                f" and the engine calls it {seen.finish or 'nothing'}",
+                f"in sync {sync.number} the request that ran (pause {seen.pause}) ended after {seen.tokens} of {seen.wanted}"
+                f" tokens, and the engine calls it {seen.finish or 'nothing'}",
                 hint="count tokens of responses that ran across an update, and ask again for those that were cut",
             )
             return

@@ -38,11 +38,10 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     for number, seen in passages:
         if not seen.misdated:
             continue
-        since = f"number {seen.first} on" if seen.first else "none"
-        told = f"those from number {seen.said} on" if seen.said else "none"
+        since = f"are of the new weights from number {seen.first} on" if seen.first else "are all of the old weights"
+        told = f"that from number {seen.said} on they are of the new ones" if seen.said else "so of none"
         yield Problem(
-            f"in sync {number} (pause {seen.pause}) {since} of the tokens of the running request are of the new weights, and the engine says"
-            f" {told}",
+            f"in sync {number} (pause {seen.pause}) tokens of the running request {since}, and the engine says {told}",
             hint="do not filter by the engine's versions of tokens; keep the time of the update instead",
         )
         return
