@@ -16,6 +16,7 @@ from ckptcheck.cli.app import app
 from ckptcheck.cli.live_sides import Sides
 from ckptcheck.engines import registry
 from ckptcheck.engines.fake_serving import FakeServing
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts import read
 
 faults: list[str] = []
@@ -88,6 +89,36 @@ def test_a_floor_is_written_and_shown(here: Path) -> None:
     said = parity("calibrate", "tiny", "-o", "floor.json", "--number", "3", "--length", "20", "--response", "6")
     assert "The floor of this model" in said
     assert json.loads((here / "floor.json").read_text())["model"] == "tiny"
+
+
+@pytest.mark.parametrize("command", ["record", "calibrate"])
+def test_what_cannot_be_written_is_said_before_anything_runs(
+    here: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "p.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.setattr(registry, "ENGINES", {})
+    for output, said in (
+        ("none/r.json", "cannot write none/r.json"),
+        ("tiny", "it is a folder"),
+        ("p.jsonl", "overwritten"),
+    ):
+        with pytest.raises(CkptcheckError, match=said):
+            parity(command, "tiny", "-o", output, "--prompts", "p.jsonl")
+    assert (here / "p.jsonl").read_text() == '{"text": "a"}\n'
+
+
+def test_logprobs_that_stayed_raw_are_called_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stubborn(checkpoint: Path, *, length: int, switches: Any, **_: Any) -> FakeServing:
+        held = load_file(checkpoint / "model.safetensors")
+        return FakeServing(held, switches=switches, length=length, untaken=["logprobs=processed"])
+
+    monkeypatch.setattr(registry, "ENGINES", {"vllm": stubborn})
+    parity("record", "tiny", "-o", "r.safetensors", "--temperature", "0.5", "--switch", "logprobs=processed")
+    assert read(here / "r.safetensors").metadata.logprobs == "raw"
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors", "--trainer-version", "3")
+    trainer = read(here / "s.safetensors").metadata.trainer
+    assert trainer is not None
+    assert (trainer.temperature, trainer.weight_version) == (1.0, "3")
 
 
 def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
