@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,17 +24,6 @@ KEY = "CKPTCHECK_API_KEY"
 """Variable with the key of the servers: an argument would show in the list of processes."""
 ANY = 512
 """Rows of the embedding that every model has, for servers of which no checkpoint is known."""
-
-IDLE = (
-    "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "steps", "perturb", "record", "sleep_level",
-)  # fmt: skip
-"""Arguments of the command that say how a trial is made. Servers that run already are taken as they are."""
-FOR_SOURCE = (
-    "trainer", "tp", "pp", "ep", "device", "trainer_gpus", "trainer_python", "engine_python", "hf_config", "keep",
-)  # fmt: skip
-"""Arguments that say what is made of SOURCE."""
-FOR_SERVERS = ("allow_write", "allow_remote")
 
 StartTrainer = Callable[["Checkpoint", "Exchange", str], "Trainer"]
 """Starts a trainer with a checkpoint and the dtype it computes in."""
@@ -63,28 +52,6 @@ class Wanted:
         return self.timeouts.seconds(kind, nbytes)
 
 
-def refuse_idle(given: Collection[str], *, attached: bool, source: bool) -> None:
-    """Refuse what would be ignored. given: names of the arguments that the user gave. Raises CkptcheckError."""
-    if not attached:
-        _refuse(given, FOR_SERVERS, "without servers that run already", "name them with --attach")
-        return
-    _refuse(given, IDLE, "with --attach: the servers run already, and no sync is made", None)
-    if not source:
-        _refuse(
-            given,
-            FOR_SOURCE,
-            "where servers are held against each other alone",
-            "name the checkpoint they should serve",
-        )
-
-
-def _refuse(given: Collection[str], idle: Sequence[str], where: str, hint: str | None) -> None:
-    flags = [f"--{name.replace('_', '-')}" for name in idle if name in given]
-    if flags:
-        listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
-        raise CkptcheckError(f"{listed} {'means' if len(flags) == 1 else 'mean'} nothing {where}", hint)
-
-
 def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]) -> Attached:
     """Ask the servers, and what they are held against. What was seen before an interruption is kept, with what it broke off.
 
@@ -93,6 +60,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     from ckptcheck.refit import attach as attaching
     from ckptcheck.refit import sequences
     from ckptcheck.servers.client import Client
+    from ckptcheck.servers.distinct import refuse_same_instance, refuse_same_place
     from ckptcheck.servers.recognize import recognize
 
     if source is None and len(wanted.addresses) == 1:
@@ -113,6 +81,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     patience = wanted.seconds("score", source)
     asked = attaching.Asked(sequences.sequences(_rows(source)), patience, wanted.weights, wanted.logprobs)
     clients = [Client(url, remote=wanted.remote, key=os.environ.get(KEY)) for url in wanted.addresses]
+    refuse_same_place(clients)
     servers = [recognize(client, seconds=min(patience, attaching.ALIVE)) for client in clients]
     seen: list[Seen] = []
     reference, unfit, truth, untold = None, "", None, ""
@@ -120,6 +89,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     try:
         for server in servers:
             seen.append(attaching.look(server, asked, say))  # noqa: PERF401 - what was seen before Ctrl-C is kept
+        refuse_same_instance({server.url: server.about.instance for server in seen})
         if wanted.write and source is not None and folder is not None:
             _same_model(source, seen)
             for place, server in enumerate(servers):

@@ -67,6 +67,11 @@ def diff(
     rules = pack.load()
     with out.progress_bar(f"{first} ↔ {second}") as progress:
         sides = open_side(first, jobs=jobs), open_side(second, jobs=jobs)
+        if bridge is not Bridge.builtin and sides[0].is_megatron == sides[1].is_megatron:
+            raise CkptcheckError(
+                f"--bridge {bridge.value} means nothing between two checkpoints of one form",
+                "a bridge maps between Megatron's tensors and Hugging Face's",
+            )
         evidence = Comparison(*sides, Terms(wanted, rtol, atol), critic, bridge.value, jobs=jobs, progress=progress)
         _ = evidence.opinion  # trouble with it is trouble with the command
         report = run(evidence, rules)

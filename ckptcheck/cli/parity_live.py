@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.cli.numbers import finite
 from ckptcheck.errors import CkptcheckError
@@ -57,6 +58,7 @@ SPARE = 2
 
 
 def record(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -92,6 +94,7 @@ def record(
     from ckptcheck.rollouts import Metadata, write
     from ckptcheck.writing import keep_apart, writable
 
+    refuse_lengths(ctx, prompts)
     keep_apart(output, prompts, Path(source))
     writable(output)
     switches = parsed(switch or [])
@@ -178,6 +181,7 @@ def score(
 
 
 def calibrate(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -212,6 +216,7 @@ def calibrate(
     from ckptcheck.trainers.layout import Layout
     from ckptcheck.writing import keep_apart, writable
 
+    refuse_lengths(ctx, prompts)
     keep_apart(output, prompts, Path(source))
     writable(output)
     switches = parsed(switch or [])
@@ -243,6 +248,12 @@ def calibrate(
         finally:
             running.close()
     tables.write(Console(), noise.section())
+
+
+def refuse_lengths(ctx: typer.Context, prompts: Path | None) -> None:
+    """Refuse a length of built-in prompts where the user's own are taken whole."""
+    if prompts is not None:
+        Given(ctx).refuse(["length"], "with --prompts: a file's prompts are taken whole")
 
 
 def _wide(switches: Switches, batch: int) -> Switches:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 def matrix(
+    ctx: typer.Context,
     source: Source,
     lengths: Annotated[str, typer.Option(help="Tokens of prompt and response.")] = "100",
     data: Annotated[
@@ -105,6 +107,15 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
+    given = Given(ctx)
+    if calibrate:
+        given.refuse(["floor"], "with --calibrate, which measures the floor")
+    if "megatron" not in {trainer for trainer, _ in plan.pairs}:
+        given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
+    if plan.decoding == ("greedy",):
+        given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
+    if plan.directions == ("trainer",):
+        given.refuse(["top_p", "top_k"], "with --directions trainer: trainers draw from the whole distribution")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,

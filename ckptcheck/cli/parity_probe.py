@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
@@ -23,6 +24,7 @@ from ckptcheck.cli.parity_live import (
     TopK,
     TopP,
     TrainerPython,
+    refuse_lengths,
 )
 from ckptcheck.cli.scan import FailOn, Format
 
@@ -31,6 +33,7 @@ DEAR = ("graphs", "inductor", "casts")
 
 
 def probe(
+    ctx: typer.Context,
     source: Source,
     engine: EngineName = "vllm",
     only: Annotated[
@@ -84,6 +87,9 @@ def probe(
     from ckptcheck.run import run
     from ckptcheck.trainers.base import Trainer
 
+    refuse_lengths(ctx, prompts)
+    if only:
+        Given(ctx).refuse(["compilation"], "with --only, which names the probes")
     probes = chosen(only or [], without or [])
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in DEAR}

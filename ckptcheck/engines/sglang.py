@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
-from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.base import Answer, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.cpus import binding
+from ckptcheck.engines.loading import EngineOptions, load
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
-from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
@@ -21,8 +21,6 @@ from ckptcheck.host.patience import otherwise
 from ckptcheck.host.trouble import VerbError
 
 MODULE = "ckptcheck_far.sglang_engine"
-LOAD = 900.0
-"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 ANSWER = 600.0
 """Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
 TOKENS = 4096
@@ -33,26 +31,17 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-Mode = Literal["plain", "stock"]
-
 
 @dataclass(frozen=True)
-class SglangOptions:
+class SglangOptions(EngineOptions):
     """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
 
-    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. tokens: that the
-    cache has room for. switches: how it is set up. sleep_level: 2 drops weights when it sleeps, 1 keeps them on the host. more:
-    further arguments of sglang.Engine.
+    tokens: that the cache has room for. sleep_level: 2 drops its weights when it sleeps, 1 keeps them on the host. more: further
+    arguments of sglang.Engine.
     """
 
-    dtype: str = "float32"
-    ranks: int = 1
-    mode: Mode = "plain"
-    length: int = 512
     tokens: int = TOKENS
-    switches: Switches = field(default_factory=Switches)
     sleep_level: int = 1
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SglangEngine:
@@ -112,33 +101,18 @@ class SglangEngine:
         the next one has a new process.
         """
         self.options = options = options or self.options
+        bare = {} if options.sleep_level == 1 else {"enable_weights_cpu_backup": False}
+        started = replace(options, more={**options.more, **bare})
         if self._spoilt:
             self._host.close()
             self._host, self._spoilt = self._new_host(), False
         try:
-            said = self._host.call(
-                "start",
-                timeout=otherwise(LOAD) if timeout is None else timeout,
-                model=str(checkpoint.resolve()),
-                dtype=options.dtype,
-                ranks=options.ranks,
-                plain=options.mode == "plain",
-                length=options.length,
-                tokens=options.tokens,
-                switches=options.switches.given(),
-                options=dict(options.more),
-                keeps=options.sleep_level == 1,
-            )
+            self.info, self.ignored = load(self._host, "SGLang", checkpoint, started, timeout, tokens=options.tokens)
         except VerbError:
             self._spoilt = True
             raise
-        self.info = EngineInfo(
-            "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
-        )
-        if said["facts"]["device"] != "cuda":
+        if self.info.facts["device"] != "cuda":
             self.transports = tuple(name for name in type(self).transports if name != "nccl")
-        where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
-        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
 
     def manifest(self, *, loader: bool = False) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live.

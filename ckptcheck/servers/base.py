@@ -19,7 +19,7 @@ class About:
 
     model: the path or name it says it serves. weights: its weight version. dtype: as torch spells it, "auto" where the
     checkpoint decides. ranks: of tensor and pipeline parallelism. device: cpu, cuda. sampled: which logprobs it returns
-    (vLLM's logprobs_mode).
+    (vLLM's logprobs_mode). instance: what tells this server, since it was started, from every other.
     """
 
     engine: str
@@ -31,6 +31,7 @@ class About:
     device: str = ""
     architecture: str = ""
     sampled: str = ""
+    instance: str = ""
 
     @property
     def name(self) -> str:

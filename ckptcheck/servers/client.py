@@ -11,6 +11,7 @@ import http.client
 import ipaddress
 import socket
 import threading
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -64,6 +65,11 @@ class Client:
                 f"{self.url} is not on this machine, and only servers here are asked",
                 "--allow-remote asks it all the same",
             )
+
+    @cached_property
+    def places(self) -> frozenset[tuple[str, int, str]]:
+        """Where it leads: machine, port and path; all addresses of this machine count as one. Raises CkptcheckError for none."""
+        return frozenset(("" if _here(each) else each, self._port, self._prefix) for each in self._addresses())
 
     def get(self, path: str, kind: type[T], *, timeout: float = ASK) -> T:
         """Ask for a path and read the answer as a type of msgspec. Raises Refused, Silent, Gone or Junk."""
@@ -142,6 +148,18 @@ class Client:
 
 def _loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _here(address: str) -> bool:
+    """Whether an address is one of this machine's own: only there can a socket be bound to it."""
+    if _loopback(address):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _cut(held: list[socket.socket], late: threading.Event) -> None:

@@ -24,14 +24,17 @@ class ModelInfo(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What /server_info says of versions and layout; the scheduler is asked for the rest of it."""
+    """What /server_info says of versions and layout; the scheduler is asked for the rest of it.
+
+    startup_time: seconds that the parts of its start took (observability/startup_time.py), in all digits.
+    """
 
     version: str = ""
     dtype: str = ""
     tp_size: int = 0
     pp_size: int = 1
     device: str = ""
-    enable_metrics: bool = False
+    startup_time: Any = None
 
 
 class Place(msgspec.Struct):
@@ -113,6 +116,7 @@ class SglangServer:
             ranks=info.tp_size * info.pp_size,
             device=info.device.partition(":")[0],
             architecture=(model.architectures or [""])[0],
+            instance=_start(info.startup_time),
         )
 
     def weight_version(self, *, seconds: float) -> str:
@@ -175,6 +179,12 @@ class SglangServer:
         except Refused as refused:
             return Answered(False, refused.said)
         return Answered(updated.success, updated.message)
+
+
+def _start(took: Any) -> str:
+    """Return what tells one start from every other: to all digits no two take the same time. "" where it is not told."""
+    parts = [took.get(name) for name in ("scheduler_e2e", "tokenizer_e2e")] if isinstance(took, dict) else [None]
+    return " ".join(map(repr, parts)) if all(isinstance(part, float) and part > 0 for part in parts) else ""
 
 
 def _number(value: float | None) -> float:

@@ -64,11 +64,12 @@ class DeviceConfig(msgspec.Struct):
 
 
 class VllmConfig(msgspec.Struct):
-    """Of /server_info."""
+    """Of /server_info. instance_id: drawn when it was started (config/vllm.py)."""
 
     model_config: ModelConfig = msgspec.field(default_factory=ModelConfig)
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     device_config: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+    instance_id: str = ""
 
 
 class ServerInfo(msgspec.Struct):
@@ -143,6 +144,7 @@ class VllmServer:
             device=config.device_config.device_type,
             architecture=(model.architectures or [""])[0],
             sampled=model.logprobs_mode,
+            instance=config.instance_id,
         )
 
     def weight_version(self, *, seconds: float) -> str:

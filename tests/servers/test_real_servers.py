@@ -26,6 +26,8 @@ from ckptcheck.refit import sequences
 from ckptcheck.refit.attach import Asked, Truth, attached
 from ckptcheck.report import Report
 from ckptcheck.run import run
+from ckptcheck.servers.client import Client
+from ckptcheck.servers.recognize import recognize
 from ckptcheck.servers.reference import Reference
 from ckptcheck.trainers.transformers import start_transformers
 
@@ -138,7 +140,11 @@ def for_user(source: Path, url: str) -> None:
 
 
 def unlike(one: str, other: str) -> None:
-    """What a user sees of two replicas of which one is behind."""
+    """What a user sees of two replicas of which one is behind. Each says which it is, and says the same again."""
+    mine, again, theirs = (recognize(Client(url), seconds=60).about(seconds=60).instance for url in (one, one, other))
+    assert mine == again != theirs
+    assert mine
+    assert theirs
     code, told = refit("--attach", one, "--attach", other)
     assert (code, next((finding["code"], finding["key"]) for finding in told["findings"])) == (1, ("REF029", NORM))
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -30,10 +31,11 @@ def no_trainer(*_: object) -> Any:
 
 
 def reported(*servers: JunkServer, timeout: float = 1.0) -> Report:
-    """Attach to servers without a checkpoint, and report. One is always asked for twice: alone it is held against nothing."""
-    addresses = [server.url for server in servers]
-    addresses = addresses * 2 if len(addresses) == 1 else addresses
-    return run(attach(None, Wanted(addresses, no_trainer, Timeouts(score=timeout)), lambda _: None), RULES)
+    """Attach to servers without a checkpoint, and report. One alone is held against a twin that answers alike."""
+    with ExitStack() as stack:
+        twins = [stack.enter_context(JunkServer(servers[0].answers))] if len(servers) == 1 else []
+        wanted = Wanted([server.url for server in (*servers, *twins)], no_trainer, Timeouts(score=timeout))
+        return run(attach(None, wanted, lambda _: None), RULES)
 
 
 @pytest.mark.parametrize("answers", [sglang(), vllm()], ids=["sglang", "vllm"])
@@ -147,9 +149,10 @@ def test_a_server_that_refuses_weights_is_skipped_with_its_reason() -> None:
     with JunkServer(sglang(weights_checker=refusal, generate=refusal)) as server:
         report = reported(server)
     assert report.findings == ()
-    assert [(code, f"{server.url}/" in why, "403" in why, "administrator" in why) for code, why in report.skipped] == [
-        ("REF029", True, True, True)
-    ]
+    assert [
+        (code, why.startswith("http://127.0.0.1:"), "403" in why, "administrator" in why)
+        for code, why in report.skipped
+    ] == [("REF029", True, True, True)]
 
 
 def test_a_vllm_out_of_dev_mode_is_held_by_its_logprobs_alone() -> None:
@@ -207,11 +210,23 @@ def test_the_command() -> None:
         command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    with JunkServer(sglang()) as one, JunkServer(vllm()) as other, JunkServer({"/": b"<html>"}) as page:
-        done = refit("--attach", one.url, "--attach", one.url, "-v")
+    with (
+        JunkServer(sglang()) as one,
+        JunkServer(sglang()) as two,
+        JunkServer(vllm()) as other,
+        JunkServer({"/": b"<html>"}) as page,
+    ):
+        done = refit("--attach", one.url, "--attach", two.url, "-v")
         assert (done.returncode, "✓ clean" in done.stdout) == (0, True), done.stderr
         assert f"sglang 0.5.23 at {one.url}" in done.stdout
-        done = refit("--attach", one.url, "--attach", one.url, "--attach", other.url)
+        same = one.url.replace("127.0.0.1", "localhost")
+        done = refit("--attach", one.url, "--attach", same)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"ckptcheck: {one.url} and {same} are one server, and it always agrees with itself\n"
+            "           name every server once\n"
+        )
+        done = refit("--attach", one.url, "--attach", two.url, "--attach", other.url)
         assert (done.returncode, f"could not compare {other.url}: no other server that answers" in done.stdout) == (
             2,
             True,
@@ -219,7 +234,7 @@ def test_the_command() -> None:
         done = refit("--attach", one.url, "--attach", page.url)
         assert (done.returncode, done.stdout) == (2, "")
         assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in done.stderr
-    done = refit("--attach", one.url, "--attach", one.url)
+    done = refit("--attach", one.url, "--attach", two.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot be reached: Connection refused" in done.stderr
 
