@@ -109,10 +109,7 @@ def refit(
         ),
     ] = None,
     sleep_level: Annotated[
-        int,
-        typer.Option(
-            min=1, max=2, help="While the trainer steps, the engine: 1 keeps its weights on the host, 2 drops them."
-        ),
+        int, typer.Option(min=1, max=2, help="Weights while the engine sleeps: 1 kept on the host, 2 dropped.")
     ] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
@@ -194,8 +191,6 @@ def refit(
     route = registry.route(engine, transport)
     if quantize is not None:
         refuse_packed(quantize.value, engine, route, dtype.value)
-    if pause and sleep_level == 2:
-        raise CkptcheckError("--pause needs the cache, which the engine has again after the sync with --sleep-level 2")
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -207,7 +202,7 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
-        pause=registry.pause(engine, pause, route),
+        pause=registry.pause(engine, pause, route, sleep_level),
         sleep_level=sleep_level,
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:

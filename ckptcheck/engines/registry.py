@@ -97,10 +97,10 @@ UNDER_WAY = {"vllm": "reload", "sglang": "tensor"}
 """By which transport an engine is updated while requests run."""
 
 
-def pause(name: str, wanted: str | None, transport: str) -> str:
+def pause(name: str, wanted: str | None, transport: str, sleep_level: int = 1) -> str:
     """Return what becomes of requests that run when weights come, "" where none was asked for.
 
-    Raises CkptcheckError for what the engine cannot do, and by that transport.
+    Raises CkptcheckError for what the engine cannot do, by that transport, and around a sleep at that level.
     """
     if wanted is None:
         return ""
@@ -112,6 +112,10 @@ def pause(name: str, wanted: str | None, transport: str) -> str:
         raise CkptcheckError(f"{name} does not {wanted} requests", f"there is {', '.join(known)}")
     if transport != UNDER_WAY[name]:
         raise CkptcheckError(f"requests run beside {UNDER_WAY[name]} only", f"--transport {UNDER_WAY[name]}")
+    if sleep_level == 2:
+        raise CkptcheckError(
+            "--pause needs the cache, which with --sleep-level 2 the engine has again after the sync only"
+        )
     return wanted
 
 
