@@ -1,4 +1,7 @@
-"""The whole command, when the real SGLang dies of a tensor that does not fit, or hangs while its other half goes on answering."""
+"""The whole command, when the real SGLang dies of a tensor that does not fit, or hangs while its other half goes on answering.
+
+Run by ``make matrix``, for it takes a minute; `tests/engines/test_sglang.py` kills the engine itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import pytest
 from commanded import Command
 from conftest import needs_engine
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.xdist_group("sglang-cpu"),
+    pytest.mark.skipif("CKPTCHECK_MATRIX" not in os.environ, reason="takes a minute: make matrix"),
+]
 SOUND = ("--engine", "sglang", "--trainer", "transformers", "--no-check-logprobs")
 PYTHON = """#!{here}
 import os, sys
