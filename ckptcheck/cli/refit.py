@@ -109,6 +109,9 @@ def refit(
             show_default="none runs",
         ),
     ] = None,
+    sleep_level: Annotated[
+        int, typer.Option(min=1, max=2, help="Weights while the engine sleeps: 1 kept on the host, 2 dropped.")
+    ] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
         float | None,
@@ -211,7 +214,8 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
-        pause=registry.pause(engine, pause, route),
+        pause=registry.pause(engine, pause, route, sleep_level),
+        sleep_level=sleep_level,
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
@@ -269,7 +273,7 @@ def refit(
             """Start the engine in a process of its own."""
             return registry.start(
                 engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
+                gpus=engine_gpus, switches=switches, transport=route, sleep_level=sleep_level, scratch=scratch,
             )  # fmt: skip
 
         room = usual(ckpt.source.local) if ckpt.source.local is not None else USUAL

@@ -24,6 +24,7 @@ def _vllm(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -50,6 +51,7 @@ def _sglang(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -57,7 +59,9 @@ def _sglang(
     from ckptcheck.engines.sglang import TOKENS, SglangEngine, SglangOptions
 
     tokens, _ = room(checkpoint, length, together, dtype)
-    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches, tokens=max(tokens, TOKENS))
+    options = SglangOptions(
+        dtype, ranks, cast(Mode, mode), length, switches, tokens=max(tokens, TOKENS), sleep_level=sleep_level
+    )
     if isinstance(instead, SglangEngine) and instead.options.mode == mode:
         instead.restart(checkpoint, options)
         return instead
@@ -94,10 +98,10 @@ UNDER_WAY = {"vllm": "reload", "sglang": "tensor"}
 """By which transport an engine is updated while requests run."""
 
 
-def pause(name: str, wanted: str | None, transport: str) -> str:
+def pause(name: str, wanted: str | None, transport: str, sleep_level: int = 1) -> str:
     """Return what becomes of requests that run when weights come, "" where none was asked for.
 
-    Raises CkptcheckError for what the engine cannot do, and by that transport.
+    Raises CkptcheckError for what the engine cannot do, by that transport, and around a sleep at that level.
     """
     if wanted is None:
         return ""
@@ -109,6 +113,10 @@ def pause(name: str, wanted: str | None, transport: str) -> str:
         raise CkptcheckError(f"{name} does not {wanted} requests", f"there is {', '.join(known)}")
     if transport != UNDER_WAY[name]:
         raise CkptcheckError(f"requests run beside {UNDER_WAY[name]} only", f"--transport {UNDER_WAY[name]}")
+    if sleep_level == 2:
+        raise CkptcheckError(
+            "--pause needs the cache, which with --sleep-level 2 the engine has again after the sync only"
+        )
     return wanted
 
 
@@ -123,6 +131,7 @@ def start(
     together: int = 1,
     switches: Switches | None = None,
     transport: str = "",
+    sleep_level: int = 1,
     python: Path | None = None,
     gpus: str | None = None,
     instead: Engine | None = None,
@@ -134,10 +143,10 @@ def start(
     dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens of
     the longest sequence with what is decoded, None for those of context.py. together: as many of them its cache has room
     for at once. switches: how it is set up; those that it does not take are in its `ignored`. transport: by which weights
-    will come, where that is known; an engine on GPUs may have to be started for it. python: the user's own interpreter.
-    gpus: see host/gpus.py. instead: a running engine that is given up for this one, whose process may be used. Raises
-    CkptcheckError for a name that is not known and an engine that is not installed, and what a Host raises where it does
-    not start.
+    will come, where that is known; an engine on GPUs may have to be started for it. sleep_level: at which it will sleep, 1
+    keeps its weights on the host and 2 drops them. python: the user's own interpreter. gpus: see host/gpus.py. instead: a
+    running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name that is not
+    known and an engine that is not installed, and what a Host raises where it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
@@ -152,6 +161,7 @@ def start(
         together=together,
         switches=switches or Switches(),
         transport=transport,
+        sleep_level=sleep_level,
         python=python,
         gpus=gpus,
         instead=instead,

@@ -12,6 +12,7 @@ from ckptcheck.engines.known import Running, traits
 from ckptcheck.refit.cost import costs
 from ckptcheck.refit.floor import Floor
 from ckptcheck.refit.nap import Nap
+from ckptcheck.refit.passage import Passage
 from ckptcheck.refit.speech import Speech
 from ckptcheck.report import Section
 from ckptcheck.trainers.base import Step, TrainerInfo, Weight
@@ -31,7 +32,8 @@ class Sync:
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. passage: what became of a request
+    that ran meanwhile, None where none did.
     """
 
     number: int
@@ -50,6 +52,7 @@ class Sync:
     sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
     unexplained: str = ""
+    passage: Passage | None = None
 
     @cached_property
     def differing(self) -> dict[Key, tuple[Entry, Entry]]:

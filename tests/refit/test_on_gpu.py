@@ -50,6 +50,15 @@ def test_the_engine_computes_with_the_trainers_weights(cell: gpu.Cell, request: 
     assert not ignored
 
 
+@pytest.mark.parametrize("cell", [gpu.Cell("vllm", "ipc"), gpu.Cell("sglang", "tensor")], ids=str)
+def test_weights_that_are_dropped_in_sleep_come_with_the_sync(cell: gpu.Cell, smollm2: Path) -> None:
+    if why := gpu.lacking(cell):
+        pytest.skip(why)
+    report = json.loads(gpu.refit(smollm2, cell, "--sleep-level", "2").stdout)
+    assert [finding["message"] for finding in report["findings"] if finding["severity"] == "error"] == []
+    assert {"REF001", "REF003", "REF004", "REF018"} <= set(report["passed"])
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_nccl_on_one_gpu_is_refused_before_anything_is_sent(engine: str, smollm2: Path) -> None:
     cell = gpu.Cell(engine, "nccl")

@@ -236,7 +236,8 @@ def version(value: str | None = None) -> str:
 
 
 def sleep(tags: list[str] | None) -> None:
-    """Have the engine give its device memory away (release_memory_occupation)."""
+    """Have the engine give its device memory away (release_memory_occupation). It has to be idle, or it dies."""
+    _settle()
     _engine().release_memory_occupation(tags)
 
 
