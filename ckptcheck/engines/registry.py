@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from ckptcheck.engines import lacking
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.cache import room
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.trouble import VerbError
 
 
 def _vllm(
@@ -142,18 +144,22 @@ def start(
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
-    return ENGINES[name](
-        checkpoint,
-        dtype=dtype,
-        ranks=ranks,
-        mode=mode,
-        length=length,
-        together=together,
-        switches=switches or Switches(),
-        transport=transport,
-        python=python,
-        gpus=gpus,
-        instead=instead,
-        log=log,
-        scratch=scratch,
-    )
+    try:
+        return ENGINES[name](
+            checkpoint,
+            dtype=dtype,
+            ranks=ranks,
+            mode=mode,
+            length=length,
+            together=together,
+            switches=switches or Switches(),
+            transport=transport,
+            python=python,
+            gpus=gpus,
+            instead=instead,
+            log=log,
+            scratch=scratch,
+        )
+    except VerbError as error:
+        error.hint = error.hint or lacking.hint(name, error.said)
+        raise
