@@ -161,5 +161,6 @@ def start(
             scratch=scratch,
         )
     except VerbError as error:
-        error.hint = error.hint or lacking.hint(name, error.said)
+        if (what := lacking.hint(name, error.said)) is not None:
+            error.message, error.hint = error.message.rstrip("."), what
         raise

@@ -84,7 +84,7 @@ def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(
     with pytest.raises(VerbError) as caught:
         registry.start("sglang", tmp_path, switches=whole)
     assert caught.value.message == (
-        "sglang could not start: NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now."
+        "sglang could not start: NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now"
     )
     assert caught.value.hint == lacking.EXPERTS
     monkeypatch.setattr("test_sglang_restart.TRACE", ())
