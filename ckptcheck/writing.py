@@ -36,6 +36,19 @@ def keep_apart(output: Path | None, *inputs: Path | None) -> None:
             )
 
 
+def writable(output: Path | None) -> None:
+    """Raise CkptcheckError where a file could not be written, before the work whose outcome is to go there."""
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe
+        return
+    if output.is_dir():
+        raise CkptcheckError(f"cannot write {output}: it is a folder")
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f".{output.name}.", dir=output.parent):
+            pass
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {output}: {error.strerror or error}") from error
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a file beside `path` to write to, and rename it over `path` afterwards; for what is too large to be held whole.

@@ -95,13 +95,13 @@ def changed(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
 
 
 def judged(table: Mapping[str, Any]) -> Judged:
-    """Make the evidence of a case: `rollouts` drawn, `changes` made, `gates`, `floor`."""
+    """Make the evidence of a case: `rollouts` drawn, `changes` made, `gates`, `floor`, measured with `floor_of`."""
     found = rolled(**table.get("rollouts", {}))
     for change in table.get("changes", []):
         found = changed(found, change)
     wrong = tuple(defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
-    floor = Floor(table["floor"], format="") if "floor" in table else None
+    floor = Floor(table["floor"], **table.get("floor_of", {})) if "floor" in table else None
     return Judged("rollouts.safetensors", found, Gates(**table.get("gates", {})), floor)
 
 

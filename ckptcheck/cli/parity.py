@@ -109,6 +109,8 @@ def judge(
         if plots is not None and evidence.measured is not None:
             for made in drawing.draw(evidence, plots, path.stem if len(files) == 1 else f"{len(members)}-{path.stem}"):
                 out.talk(f"drew {made}")
+        elif plots is not None:
+            out.talk(f"nothing to draw of {path}: no token could be compared")
         members.append(Member.of(evidence))
     if len(files) > 1:
         reports.append(run(Series.of(members, gates), rules))
@@ -141,6 +143,13 @@ class Source(enum.StrEnum):
     ckptcheck = "ckptcheck"
 
 
+class Drawer(enum.StrEnum):
+    """Who drew the tokens."""
+
+    engine = "engine"
+    trainer = "trainer"
+
+
 class Logprobs(enum.StrEnum):
     """Of which distribution the engine's logprobs are."""
 
@@ -167,6 +176,12 @@ def convert(
     trainer_temperature: Annotated[
         float | None, typer.Option(callback=finite, help="The trainer divided logits by.")
     ] = None,
+    trainer_version: Annotated[
+        int | None, typer.Option(min=0, help="Of the trainer's weights, as the engine counts them.")
+    ] = None,
+    sampled_by: Annotated[
+        Drawer | None, typer.Option(help="Who drew the tokens.", show_default="what the file says, else engine")
+    ] = None,
 ) -> None:
     """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang. No pickle is run, no torch is needed.
 
@@ -187,8 +202,13 @@ def convert(
     changes: dict[str, object] = {"model": model, "step": step, "logprobs": logprobs and logprobs.value}
     if temperature is not None:
         changes["sampling"] = msgspec.structs.replace(about.sampling, temperature=temperature)
-    if trainer_temperature is not None:
-        changes["trainer"] = msgspec.structs.replace(about.trainer or Side(), temperature=trainer_temperature)
+    told = {
+        "temperature": trainer_temperature,
+        "weight_version": None if trainer_version is None else str(trainer_version),
+    }
+    if told := {name: value for name, value in told.items() if value is not None}:
+        changes["trainer"] = msgspec.structs.replace(about.trainer or Side(), **told)
+    changes["sampled_by"] = sampled_by and sampled_by.value
     about = msgspec.structs.replace(about, **{name: value for name, value in changes.items() if value is not None})
     write(found.with_columns(about), output)
     left = f", {len(about.left_out):,} left out ({about.left_out[0].reason})" if about.left_out else ""

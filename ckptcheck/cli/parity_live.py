@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
 from ckptcheck.cli.live_sides import sides
+from ckptcheck.cli.numbers import finite
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
-    from ckptcheck.engines.switches import Switches
+    from ckptcheck.engines.base import Engine, EngineInfo
+    from ckptcheck.engines.switches import Logprobs, Switches
+    from ckptcheck.trainers.base import TrainerInfo
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine.")]
@@ -38,8 +41,8 @@ Prompts = Annotated[
 ]
 EngineDtype = Annotated[Dtype, typer.Option("--dtype", help="In which it computes.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")]
-Temperature = Annotated[float, typer.Option(min=0, help="Of sampling; 0: greedy.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="1: off.")]
+Temperature = Annotated[float, typer.Option(min=0, callback=finite, help="Of sampling; 0: greedy.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, callback=finite, help="1: off.")]
 TopK = Annotated[int, typer.Option(min=0, help="0: off.")]
 Seed = Annotated[int, typer.Option(help="Counted up from prompt to prompt.")]
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds for any one call.")]
@@ -85,13 +88,14 @@ def record(
     from ckptcheck.parity.full import with_full
     from ckptcheck.parity.record import record as recorded
     from ckptcheck.parity.routes import with_routes
+    from ckptcheck.parity.scoring import due
     from ckptcheck.rollouts import Metadata, write
-    from ckptcheck.writing import keep_apart
+    from ckptcheck.writing import keep_apart, writable
 
     keep_apart(output, prompts, Path(source))
+    writable(output)
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
-    logprobs: Literal["raw", "processed"] = switches.logprobs or "raw"
     with sides(source, timeout=timeout, engine_python=engine_python) as live:
         asking = Asking(live.ckpt)
         asked = asking.usual(length, number, prompts)
@@ -102,15 +106,15 @@ def record(
             switches=_wide(switches, batch),
         )  # fmt: skip
         try:
-            for name, why in running.ignored.items():
-                out.talk(f"{name}: {why}")
+            logprobs: Logprobs = _told_switches(running, switches)
             about = Metadata(
                 model=source, step=step, logprobs=logprobs, vocabulary=asking.vocabulary, max_model_len=room
             )
             with out.progress_bar("answering", bytewise=False) as advance:
                 found = recorded(running, asked, sampling, about, batch=batch, timeout=timeout, advance=advance)
             if full:
-                found = with_full(found, "engine", running, live.folder, number=full)
+                heat = due(found.metadata)
+                found = with_full(found, "engine", running, live.folder, number=full, temperature=heat)
             if routing:
                 found = with_routes(found, "engine", running)
                 if "engine_routing" not in found:
@@ -128,7 +132,12 @@ def score(
     trainer: Annotated[TrainerName, typer.Option(help="What scores.")] = TrainerName.transformers,
     temperature: Annotated[
         float | None,
-        typer.Option(min=1e-6, help="By which logits are divided.", show_default="that of the engine's logprobs"),
+        typer.Option(
+            min=1e-6, callback=finite, help="By which logits are divided.", show_default="that of the engine's logprobs"
+        ),
+    ] = None,
+    trainer_version: Annotated[
+        int | None, typer.Option(min=0, help="Of its weights, as the engine counts them: what lag is counted from.")
     ] = None,
     tp: Tp = 1,
     pp: Pp = 1,
@@ -144,9 +153,10 @@ def score(
     from ckptcheck.parity.scoring import score as scored
     from ckptcheck.rollouts import read, write
     from ckptcheck.trainers.layout import Layout
-    from ckptcheck.writing import keep_apart
+    from ckptcheck.writing import keep_apart, writable
 
     keep_apart(output, file, Path(source))
+    writable(output)
     rollouts = read(file)
     if rollouts.defects:
         raise CkptcheckError(
@@ -158,8 +168,9 @@ def score(
         try:
             with out.progress_bar("scoring", bytewise=False) as advance:
                 found = scored(
-                    rollouts, held, temperature=temperature, tokens=tokens, folder=live.folder, advance=advance
-                )
+                    rollouts, held, temperature=temperature, version=trainer_version, tokens=tokens,
+                    folder=live.folder, advance=advance,
+                )  # fmt: skip
         finally:
             held.close()
     write(found, output)
@@ -199,10 +210,14 @@ def calibrate(
     from ckptcheck.parity.calibrate import calibrate as measured
     from ckptcheck.reporters import tables
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart, writable
 
+    keep_apart(output, prompts, Path(source))
+    writable(output)
     switches = parsed(switch or [])
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
-        asked = Asking(live.ckpt).usual(length, number, prompts)
+        asking = Asking(live.ckpt)
+        asked = asking.usual(length, number, prompts)
         room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
@@ -210,12 +225,19 @@ def calibrate(
             switches=_wide(switches, 8),
         )  # fmt: skip
         try:
+            _told_switches(running, switches)
             held = live.trainer(
                 trainer, dtype=(trainer_dtype or dtype).value, head_fp32=head_fp32, layout=Layout(tp=tp, pp=pp, ep=ep)
             )
             try:
                 noise = measured(running, held, asked, response=response, say=out.talk)
-                noise.write(output, model=source, engine=_named(running.info), trainer=_named(held.info))
+                noise.write(
+                    output,
+                    model=source,
+                    vocabulary=asking.vocabulary,
+                    engine=_named(running.info),
+                    trainer=_named(held.info),
+                )
             finally:
                 held.close()
         finally:
@@ -228,5 +250,15 @@ def _wide(switches: Switches, batch: int) -> Switches:
     return replace(switches, sequences=max(8, batch)) if switches.sequences is None else switches
 
 
-def _named(info: object) -> str:
-    return f"{getattr(info, 'name', '')} {getattr(info, 'version', '')} {getattr(info, 'dtype', '')}"
+def _told_switches(running: Engine, switches: Switches) -> Logprobs:
+    """Say which switches the engine did not take, and return of which distribution its logprobs are after all."""
+    from ckptcheck.cli import output as out
+
+    for name, why in running.ignored.items():
+        out.talk(f"{name}: {why}")
+    asked = switches.logprobs or "raw"
+    return asked if "logprobs" not in running.ignored else "raw" if asked == "processed" else "processed"
+
+
+def _named(info: EngineInfo | TrainerInfo) -> str:
+    return f"{info.name} {info.version} {info.dtype}"

@@ -18,7 +18,10 @@ NUMBERS = 1 << 21
 
 @dataclass(frozen=True)
 class Exact:
-    """Means over positions, in nats. mass: the largest | log Σ e^x |, of either side: 0 for logprobs, not for logits."""
+    """Means over positions, in nats. mass: the largest | log Σ e^x |, of either side: 0 for logprobs, not for logits.
+
+    It is infinite where a position holds NaN, or no number at all.
+    """
 
     positions: int
     engine_trainer: float
@@ -38,7 +41,9 @@ def exact(q: NDArray[Any], p: NDArray[Any]) -> Exact:
         one, other = (x[begin : begin + step].astype(np.float64) for x in (q, p))
         sums[0] += _kl(one, other)
         sums[1] += _kl(other, one)
-        mass = max(mass, *(float(np.abs(_log_sum(x)).max()) for x in (one, other)))
+        for rows in (one, other):
+            off = np.abs(_log_sum(rows))
+            mass = max(mass, float(np.where(np.isnan(off), inf, off).max()))
     positions = len(q)
     return Exact(positions, sums[0] / max(1, positions), sums[1] / max(1, positions), mass)
 

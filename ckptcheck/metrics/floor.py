@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,19 +21,23 @@ COMPARED = ("mult_prob_error", "k3", "abs_mean", "prob_diff_mean")
 
 
 class Floor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """metrics: name, as `Gap.numbers` has it → the largest value that was measured. sources: how it was measured."""
+    """metrics: name, as `Gap.numbers` has it → the largest value that was measured. sources: how it was measured.
+
+    engine, trainer: name, version and dtype. vocabulary: rows of the model's embedding.
+    """
 
     metrics: dict[str, float]
     model: str = ""
     engine: str = ""
     trainer: str = ""
+    vocabulary: int | None = None
     tokens: int = 0
     sources: list[str] = []
     tool: str = ""
     format: str = ""
 
     @classmethod
-    def of(cls, gaps: dict[str, Gap], **about: str) -> Floor:
+    def of(cls, gaps: dict[str, Gap], **about: Any) -> Floor:
         """Take the largest of every metric over measurements. gaps: how it was measured → what."""
         from ckptcheck import __version__
 
@@ -73,7 +78,7 @@ def _decoded(raw: bytes) -> Floor | None:
         floor = msgspec.json.decode(raw, type=Floor)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return floor if floor.format == FORMAT and floor.metrics else None
+    return floor if floor.format == FORMAT and floor.metrics.keys() & set(COMPARED) else None
 
 
 def _measured(path: Path) -> Floor:
@@ -85,4 +90,6 @@ def _measured(path: Path) -> Floor:
     found = gap(rollouts) if sound else None
     if found is None:
         raise CkptcheckError(f"{path} is no floor, and no rollouts that both sides scored")
-    return Floor.of({f"the gap of {path.name}": found}, model=rollouts.metadata.model)
+    about = rollouts.metadata
+    sides = {name: side.spoken for name in ("engine", "trainer") if (side := getattr(about, name)) is not None}
+    return Floor.of({f"the gap of {path.name}": found}, model=about.model, vocabulary=about.vocabulary, **sides)

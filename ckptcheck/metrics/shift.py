@@ -22,7 +22,8 @@ def shifts(rollouts: Rollouts) -> dict[int, tuple[int, float]]:
         owners = block.owners
         at = np.flatnonzero(inner & (owners[2:] == owners[:-2])) + 1
         q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
-        apart = {k: np.abs(q[at] - p[at + k]) for k in total}
+        with np.errstate(invalid="ignore"):  # infinite on both sides
+            apart = {k: np.abs(q[at] - p[at + k]) for k in total}
         finite = np.isfinite(apart[0]) & np.isfinite(apart[1]) & np.isfinite(apart[-1])
         pairs += int(finite.sum())
         for k, values in apart.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Sampling
@@ -32,9 +33,13 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Noise:
-    """gaps: name → how far apart under the same weights (see TITLES), as far as both sides were there."""
+    """gaps: name → how far apart under the same weights (see TITLES), as far as both sides were there.
+
+    lost: comparisons that gave no number: a logprob was not finite, or there was none.
+    """
 
     gaps: dict[str, Gap]
+    lost: tuple[str, ...] = ()
 
     def section(self, of: str = "this model") -> Section:
         """Return the table. of: whose floor it is."""
@@ -45,10 +50,11 @@ class Noise:
         columns = ("same weights", "tokens", "mult_prob_error", "mean |Δ|", "largest |Δ|", "k3")
         return Section(f"The floor of {of}", columns, rows)
 
-    def write(self, path: Path, **about: str) -> None:
-        """Write a floor file: the largest of every metric. Raises CkptcheckError where nothing was measured."""
-        if not self.gaps:
-            raise CkptcheckError("no floor could be measured: logprobs are not finite, or there are none")
+    def write(self, path: Path, **about: Any) -> None:
+        """Write a floor file: the largest of every metric. Raises CkptcheckError where a comparison gave no number."""
+        if self.lost or not self.gaps:
+            what = f" of {TITLES[self.lost[0]]}" if self.lost else ""
+            raise CkptcheckError(f"no floor could be measured: logprobs{what} are not finite, or there are none")
         write(Floor.of({TITLES[name]: each for name, each in self.gaps.items()}, **about), path)
 
 
@@ -93,9 +99,12 @@ def calibrate(
         found["trainer-batch"] = metrics(
             single, [each[start - 1 :] for each, start in zip(together, starts, strict=True)]
         )
-        if decoded:
+        if engine is not None:
             found["trainer-engine"] = metrics(decoded, single)
-    return Noise({name: each for name, each in found.items() if each is not None})
+    return Noise(
+        {name: each for name, each in found.items() if each is not None},
+        tuple(name for name, each in found.items() if each is None),
+    )
 
 
 def _sampled(

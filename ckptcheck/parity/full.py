@@ -20,20 +20,30 @@ class Told(Protocol):
         ...
 
 
-def with_full(rollouts: Rollouts, side: str, told: Told, folder: Path, *, number: int = 0) -> Rollouts:
+def with_full(
+    rollouts: Rollouts, side: str, told: Told, folder: Path, *, number: int = 0, temperature: float = 1.0
+) -> Rollouts:
     """Add a side's logprobs (``engine`` or ``trainer``), float32 [positions, vocabulary].
 
     number: of how many response tokens, from the first on; 0: of those for which the other side has them.
+    temperature: at which the side's column of logprobs was taken. Distributions are told raw, and brought to it, so that
+    both say the same; top-p and top-k are not applied to them.
     """
-    from safetensors.numpy import load_file
+    import numpy as np
 
     positions = rollouts.columns.get("full_positions") if not number else first(rollouts, number)
     if positions is None or not len(positions):
         return rollouts
-    owners = _owners(rollouts, positions)
-    wanted = list(dict.fromkeys(owners))
-    tables = load_file(told.full([tuple(rollouts.tokens[rollouts.sequence(each)].tolist()) for each in wanted], folder))
-    rows = _rows(rollouts, positions, owners, {each: tables[str(place)] for place, each in enumerate(wanted)})
+    owners = np.searchsorted(rollouts.starts, positions, "right") - 1
+    pieces = {
+        owner: _rows(rollouts, positions[owners == owner] - int(rollouts.starts[owner]), owner, told, folder)
+        for owner in np.unique(owners).tolist()
+    }
+    rows = np.full((len(positions), max(piece.shape[1] for piece in pieces.values())), -np.inf, "<f4")
+    for owner, piece in pieces.items():
+        rows[owners == owner, : piece.shape[1]] = piece
+    if temperature != 1:
+        rows = _at(temperature, rows)
     return rollouts.with_columns(None, full_positions=positions, **{f"{side}_full_logprobs": rows})
 
 
@@ -52,21 +62,22 @@ def first(rollouts: Rollouts, number: int) -> NDArray[Any]:
     return np.concatenate(found)[:number].astype("<i8") if found else np.zeros(0, "<i8")
 
 
-def _owners(rollouts: Rollouts, positions: NDArray[Any]) -> list[int]:
+def _rows(rollouts: Rollouts, places: NDArray[Any], owner: int, told: Told, folder: Path) -> NDArray[Any]:
+    """Return the row that tells of each place in a sequence: the one after the token before it.
+
+    A sequence at a time, and no further than the last place: a row of a large vocabulary is more than half a megabyte.
+    """
+    from safetensors.numpy import load_file
+
+    tokens = rollouts.tokens[rollouts.sequence(owner)][: int(places.max()) + 1]
+    table: NDArray[Any] = load_file(told.full([tuple(tokens.tolist())], folder))["0"][places - 1]
+    return table
+
+
+def _at(temperature: float, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return log-softmax(rows / temperature), float32."""
     import numpy as np
 
-    return [int(each) for each in np.searchsorted(rollouts.starts, positions, "right") - 1]
-
-
-def _rows(
-    rollouts: Rollouts, positions: NDArray[Any], owners: Sequence[int], tables: dict[int, NDArray[Any]]
-) -> NDArray[Any]:
-    """Return the row that tells of each position: the one after the token before it."""
-    import numpy as np
-
-    wide = max(table.shape[1] for table in tables.values())
-    found = np.full((len(positions), wide), -np.inf, "<f4")
-    for row, (position, owner) in enumerate(zip(positions.tolist(), owners, strict=True)):
-        told = tables[owner][position - int(rollouts.starts[owner]) - 1]
-        found[row, : len(told)] = told
-    return found
+    scaled = rows.astype(np.float64) / temperature
+    top = scaled.max(1, keepdims=True)
+    return np.asarray(scaled - top - np.log(np.exp(scaled - top).sum(1, keepdims=True)), "<f4")

@@ -87,6 +87,26 @@ def lag(judged: Judged) -> tuple[int, int] | None:
     return at - max(others), at - min(others)
 
 
+OWN = ("vllm", "sglang", "transformers", "megatron")
+"""What a floor can be measured with. A framework's trainer has the framework's name and may run the very code of one of these."""
+
+
+def foreign(judged: Judged) -> Iterator[str]:
+    """Say in what the floor's set-up is known to be another one than that of the rollouts."""
+    floor, about = judged.floor, judged.rollouts.metadata
+    assert floor is not None
+    for who, side in (("engine", about.engine), ("trainer", about.trainer)):
+        words = getattr(floor, who).split()
+        if not words or side is None:
+            continue
+        known = [(words[0], side.name if side.name in OWN else "", f"{who} ")]
+        if len(words) > 2:  # name, version, dtype
+            known.append((words[-1], side.dtype, f"{who} in "))
+        yield from (f"{label}{was} for {now}" for was, now, label in known if now and was != now)
+    if floor.vocabulary and about.vocabulary and floor.vocabulary != about.vocabulary:
+        yield f"a vocabulary of {floor.vocabulary} for {about.vocabulary}"
+
+
 def number_of(version: str) -> int | None:
     """Return a version that is a whole number as such; hashes and names have no order."""
     return int(version) if version.isascii() and version.isdecimal() and len(version) < 19 else None

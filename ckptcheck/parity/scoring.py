@@ -25,6 +25,7 @@ def score(
     trainer: Trainer,
     *,
     temperature: float | None = None,
+    version: int | None = None,
     tokens: int = TOKENS,
     folder: Path | None = None,
     advance: Callable[[int, int], None] | None = None,
@@ -32,7 +33,8 @@ def score(
     """Return the rollouts with the trainer's logprobs, float32, of every token but the first of a sequence.
 
     temperature: by which logits are divided; None takes that at which the engine's logprobs were taken: the sampling's
-    where they are processed, else 1. folder: for logprobs of the whole vocabulary, where the engine's are in the file.
+    where they are processed, else 1. version: of the trainer's weights, as the engine counts them. folder: for logprobs of
+    the whole vocabulary, where the engine's are in the file.
     Raises CkptcheckError for rollouts that are damaged or hold tokens that the trainer does not have.
     """
     import msgspec
@@ -53,12 +55,20 @@ def score(
         if advance is not None:
             advance(done, rollouts.number)
     info = trainer.info
-    side = Side(info.name, info.version, info.dtype, info.layout, temperature=heat, facts=dict(info.facts))
+    side = Side(
+        info.name,
+        info.version,
+        info.dtype,
+        info.layout,
+        None if version is None else str(version),
+        heat,
+        dict(info.facts),
+    )
     metadata = msgspec.structs.replace(rollouts.metadata, trainer=side)
     scored = rollouts.with_columns(metadata, trainer_logprobs=found)
     if "engine_routing" in rollouts:
         scored = with_routes(scored, "trainer", trainer)
-    return with_full(scored, "trainer", trainer, folder) if folder is not None else scored
+    return with_full(scored, "trainer", trainer, folder, temperature=heat) if folder is not None else scored
 
 
 def due(metadata: Metadata) -> float:

@@ -25,6 +25,9 @@ LIMITS: dict[str, Callable[[Gates], float | None]] = {
 }
 
 
+TITLES = {"pearson": "pearson of probabilities"}
+
+
 def sections(
     gap: Gap,
     gates: Gates,
@@ -36,7 +39,12 @@ def sections(
     """Give the tables. exact, temperature: of whole distributions, where they are recorded."""
     numbers = gap.numbers()
     rows = [
-        (name, value, limit(gates) if (limit := LIMITS.get(name)) else None, _times(floor, name, value))
+        (
+            TITLES.get(name, name),
+            value,
+            limit(gates) if (limit := LIMITS.get(name)) else None,
+            _times(floor, name, value),
+        )
         for name, value in numbers.items()
         if name not in ("tokens", "sequences", "broken")
     ]

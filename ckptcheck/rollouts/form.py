@@ -105,3 +105,7 @@ def _numbers(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterato
     positions = columns.get("full_positions")
     if positions is not None and ((positions < 0) | (positions >= len(columns["tokens"]))).any():
         yield Defect("bounds", "it names tokens that there are not", "full_positions")
+    elif positions is not None and set(positions.tolist()) & set(columns["starts"].tolist()):
+        yield Defect(
+            "bounds", "it names the first token of a sequence, which no distribution comes before", "full_positions"
+        )

@@ -30,6 +30,11 @@ class Side(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature: float | None = None
     facts: dict[str, str] = {}
 
+    @property
+    def spoken(self) -> str:
+        """Name, version and dtype, as far as they are known."""
+        return " ".join(filter(None, (self.name, self.version, self.dtype)))
+
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens were drawn; None: not known. temperature 0: greedy. top_p 1 and top_k 0: off (top_k -1 is read as off)."""

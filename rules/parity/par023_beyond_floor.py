@@ -12,7 +12,8 @@ of precise ones pass: one stale layer can stay under 1.05.
 Nothing in the arithmetic explains it: look at weights, caches, semantics.
 
 ## When it can be wrong
-A floor that was measured over shorter sequences, in another dtype or with another engine is another floor.
+A floor that was measured over shorter sequences, in another dtype or with another engine is another floor: PAR033 says so
+where the files tell.
 
 ## Seen in
 NovaSky-AI/SkyRL#1862 (a floor of 0.0118, and 0.0279 without matching fake quantization)

@@ -5,7 +5,7 @@ Where full-vocabulary logprobs are recorded: the logarithm of the sum of all pro
 
 ## Why it matters
 Logits in place of logprobs, a slice of the vocabulary (one tensor-parallel rank's part), or padding rows that were counted
-in. KL and temperature computed of them mean nothing.
+in. KL and temperature computed of them mean nothing. NaN, and rows in which nothing was recorded, are told here too.
 
 ## How to fix
 Apply log-softmax over the whole vocabulary before recording.
@@ -18,6 +18,7 @@ harnesses that save one rank's logits
 """
 
 from collections.abc import Iterator
+from math import inf
 
 from ckptcheck import Problem, rule
 from ckptcheck.parity.judged import Judged
@@ -37,6 +38,8 @@ def check(judged: Judged) -> Iterator[Problem]:
     found = judged.exact
     if found is None:
         raise Skip("full-vocabulary logprobs of both sides are not recorded alike")
-    if not found.mass <= TOLERANCE:
+    if found.mass == inf:
+        yield Problem("a position's logprobs hold NaN, or no number at all", hint="look at what recorded them")
+    elif not found.mass <= TOLERANCE:
         text = f"the probabilities of one position add up to e^{found.mass:.4g} or e^-{found.mass:.4g}, and not to 1"
         yield Problem(text, hint="these are logits, or a part of the vocabulary: apply log-softmax over all of it")

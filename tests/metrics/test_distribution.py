@@ -6,6 +6,7 @@ from math import inf, log
 
 import numpy as np
 import pytest
+from rolled import rolled
 
 from ckptcheck.metrics import distribution
 from ckptcheck.metrics.distribution import exact, temperature
@@ -85,3 +86,14 @@ def test_routing_compares_sets() -> None:
     assert found is not None
     assert found[0].tolist() == [0.0, 0.5]
     assert found[1] == 2
+
+
+def test_what_is_infinite_on_both_sides_is_not_moved() -> None:
+    rollouts = rolled(sequences=4, noise=0.001)
+    (block,) = rollouts.blocks()
+    apart = {side: rollouts.columns[f"{side}_logprobs"].copy() for side in ("engine", "trainer")}
+    for values in apart.values():
+        values[np.flatnonzero(block.mask)[3]] = -np.inf
+    found = shifts(rollouts.with_columns(**{f"{side}_logprobs": values for side, values in apart.items()}))
+    assert 0 < found[0][1] < 0.01 < found[1][1]
+    assert shifts(rollouts)[0][0] - found[0][0] == 3

@@ -9,13 +9,14 @@ from typing import Any
 import live
 import pytest
 from probed import ScoringTrainer
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from ckptcheck.cli.app import app
 from ckptcheck.cli.live_sides import Sides
 from ckptcheck.engines import registry
 from ckptcheck.engines.fake_serving import FakeServing
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts import read
 
 faults: list[str] = []
@@ -90,6 +91,36 @@ def test_a_floor_is_written_and_shown(here: Path) -> None:
     assert json.loads((here / "floor.json").read_text())["model"] == "tiny"
 
 
+@pytest.mark.parametrize("command", ["record", "calibrate"])
+def test_what_cannot_be_written_is_said_before_anything_runs(
+    here: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "p.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.setattr(registry, "ENGINES", {})
+    for output, said in (
+        ("none/r.json", "cannot write none/r.json"),
+        ("tiny", "it is a folder"),
+        ("p.jsonl", "overwritten"),
+    ):
+        with pytest.raises(CkptcheckError, match=said):
+            parity(command, "tiny", "-o", output, "--prompts", "p.jsonl")
+    assert (here / "p.jsonl").read_text() == '{"text": "a"}\n'
+
+
+def test_logprobs_that_stayed_raw_are_called_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stubborn(checkpoint: Path, *, length: int, switches: Any, **_: Any) -> FakeServing:
+        held = load_file(checkpoint / "model.safetensors")
+        return FakeServing(held, switches=switches, length=length, untaken=["logprobs=processed"])
+
+    monkeypatch.setattr(registry, "ENGINES", {"vllm": stubborn})
+    parity("record", "tiny", "-o", "r.safetensors", "--temperature", "0.5", "--switch", "logprobs=processed")
+    assert read(here / "r.safetensors").metadata.logprobs == "raw"
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors", "--trainer-version", "3")
+    trainer = read(here / "s.safetensors").metadata.trainer
+    assert trainer is not None
+    assert (trainer.temperature, trainer.weight_version) == (1.0, "3")
+
+
 def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
     options = [
         "matrix",
@@ -113,6 +144,54 @@ def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
     lines = (here / "m.jsonl").read_text()
     parity(*options, "--resume", "m.jsonl")
     assert (here / "m.jsonl").read_text() == lines
+
+
+SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--floor", "nowhere.json"], "cannot read the floor nowhere.json"),
+    (["--floor", "p.json", "--calibrate"], "give one of the two"),
+    (["--resume", "m.jsonl", "-o", "m.jsonl"], "files of their own"),
+    (["--resume", "m.jsonl", "--markdown", "./m.jsonl"], "files of their own"),
+    (["--markdown", "tiny/config.json"], "overwritten"),
+    (["-o", "none/m.json"], "cannot write none/m.json"),
+    (["--switch", "logprobs=processed"], "the models' own logprobs"),
+    (["--temperature", "0"], "no sampling"),
+])  # fmt: skip
+def test_a_matrix_that_cannot_be_is_refused_before_anything_runs(here: Path, options: list[str], said: str) -> None:
+    with pytest.raises(CkptcheckError, match=said):
+        parity(*SMALL, "--batch", "1", *options)
+    assert not (here / "m.jsonl").exists()
+
+
+def test_other_weights_are_not_gone_on_with(here: Path) -> None:
+    small = [
+        *SMALL,
+        "--batch",
+        "1",
+        "--sequences",
+        "1",
+        "--data",
+        "synthetic",
+        "--decoding",
+        "greedy",
+        "--resume",
+        "m.jsonl",
+    ]
+    parity(*small)
+    parity(*small)
+    held = load_file(here / "tiny" / "model.safetensors")
+    save_file({name: value * 1.01 for name, value in held.items()}, here / "tiny" / "model.safetensors")
+    with pytest.raises(CkptcheckError, match="another weights"):
+        parity(*small)
+
+
+def test_limits_of_the_matrix_are_flags(here: Path) -> None:
+    faults.append("batch")
+    wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
+    parity(*wide, code=1)
+    parity(*wide, "--max-mult-prob-error", "1.2")
 
 
 def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:

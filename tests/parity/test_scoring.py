@@ -20,6 +20,7 @@ from ckptcheck.metrics import floor
 from ckptcheck.parity.calibrate import calibrate
 from ckptcheck.parity.full import first, with_full
 from ckptcheck.parity.gap import gap
+from ckptcheck.parity.judged import Judged
 from ckptcheck.parity.record import record
 from ckptcheck.parity.routes import with_routes
 from ckptcheck.parity.scoring import batches, score
@@ -93,6 +94,31 @@ def test_whole_distributions_are_those_of_the_tokens_they_are_said_of(tmp_path: 
     assert with_full(recorded(engine), "trainer", trainer, tmp_path).columns.keys() == recorded(engine).columns.keys()
 
 
+def test_whole_distributions_are_taken_at_the_temperature_of_the_logprobs(tmp_path: Path) -> None:
+    engine = FakeServing(weights())
+    rollouts = with_full(recorded(engine, logprobs="raw"), "engine", engine, tmp_path, number=8)
+    off = score(rollouts, ScoringTrainer(tmp_path), temperature=0.5, version=7, folder=tmp_path)
+    assert off.metadata.trainer is not None
+    assert off.metadata.trainer.weight_version == "7"
+    rows, places = off.columns["trainer_full_logprobs"], off.columns["full_positions"]
+    assert np.exp(rows.astype(np.float64)).sum(1) == pytest.approx(1)
+    assert rows[np.arange(8), off.tokens[places]] == pytest.approx(off.columns["trainer_logprobs"][places], abs=1e-5)
+    found = Judged("r", off)
+    assert found.temperature is not None
+    assert found.temperature.temperature == pytest.approx(2, rel=1e-3)
+    assert found.exact is not None
+    assert found.exact.engine_trainer > 0.05
+
+
+def test_a_first_token_has_no_distribution(tmp_path: Path) -> None:
+    engine = FakeServing(weights())
+    rollouts = with_full(recorded(engine), "engine", engine, tmp_path, number=8)
+    places = rollouts.columns["full_positions"].copy()
+    places[6] = int(rollouts.starts[1])
+    with pytest.raises(CkptcheckError, match="it names the first token of a sequence"):
+        write(rollouts.with_columns(None, full_positions=places), tmp_path / "r.safetensors")
+
+
 def test_routing_is_kept_by_token_and_left_out_where_nobody_tells(tmp_path: Path) -> None:
     engine = FakeServing(weights())
     rollouts = with_routes(recorded(engine), "engine", engine)
@@ -123,6 +149,16 @@ def test_a_floor_is_measured_side_by_side_and_can_be_judged_by(tmp_path: Path) -
     assert len(off.section().rows) == 6
     alone = calibrate(None, ScoringTrainer(tmp_path), PROMPTS, response=6)
     assert set(alone.gaps) == {"trainer-repeat", "trainer-batch"}
+
+
+def test_a_floor_of_a_trainer_that_gives_no_numbers_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = ScoringTrainer(tmp_path)
+    monkeypatch.setattr(trainer, "score", lambda asked, **_: [(float("nan"),) * (len(each) - 1) for each in asked])
+    noise = calibrate(FakeServing(weights()), trainer, PROMPTS, response=6)
+    assert noise.lost == ("trainer-repeat", "trainer-batch", "trainer-engine")
+    with pytest.raises(CkptcheckError, match="logprobs of the trainer, twice the same are not finite"):
+        noise.write(tmp_path / "floor.json")
+    assert not (tmp_path / "floor.json").exists()
 
 
 def test_nothing_compared_and_what_is_not_finite_are_infinitely_far_apart() -> None:

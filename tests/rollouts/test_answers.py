@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts import Rollouts, read
 from ckptcheck.rollouts.convert import convert
 
@@ -42,6 +43,15 @@ def response(rollouts: Rollouts, number: int) -> tuple[list[int], list[float]]:
     begin = where.start + int(rollouts.prompts[number])
     logprobs = rollouts.columns["engine_logprobs"][begin : where.stop].tolist()
     return rollouts.tokens[where].tolist(), logprobs
+
+
+@pytest.mark.parametrize("of_vllm", ["vllm-completions.json", "vllm-chat.json"])
+@pytest.mark.parametrize("of_sglang", ["sglang-generate.json", "sglang-completions.json", "sglang-chat.json"])
+def test_answers_of_two_engines_are_not_of_one(tmp_path: Path, of_vllm: str, of_sglang: str) -> None:
+    path = tmp_path / "both.jsonl"
+    path.write_text("".join(json.dumps(json.loads((DATA / name).read_text())) + "\n" for name in (of_vllm, of_sglang)))
+    with pytest.raises(CkptcheckError, match="holds answers of SGLang beside answers of another engine"):
+        convert([path])
 
 
 @pytest.mark.parametrize("name", GREEDY)

@@ -121,6 +121,26 @@ def test_prime_rl_exports(tmp_path: Path) -> None:
     assert np.isnan(found.columns["trainer_logprobs"][3])  # null stands for what was not finite
 
 
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"schema_version": 2}, "it holds lines of schema 1 and 2"), ({"export_step": 9}, "it holds lines of step 8 and 9"),
+])  # fmt: skip
+def test_prime_rl_exports_of_two_schemas_or_steps_are_not_one(
+    tmp_path: Path, changed: dict[str, int], said: str
+) -> None:
+    line = {
+        "schema_version": 1, "step": 9, "export_step": 8, "token_ids": [5, 6], "loss_mask": [False, True],
+        "inference_logprobs": [0.0, -0.5],
+    }  # fmt: skip
+    path = lines(tmp_path / "rank_0.jsonl", line, line | changed)
+    with pytest.raises(CkptcheckError, match=said):
+        convert([path])
+    lines(path, line, line)
+    assert convert([path])[0].number == 2
+    lines(path, line | {"schema_version": 3})
+    with pytest.raises(CkptcheckError, match="it is of schema 3, and 1 is the one that is known"):
+        convert([path])
+
+
 def lines(path: Path, *answers: Any) -> Path:
     path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     return path

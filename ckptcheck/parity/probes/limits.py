@@ -6,7 +6,8 @@ from ckptcheck.parity.gap import Gap
 from ckptcheck.parity.probes.setups import Alternative, AlternativesSeen
 
 TIGHT, LOOSE = 1e-3, 1.05
-"""NeMo-RL's limits: nats between two set-ups in equal arithmetic (diagnostics 4), and the mean of exp|Δ| (diagnostics 2)."""
+"""Nats between two set-ups in equal arithmetic, and the mean of exp|Δ|. NeMo-RL's diagnostics 4 and 2 have these numbers; the
+first allows 1e-3 of the logprob itself on top, which a logprob of -10 makes 11 times as much."""
 
 
 def apart(gap: Gap, dtype: str) -> bool:

@@ -149,6 +149,11 @@ def _objects(raw: bytes) -> list[Any]:
 
 
 def _kind(content: Any, pickled: bool, path: Path) -> str:
+    if not pickled and responses.is_mixed(content):
+        raise CkptcheckError(
+            f"{path} holds answers of SGLang beside answers of another engine",
+            hint="convert those of each by themselves",
+        )
     for kind, (recognised, _) in KINDS.items():
         if (kind in JSON) is not pickled and recognised(content):
             return kind

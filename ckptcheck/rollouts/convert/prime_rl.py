@@ -16,6 +16,8 @@ from ckptcheck.rollouts.convert.reading import each, whole
 from ckptcheck.rollouts.json_text import Unlike, converted, word
 from ckptcheck.rollouts.metadata import Metadata, Side
 
+SCHEMA = "1"
+
 
 class Line(msgspec.Struct):
     """A sequence, as far as it is looked at."""
@@ -38,7 +40,16 @@ def _named(line: Any) -> bool:
 
 def export(content: Any) -> tuple[list[Rollout | Misfit], Metadata]:
     """Take over the sequences. What comes before the first token that is trained on is the prompt."""
-    first: dict[str, Any] = next((line for line in content if _named(line)), {})
+    lines = [line for line in content if _named(line)]
+    first: dict[str, Any] = lines[0] if lines else {}
+    for what, told in (("schema", "schema_version"), ("step", "export_step"), ("step", "step")):
+        said = dict.fromkeys(word(line.get(told))[:20] for line in lines if line.get(told) is not None)
+        if len(said) > 1:
+            raise Misfit(f"it holds lines of {what} {' and '.join(list(said)[:2])}")
+        if what == "schema" and said and next(iter(said)) != SCHEMA:
+            raise Misfit(f"it is of schema {next(iter(said))}, and {SCHEMA} is the one that is known")
+        if what == "step" and said:
+            break
     about = Metadata(
         step=whole(first.get("export_step", first.get("step"))),
         engine=Side("vllm"),

@@ -63,6 +63,25 @@ def is_sglang(content: Any) -> bool:
     return any(_is_own(answer) for answer in _bare(content))
 
 
+def is_mixed(content: Any) -> bool:
+    """Whether there are answers of SGLang, and whole ones in OpenAI's form that are not."""
+    whole = [answer for answer in _bare(content) if _is_whole(answer) or isinstance(answer.get("meta_info"), dict)]
+    return len({_is_own(answer) for answer in whole}) > 1
+
+
+def _is_whole(answer: Request) -> bool:
+    """Whether this is an answer, and not an event of a stream: only the last of those says why it ended."""
+    choices = answer.get("choices")
+    return (
+        isinstance(choices, list)
+        and bool(choices)
+        and all(
+            isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str) and "delta" not in choice
+            for choice in choices
+        )
+    )
+
+
 def is_vllm(content: Any) -> bool:
     """Whether these are answers in OpenAI's form, if only errors."""
     return any("choices" in answer or "error" in answer or answer.get("object") == "error" for answer in _bare(content))
