@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.comparison.comparison import Comparison
 from ckptcheck.comparison.open import open_side
 from ckptcheck.report import Report
@@ -218,6 +219,23 @@ def test_a_family_without_a_table_is_not_compared(models: Path, tmp_path: Path) 
     report, _ = diff(tmp_path / "before", tmp_path / "rounded")
     assert report.exit_code("error") == 2
     assert any("quantized experts in one tensor, of a family without a table" in why for _, why in report.crashed)
+
+
+def test_what_transformers_saves_of_the_dequantized_model_is_no_such_model(models: Path, tmp_path: Path) -> None:
+    """5.23 saves the dense experts under the names of blocks, and looks for their own when it loads them again."""
+    import transformers
+
+    made, _ = transformers.AutoModelForCausalLM.from_pretrained(
+        models / "packed", quantization_config=transformers.Mxfp4Config(dequantize=True), output_loading_info=True
+    )
+    made.save_pretrained(tmp_path / "saved")
+    _, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    missing = {name for name in told["missing_keys"] if "experts" in name}
+    rules = [rule for rule in pack.load() if rule.code == "QNT005"]
+    found = run(open_checkpoint(str(tmp_path / "saved")), rules).findings
+    assert [finding.code for finding in found] == (["QNT005"] if missing else [])
+    report, _ = diff(models / "packed", tmp_path / "saved")
+    assert {finding.code for finding in report.findings} == ({"CMP001", "CMP002"} if missing else set())
 
 
 def megatron(models: Path, folder: Path) -> Path:
