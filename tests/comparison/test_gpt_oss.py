@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -149,11 +150,19 @@ def test_a_fault_is_seen_and_named(
 ) -> None:
     report, _ = diff(models / "before", edited(models / "rounded", tmp_path / "wrong", change))
     assert [finding.code for finding in report.findings] == [code]
-    assert said in report.findings[0].message, report.findings[0].message
+    (found,) = report.findings
+    assert said in found.message
+    far = r".* [0-9.]+ steps of the grid apart in the mean, [0-9.e+]+ at most \([0-9.]+\), where rounding explains 0\.5(; .*)?"
+    if code == "CMP007":
+        assert re.fullmatch("the quantized weight does not stand for the dense one in " + far, found.message)
+        assert found.hint == "quantize again from the dense checkpoint"
+    else:
+        assert re.fullmatch(r".* are farther than rounding explains, [0-9.]+ steps at most", found.message)
     report, _ = diff(edited(models / "packed", tmp_path / "source", change), models / "dense")
-    assert [finding.code for finding in report.findings] == [
-        "CMP007"
-    ]  # the dense one has to be what is stored, rounded once
+    (found,) = report.findings
+    assert found.code == "CMP007"  # the dense one has to be what is stored, rounded once
+    assert re.fullmatch("the dense weight is not what the quantized one stands for in " + far, found.message)
+    assert found.hint == "dequantise again"
 
 
 def test_the_gap_that_counts_is_that_on_the_side_of_the_dense_number(models: Path, tmp_path: Path) -> None:
