@@ -110,6 +110,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("scan", TINY, "--diff", "-o", "x", "-v"), "--output and --verbose mean nothing with --diff"),
     (("scan", TINY, "--verify-blobs"), f"--verify-blobs means nothing for {TINY}: none of its files is named by its hash"),
+    (("scan", TINY, "--baseline", "x", "--write-baseline", "y"), "--baseline means nothing with --write-baseline"),
     (("diff", TINY, TINY, "--bridge", "both"), "--bridge both means nothing between two checkpoints of one form"),
     (("parity", "judge", "x", "--no-limits", "--max-kl", "1"), "--max-kl means nothing with --no-limits"),
     (("parity", "judge", "x", "--max-floor-multiple", "2"), "--max-floor-multiple means nothing without --floor"),
