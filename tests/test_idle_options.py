@@ -121,9 +121,9 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("parity", "probe", TINY, "--prompts", "y", "--length", "16"), "--length means nothing with --prompts"),
     (("parity", "probe", TINY, "--only", "length", "--compilation"), "--compilation means nothing with --only"),
     (("parity", "matrix", TINY, "--tp", "2"), "--tp means nothing without a pair that has megatron"),
-    (("parity", "matrix", TINY, "--calibrate", "--floor", "x"), "--floor means nothing with --calibrate"),
+    (("parity", "matrix", TINY, "--calibrate", "--floor", "x"), "--calibrate measures the floor and --floor reads it"),
     (("parity", "matrix", TINY, "--decoding", "greedy", "--top-p", "0.9"), "--top-p means nothing with --decoding greedy"),
-    (("parity", "matrix", TINY, "--directions", "trainer", "--top-k", "9"), "--top-k means nothing with --directions trainer"),
+    (("parity", "matrix", TINY, "--max-floor-multiple", "2"), "--max-floor-multiple means nothing without --floor or --calibrate"),
     *(
         (("parity", "why", "x", *words), f"{words[0]} means nothing without SOURCE: nothing is run")
         for words in (
