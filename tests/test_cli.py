@@ -402,6 +402,20 @@ def test_the_version_loads_nothing(here: Path) -> None:
     assert result.stdout.splitlines()[-1] == "False False"
 
 
+@pytest.mark.parametrize("words", [[], ["refit"], ["scan"], ["parity"], ["parity", "matrix"], ["engine", "install"]])
+def test_help_cuts_no_word_where_the_terminal_is_narrow(here: Path, words: list[str]) -> None:
+    wide, narrow = (run(here, *words, "--help", COLUMNS=columns).stdout for columns in ("200", "60"))
+    assert re.sub(r"\s", "", narrow) == re.sub(r"\s", "", wide)
+    assert "--help" in narrow
+
+
+@pytest.mark.parametrize("words", [[], ["parity"], ["engine"]])
+def test_no_command_is_answered_with_the_help_and_2(here: Path, words: list[str]) -> None:
+    result = run(here, *words)
+    assert (result.returncode, result.stderr) == (2, "")
+    assert result.stdout.rstrip("\n") == run(here, *words, "--help").stdout.rstrip("\n")
+
+
 def test_doctor(here: Path) -> None:
     result = run(here, "doctor", HF_ENDPOINT="http://127.0.0.1:1")
     assert result.returncode == 0

@@ -110,6 +110,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("scan", TINY, "--diff", "-o", "x", "-v"), "--output and --verbose mean nothing with --diff"),
     (("scan", TINY, "--verify-blobs"), f"--verify-blobs means nothing for {TINY}: none of its files is named by its hash"),
+    (("scan", TINY, "--baseline", "x", "--write-baseline", "y"), "--baseline means nothing with --write-baseline"),
     (("diff", TINY, TINY, "--bridge", "both"), "--bridge both means nothing between two checkpoints of one form"),
     (("parity", "judge", "x", "--no-limits", "--max-kl", "1"), "--max-kl means nothing with --no-limits"),
     (("parity", "judge", "x", "--max-floor-multiple", "2"), "--max-floor-multiple means nothing without --floor"),
@@ -120,9 +121,9 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("parity", "probe", TINY, "--prompts", "y", "--length", "16"), "--length means nothing with --prompts"),
     (("parity", "probe", TINY, "--only", "length", "--compilation"), "--compilation means nothing with --only"),
     (("parity", "matrix", TINY, "--tp", "2"), "--tp means nothing without a pair that has megatron"),
-    (("parity", "matrix", TINY, "--calibrate", "--floor", "x"), "--floor means nothing with --calibrate"),
+    (("parity", "matrix", TINY, "--calibrate", "--floor", "x"), "--calibrate measures the floor and --floor reads it"),
     (("parity", "matrix", TINY, "--decoding", "greedy", "--top-p", "0.9"), "--top-p means nothing with --decoding greedy"),
-    (("parity", "matrix", TINY, "--directions", "trainer", "--top-k", "9"), "--top-k means nothing with --directions trainer"),
+    (("parity", "matrix", TINY, "--max-floor-multiple", "2"), "--max-floor-multiple means nothing without --floor or --calibrate"),
     *(
         (("parity", "why", "x", *words), f"{words[0]} means nothing without SOURCE: nothing is run")
         for words in (

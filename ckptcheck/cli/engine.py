@@ -9,8 +9,12 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck.cli.verbs import Verbs
+
 engine = typer.Typer(
-    help="Build, list and remove the isolated Pythons that vLLM, SGLang and Megatron run in.", no_args_is_help=True
+    cls=Verbs,
+    help="Build, list and remove the isolated Pythons that vLLM, SGLang and Megatron run in.",
+    no_args_is_help=True,
 )
 
 NAMES = typer.Argument(metavar="NAME...", help="vllm-cpu, sglang-cpu, megatron, or a folder with a recipe of your own.")

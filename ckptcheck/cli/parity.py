@@ -15,6 +15,7 @@ import typer
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
 from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
+from ckptcheck.cli.verbs import Verbs
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ LIMITS = ("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequ
 """Options that --no-limits takes away."""
 
 parity = typer.Typer(
+    cls=Verbs,
     help="Measure the gap between an engine's logprobs and a trainer's.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

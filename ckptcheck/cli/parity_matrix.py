@@ -120,6 +120,9 @@ def matrix(
             "the matrix compares the models' own logprobs, not processed ones",
             hint="ckptcheck parity probe --only semantics",
         )
+    given = Given(ctx)
+    if not calibrate and floor is None:
+        given.refuse(["max_floor_multiple"], "without --floor or --calibrate")
     least = floors.read(floor).metrics.get("mult_prob_error") if floor is not None else None
     plan = cells.Plan(
         lengths=tuple(sorted({_number(text, "--lengths") for text in _list(lengths)})),
@@ -130,13 +133,12 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
-    if plan.temperature == 0 and "sampling" in plan.decoding:
-        raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
-    given = Given(ctx)
     if "megatron" not in {trainer for trainer, _ in plan.pairs}:
         given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
     if plan.decoding == ("greedy",):
         given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
+    if plan.temperature == 0 and "sampling" in plan.decoding:
+        raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,

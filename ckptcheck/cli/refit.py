@@ -296,9 +296,11 @@ def refit(
 
 
 def _put_away(folder: Path, keep: bool) -> None:
-    if keep:
-        from ckptcheck.cli.output import talk
+    from ckptcheck.cli.output import talk
 
+    if keep and any(folder.iterdir()):
         talk(f"kept {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        return
+    if keep:
+        talk("nothing was written that could be kept")
+    shutil.rmtree(folder, ignore_errors=True)

@@ -135,6 +135,8 @@ def scan(
         raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
     if diff:
         given.refuse(OF_REPORTS, "with --diff, which only shows what --fix would change")
+    if write_baseline:
+        given.refuse(["baseline"], "with --write-baseline, which lists all findings anew")
     if headers_only:
         given.refuse(OF_VALUES, "with --headers-only: no values are read")
     elif not values and all(target.startswith("hf://") for target in targets):

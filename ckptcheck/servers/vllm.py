@@ -81,7 +81,7 @@ class DeviceConfig(msgspec.Struct):
 
 
 class VllmConfig(msgspec.Struct):
-    """Of /server_info. instance_id: drawn when it was started (config/vllm.py)."""
+    """Of /server_info. instance_id: the nanosecond in which it was started (config/vllm.py)."""
 
     model_config: ModelConfig = msgspec.field(default_factory=ModelConfig)
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)

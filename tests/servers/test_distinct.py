@@ -85,8 +85,8 @@ TOOK = {"load_weight": 0.5, "scheduler_e2e": 8.123456789, "tokenizer_e2e": 11.98
         (told(startup_time=TOOK), told(), False),
         (told(startup_time={}), told(startup_time={}), False),
         (told(startup_time={**TOOK, "scheduler_e2e": 0.0}), told(startup_time={**TOOK, "scheduler_e2e": 0.0}), False),
-        (instance("3f9a0"), instance("3f9a0"), True),
-        (instance("3f9a0"), instance("3f9a1"), False),
+        (instance("1795301946762800236"), instance("1795301946762800236"), True),
+        (instance("1795301946762800236"), instance("1795301946762800237"), False),
     ],
 )
 def test_behind_two_ports(here: dict[str, Answer], there: dict[str, Answer], same: bool) -> None:
