@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale, vital
 from ckptcheck.values.stats import RUN
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
     stats = ckpt.values.tensors.get(name)
     if stats is None or stats.zero or not is_matrix(stats) or is_scale(name) or STARTS_AT_ZERO.search(name):
         return True
-    if name in (ckpt.anatomy.embedding, ckpt.anatomy.head) or "embed" in name:
+    if name in vital(ckpt) or "embed" in name:
         return True
     low, high = shard.tensors[name].data_offsets
     row = (high - low) // stats.shape[0]

@@ -35,7 +35,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.label import OTHER, mislabelled
-from ckptcheck.values.roles import is_matrix, is_scale, template
+from ckptcheck.values.roles import is_matrix, is_scale, template, vital
 from ckptcheck.values.stats import TensorStats
 
 FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
@@ -68,8 +68,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 def _singletons(ckpt: Checkpoint, magnitudes: list[float]) -> Iterator[Problem]:
     """Compare what there is once with all matrices."""
     usual = median(magnitudes) if len(magnitudes) >= 3 else 0
-    for name in dict.fromkeys((ckpt.anatomy.embedding, ckpt.anatomy.head, *ckpt.anatomy.scores)):
-        stats = ckpt.values.tensors.get(name) if name is not None else None
+    for name in dict.fromkeys((*vital(ckpt), *ckpt.anatomy.scores)):
+        stats = ckpt.values.tensors.get(name)
         if stats is not None and usual and is_matrix(stats) and stats.absmax > FACTOR_WITHOUT_SIBLINGS * usual:
             yield Problem(
                 f"its largest magnitude is {stats.absmax:.3g}, in the model's matrices it is {usual:.3g}: "
