@@ -39,6 +39,7 @@ from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.run import run
+from ckptcheck.values.table import records
 
 IT = "iter_0000100"
 
@@ -231,6 +232,17 @@ def test_rows_of_a_run_are_judged_without_a_tokenizer_as_far_as_that_goes(copied
     assert (finding.code, finding.key.rpartition(".")[2]) == ("EMB006", "weight")
     assert finding.message.startswith("6 rows look drawn and never trained, ")
     assert finding.message.endswith(" and alike: 29-34")
+
+
+def test_stats_of_a_run_have_the_rows_of_a_vocabulary_in_parts() -> None:
+    found = opened(MEGATRON / "tp2-pp2")
+    assert isinstance(found, Megatron)
+    table = {record["name"]: record["row_max_abs"] for record in records(found.values_view)}
+    assert {name for name, rows in table.items() if rows is not None} == {
+        f"{name}[{box}].weight" for name in ("embedding.word_embeddings", "output_layer") for box in ("0:32", "32:64")
+    }
+    rows = np.abs(found.read("output_layer.weight", [slice(32, 64)])).max(axis=1)
+    assert np.allclose(np.array(table["output_layer[32:64].weight"]), rows, rtol=1e-5)
 
 
 def test_a_pipeline_stage_that_is_the_other_again(copied: Any) -> None:
