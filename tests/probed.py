@@ -53,9 +53,19 @@ class ScoringTrainer(FakeTrainer):
         return path
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        number: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
     ) -> list[tuple[int, ...]]:
-        asked = [Sampling(temperature, max_tokens=number, seed=seed + n, ignore_eos=True) for n in range(len(prompts))]
+        asked = [
+            Sampling(temperature, top_p, top_k, max_tokens=number, seed=seed + n, ignore_eos=True)
+            for n in range(len(prompts))
+        ]
         return [each.tokens for each in FakeServing(self._held).generate(prompts, asked)]
 
     def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:

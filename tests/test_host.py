@@ -402,4 +402,4 @@ def test_the_far_side_runs_on_an_old_python() -> None:
     files = sorted((FAR / "ckptcheck_far").glob("*.py"))
     assert len(files) >= 5
     for file in files:
-        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 9))
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))

@@ -13,6 +13,7 @@ import typer
 
 from ckptcheck.cli.choices import Dtype, TrainerName
 from ckptcheck.cli.live_sides import Sides, sides
+from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.parity_live import (
     EngineMode,
     EnginePython,
@@ -34,6 +35,7 @@ from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.parity.matrix.cells import Plan
     from ckptcheck.parity.matrix.trace import MatrixTrace
 
@@ -71,6 +73,12 @@ def matrix(
     engine_mode: EngineMode = "plain",
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
+    max_mult_prob_error: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Limit of a cell's mean exp|Δ|.")
+    ] = 1.05,
+    max_floor_multiple: Annotated[
+        float, typer.Option(min=1, callback=finite, help="How many times the floor is too much.")
+    ] = 5.0,
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What is measured is kept here; a later run goes on from it.")
     ] = None,
@@ -90,12 +98,28 @@ def matrix(
     from ckptcheck import pack
     from ckptcheck.cli import output as out
     from ckptcheck.engines.registry import ENGINES
+    from ckptcheck.engines.switches import parsed
     from ckptcheck.metrics import floor as floors
+    from ckptcheck.parity.gates import Gates
     from ckptcheck.parity.matrix import cells
     from ckptcheck.parity.prompts import Data
     from ckptcheck.run import run
-    from ckptcheck.writing import replace_file
+    from ckptcheck.writing import keep_apart, replace_file, writable
 
+    if calibrate and floor is not None:
+        raise CkptcheckError("--calibrate measures the floor and --floor reads it: give one of the two")
+    for file in (output, markdown, resume):
+        keep_apart(file, floor, Path(source))
+        writable(file)
+    written = [file.resolve() for file in (output, markdown, resume) if file is not None]
+    if len(set(written)) < len(written):
+        raise CkptcheckError("-o, --markdown and --resume are to be files of their own")
+    if parsed(switch or []).logprobs == "processed":
+        raise CkptcheckError(
+            "the matrix compares the models' own logprobs, not processed ones",
+            hint="ckptcheck parity probe --only semantics",
+        )
+    least = floors.read(floor).metrics.get("mult_prob_error") if floor is not None else None
     plan = cells.Plan(
         lengths=tuple(sorted({_number(text, "--lengths") for text in _list(lengths)})),
         data=cast(tuple[Data, ...], _words(data, cells.DATA, "--data")),
@@ -105,6 +129,8 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
+    if plan.temperature == 0 and "sampling" in plan.decoding:
+        raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,
@@ -117,9 +143,9 @@ def matrix(
     setting |= {"switches": sorted(switch or []), "mode": engine_mode}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
-    if floor is not None and not trace.floor:
-        least = floors.read(floor).metrics.get("mult_prob_error")
-        trace = replace(trace, floor=dict.fromkeys(trace.pairs, least) if least is not None else {})
+    trace = replace(trace, gates=Gates(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))
+    if least is not None:
+        trace = replace(trace, floor=dict.fromkeys(trace.pairs, least))
     report = run(trace, rules)
     if markdown is not None:
         replace_file(markdown, trace.markdown().encode())
@@ -135,7 +161,7 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
     from ckptcheck.engines.switches import parsed
     from ckptcheck.host.trouble import HostDied, HostHung, VerbError
     from ckptcheck.parity.ask import Asking
-    from ckptcheck.parity.calibrate import calibrate
+    from ckptcheck.parity.calibrate import TITLES, calibrate
     from ckptcheck.parity.matrix.cells import left_out
     from ckptcheck.parity.matrix.ledger import Ledger
     from ckptcheck.parity.matrix.measure import Measurement
@@ -145,7 +171,8 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
 
     asking = Asking(live.ckpt)
     plan, left = left_out(plan, asking.context, asking.unreadable)
-    ledger = Ledger(resume, {"source": live.source, "plan": plan.as_dict(), "setting": setting})
+    about = {"source": live.source, "plan": plan.as_dict(), "setting": setting}
+    ledger = Ledger(resume, about if resume is None else about | {"weights": _weights(live.ckpt)})
     engines: dict[str, Engine] = {}
     trainers: dict[str, Trainer] = {}
     floor: dict[str, float] = {}
@@ -171,26 +198,41 @@ def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Pa
                 layout=layout if name == "megatron" else None,
             )  # fmt: skip
             stack.callback(trainers[name].close)
+        infos: list[EngineInfo | TrainerInfo] = [
+            *(held.info for held in trainers.values()),
+            *(running.info for running in engines.values()),
+        ]
+        versions = [f"{info.name} {info.version}" for info in infos]
+        ledger.met(versions)
         data = plan.data[0]
         try:
             for trainer, engine in plan.pairs if floors else ():
                 prompts = asking.prompts(min(plan.lengths) - plan.response, data, 8)
                 out.talk(f"the floor of {trainer}:{engine}")
                 noise = calibrate(engines[engine], trainers[trainer], prompts, response=plan.response, say=out.talk)
-                if "trainer-engine" in noise.gaps:
-                    floor[f"{trainer}:{engine}"] = noise.gaps["trainer-engine"].mult_prob_error
+                if noise.lost:
+                    why = f"logprobs of {TITLES[noise.lost[0]]} are not finite"
+                    left[f"the floor of {trainer}:{engine}"] = why
+                else:
+                    floor[f"{trainer}:{engine}"] = max(each.mult_prob_error for each in noise.gaps.values())
                 more.append(noise.section(f"{trainer}:{engine}"))
             Measurement(plan, engines, trainers, asking.prompts, ledger, timeout=live.timeout, say=out.talk).run()
         except (HostDied, HostHung, VerbError) as error:
             broken["the matrix"] = str(error)
-        infos: list[EngineInfo | TrainerInfo] = [
-            *(held.info for held in trainers.values()),
-            *(running.info for running in engines.values()),
-        ]
-        versions = [f"{info.name} {info.version}" for info in infos]
     return MatrixTrace(
         live.source, ledger.done, left, tuple(versions), str(setting["dtype"]), floor, tuple(more), broken
     )
+
+
+def _weights(ckpt: Checkpoint) -> str:
+    """Return one digest of all weights, so that those of another step are not taken for these."""
+    import xxhash
+
+    from ckptcheck.values.digest import digests
+    from ckptcheck.values.stream import streams_of
+
+    found = digests(streams_of(ckpt))
+    return xxhash.xxh3_128_hexdigest(repr(sorted(found.items())).encode())
 
 
 def _list(text: str) -> list[str]:

@@ -72,7 +72,14 @@ class Trainer(Protocol):
         ...
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        number: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
     ) -> list[tuple[int, ...]]:
         """Return so many tokens drawn from the model for each prompt, past end tokens too; temperature 0: the likeliest."""
         ...

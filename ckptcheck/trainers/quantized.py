@@ -147,10 +147,17 @@ class QuantizedTrainer:
         return self._unpacked().full(sequences, folder)
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        number: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
     ) -> list[tuple[int, ...]]:
         """Return tokens drawn from these weights; see `base.Trainer`."""
-        return self._unpacked().sample(prompts, number, temperature=temperature, seed=seed)
+        return self._unpacked().sample(prompts, number, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
 
     def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:
         """Return the experts that every token went to; see `base.Trainer`."""

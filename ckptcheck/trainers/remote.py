@@ -79,10 +79,25 @@ class RemoteTrainer:
         return path
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], number: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        number: int,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
     ) -> list[tuple[int, ...]]:
-        """Return tokens drawn from the model; temperature 0: the likeliest."""
-        found = self._ask("sample", prompts=_lists(prompts), number=number, temperature=temperature, seed=seed)
+        """Return tokens drawn from the model; temperature 0: the likeliest. top_p 1, top_k 0: off."""
+        found = self._ask(
+            "sample",
+            prompts=_lists(prompts),
+            number=number,
+            temperature=temperature,
+            seed=seed,
+            top_p=top_p,
+            top_k=top_k,
+        )
         return [tuple(tokens) for tokens in found]
 
     def routes(self, tokens: Sequence[int]) -> list[list[list[int]]]:

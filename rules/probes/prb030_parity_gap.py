@@ -1,8 +1,8 @@
 """A cell of the matrix is beyond the gap that equal precision allows.
 
 ## What it checks
-Every cell's mult_prob_error, the mean of exp|Δ| over the tokens, averaged over who drew them, is at most 1.05. A cell in which
-nothing could be compared, or a logprob was not finite, never passes.
+Every cell's mult_prob_error, the mean of exp|Δ| over the tokens, averaged over who drew them, is at most 1.05
+(`--max-mult-prob-error`). A cell in which nothing could be compared, or a logprob was not finite, never passes.
 
 ## Why it matters
 1.05 is NeMo-RL's limit for new models: beyond it, the gradient is that of another policy than the one that sampled, and
@@ -25,18 +25,17 @@ from math import isfinite
 from ckptcheck import Problem, rule
 from ckptcheck.parity.matrix.trace import MatrixTrace
 
-LIMIT = 1.05
-
 
 @rule("PRB030", "parity-gap", severity="error", on="matrix")
 def check(trace: MatrixTrace) -> Iterator[Problem]:
+    limit = trace.gates.mult_prob_error
     for (row, pair), value in trace.values.items():
         length, data, decoding, batch = row
         where = f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}"
         if not isfinite(value.error):
             yield Problem(f"{where}: nothing could be compared, or a logprob is not finite")
-        elif value.error > LIMIT:
+        elif value.error > limit:
             yield Problem(
-                f"{where}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond {LIMIT}",
+                f"{where}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond {limit:g}",
                 hint="ckptcheck parity probe tells causes apart",
             )

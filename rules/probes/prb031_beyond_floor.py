@@ -1,8 +1,9 @@
 """A cell of the matrix is many times the floor that the same pair has under the same weights.
 
 ## What it checks
-With `--calibrate` the gap of short prompts, decoded one by one, is measured first. A cell's mult_prob_error is above 1 by at
-most five times as much, or by less than 0.001.
+With `--calibrate` the gap of short prompts under the same weights is measured first, or it is read from a file (`--floor`). A
+cell's mult_prob_error is above 1 by at most five times as much (`--max-floor-multiple`), or by less than 0.0001, which float32
+can reach over long prompts.
 
 ## Why it matters
 A limit for all models is too wide for a good one: a pair that agrees to six digits on short prompts and to two on long ones has a
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.parity.matrix.trace import MatrixTrace
 
-TIMES, SMALL = 5.0, 1e-3
+SMALL = 1e-4
 
 
 @rule("PRB031", "beyond-floor", severity="warning", on="matrix", when=lambda trace: bool(trace.floor))
@@ -31,11 +32,11 @@ def check(trace: MatrixTrace) -> Iterator[Problem]:
     for (row, pair), value in trace.values.items():
         floor = trace.floor.get(pair, float("inf")) - 1
         excess = value.error - 1
-        if excess > max(TIMES * floor, SMALL):
+        if excess > max(trace.gates.floor * floor, SMALL):
             length, data, decoding, batch = row
             times = f"{excess / floor:.1f} times" if floor else "more than any multiple of"
             yield Problem(
-                f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}: mult_prob_error {value.error:.4g} is {times}"
-                f" the floor of {1 + floor:.6g}",
+                f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}: mult_prob_error {value.error:.7g} is {times}"
+                f" the floor of {1 + floor:.7g}",
                 hint="ckptcheck parity probe tells causes apart",
             )

@@ -9,7 +9,7 @@ from typing import Any
 import live
 import pytest
 from probed import ScoringTrainer
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from ckptcheck.cli.app import app
@@ -144,6 +144,54 @@ def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
     lines = (here / "m.jsonl").read_text()
     parity(*options, "--resume", "m.jsonl")
     assert (here / "m.jsonl").read_text() == lines
+
+
+SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--floor", "nowhere.json"], "cannot read the floor nowhere.json"),
+    (["--floor", "p.json", "--calibrate"], "give one of the two"),
+    (["--resume", "m.jsonl", "-o", "m.jsonl"], "files of their own"),
+    (["--resume", "m.jsonl", "--markdown", "./m.jsonl"], "files of their own"),
+    (["--markdown", "tiny/config.json"], "overwritten"),
+    (["-o", "none/m.json"], "cannot write none/m.json"),
+    (["--switch", "logprobs=processed"], "the models' own logprobs"),
+    (["--temperature", "0"], "no sampling"),
+])  # fmt: skip
+def test_a_matrix_that_cannot_be_is_refused_before_anything_runs(here: Path, options: list[str], said: str) -> None:
+    with pytest.raises(CkptcheckError, match=said):
+        parity(*SMALL, "--batch", "1", *options)
+    assert not (here / "m.jsonl").exists()
+
+
+def test_other_weights_are_not_gone_on_with(here: Path) -> None:
+    small = [
+        *SMALL,
+        "--batch",
+        "1",
+        "--sequences",
+        "1",
+        "--data",
+        "synthetic",
+        "--decoding",
+        "greedy",
+        "--resume",
+        "m.jsonl",
+    ]
+    parity(*small)
+    parity(*small)
+    held = load_file(here / "tiny" / "model.safetensors")
+    save_file({name: value * 1.01 for name, value in held.items()}, here / "tiny" / "model.safetensors")
+    with pytest.raises(CkptcheckError, match="another weights"):
+        parity(*small)
+
+
+def test_limits_of_the_matrix_are_flags(here: Path) -> None:
+    faults.append("batch")
+    wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
+    parity(*wide, code=1)
+    parity(*wide, "--max-mult-prob-error", "1.2")
 
 
 def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from probed import ScoringTrainer
@@ -83,6 +84,45 @@ def test_a_record_of_another_matrix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CkptcheckError, match="is no record of a matrix, and will not be overwritten"):
         Ledger(file, {})
     assert file.read_text() == "my notes\n"
+
+
+def test_what_others_measured_is_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.jsonl"
+    Ledger(file, {}).met(["vllm 0.31.0"])
+    Ledger(file, {}).met(["vllm 0.31.0"])
+    assert len(file.read_text().splitlines()) == 2
+    with pytest.raises(CkptcheckError, match=r"was measured with vllm 0\.31\.0, and this is vllm 0\.32\.0"):
+        Ledger(file, {}).met(["vllm 0.32.0"])
+
+
+def test_a_line_of_the_record_that_is_none_is_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.jsonl"
+    measure(tmp_path / "a", Ledger(file, {}))
+    lines = file.read_text().splitlines(keepends=True)
+    odd = [
+        lines[1].replace('"tokens": 18', '"tokens": "x"'),
+        lines[2].replace('"batch": 1', '"batch": [1]'),
+        '{"cell": 5}\n',
+    ]
+    assert not set(odd) & set(lines)
+    file.write_text("".join([lines[0], *odd, *lines[3:]]))
+    assert len(Ledger(file, {}).done) == len(lines) - 3
+
+
+def test_a_trainer_draws_as_the_plan_says(tmp_path: Path) -> None:
+    asked: list[tuple[float, int]] = []
+
+    class Drawing(ScoringTrainer):
+        def sample(self, *given: Any, top_p: float = 1.0, top_k: int = 0, **named: Any) -> list[tuple[int, ...]]:
+            asked.append((top_p, top_k))
+            return super().sample(*given, top_p=top_p, top_k=top_k, **named)
+
+    plan = replace(PLAN, lengths=(24,), batches=(1,), repeats=1, top_p=0.5, top_k=7)
+    Measurement(
+        plan, {"vllm": FakeServing(weights())}, {"transformers": Drawing(tmp_path)},
+        lambda n, _, k: synthetic(VOCABULARY, n, k), Ledger(None, {}),
+    ).run()  # fmt: skip
+    assert set(asked) == {(0.5, 7)}
 
 
 def test_what_cannot_be_measured_is_named() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.gap import Gap
@@ -26,6 +28,7 @@ class Ledger:
     def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
         self.done: dict[Cell, Gap] = {}
         self._path = path
+        self._versions: list[str] | None = None
         head = {"format": FORMAT, **json.loads(json.dumps(about))}
         if path is None:
             return
@@ -33,6 +36,16 @@ class Ledger:
             self._read(path, head)
         else:
             self._write(head)
+
+    def met(self, versions: Sequence[str]) -> None:
+        """Keep who measures. Raises CkptcheckError where others measured what is there already."""
+        if self._versions not in (None, list(versions)):
+            raise CkptcheckError(
+                f"{self._path} was measured with {', '.join(self._versions or ())}, and this is {', '.join(versions)}",
+                hint="give another file",
+            )
+        if self._versions is None and self._path is not None:
+            self._write({"versions": list(versions)})
 
     def add(self, cell: Cell, gap: Gap) -> None:
         """Keep a measurement; it is on the disk when this returns."""
@@ -56,8 +69,11 @@ class Ledger:
             )
         for line in lines[1:]:
             try:
-                self.done[Cell(**line["cell"])] = Gap(**line["gap"])
-            except (KeyError, TypeError, ValueError):
+                if "versions" in line:
+                    self._versions = msgspec.convert(line["versions"], list[str])
+                else:
+                    self.done[msgspec.convert(line["cell"], Cell)] = msgspec.convert(line["gap"], Gap)
+            except (KeyError, msgspec.ValidationError):
                 continue  # measured again
         if len(whole) != len(raw):
             os.truncate(path, len(whole))

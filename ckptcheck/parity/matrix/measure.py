@@ -73,7 +73,9 @@ class Measurement:
         heat = 0.0 if cell.decoding == "greedy" else plan.temperature
         seed = plan.seed + 7919 * cell.repeat
         if cell.direction == "trainer":
-            drawn = self._trainers[cell.trainer].sample(prompts, plan.response, temperature=heat, seed=seed)
+            drawn = self._trainers[cell.trainer].sample(
+                prompts, plan.response, temperature=heat, top_p=plan.top_p, top_k=plan.top_k, seed=seed
+            )
             sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, drawn, strict=True)]
             return sequences, [*map(len, prompts)], self._followed(engine, sequences, prompts, cell.batch)
         asked = Sampling(heat, plan.top_p, plan.top_k, plan.response, None, ignore_eos=True)

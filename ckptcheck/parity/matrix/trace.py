@@ -9,6 +9,7 @@ from math import inf, isfinite
 from statistics import fmean, pstdev
 
 from ckptcheck.parity.gap import Gap
+from ckptcheck.parity.gates import Gates
 from ckptcheck.parity.matrix.cells import Cell
 from ckptcheck.report import Section
 
@@ -35,6 +36,7 @@ class MatrixTrace:
     """done: every measurement. left: what was not measured → why. precisions: trainer:engine → the dtypes of both.
 
     floor: mult_prob_error of the same weights on the same pair, where it was calibrated; pair → value. broken: as everywhere.
+    gates: of mult_prob_error, and of multiples of the floor.
     """
 
     target: str
@@ -45,6 +47,7 @@ class MatrixTrace:
     floor: Mapping[str, float] = field(default_factory=dict)
     more: tuple[Section, ...] = ()
     broken: Mapping[str, str] = field(default_factory=dict)
+    gates: Gates = field(default_factory=Gates)
     kind: str = "matrix"
 
     @property

@@ -89,13 +89,15 @@ class Rank:
             put({str(number): table}, {"plane": "file", "path": f"{path}.{number}"})
         return [str(number) for number in found]
 
-    def next_tokens(self, sequences: list[list[int]], temperature: float, seed: int) -> dict[str, int]:
+    def next_tokens(
+        self, sequences: list[list[int]], temperature: float, seed: int, top_p: float, top_k: int
+    ) -> dict[str, int]:
         """Return, on the last stage, number of the sequence → a token drawn for it, the same on all ranks that hold it."""
         found = self._run(sequences, last_only=True)
         drawn = {}
         for number, logits in found.items():
             die = torch.Generator().manual_seed((seed * 1_000_003 + number) * 1_000_003 + len(sequences[number]))
-            drawn[str(number)] = chosen(logits, temperature, die)
+            drawn[str(number)] = chosen(logits, temperature, die, top_p, top_k)
         return drawn
 
     def routes(self, sequence: list[int]) -> dict[str, list[list[int]]]:

@@ -159,12 +159,16 @@ def greedy(tokens: list[int], number: int) -> list[int]:
     return sample([tokens], number, 0.0, 0)[0]
 
 
-def sample(prompts: list[list[int]], number: int, temperature: float, seed: int) -> list[list[int]]:
+def sample(
+    prompts: list[list[int]], number: int, temperature: float, seed: int, top_p: float = 1.0, top_k: int = 0
+) -> list[list[int]]:
     """Return tokens drawn from the model, each by a forward over all before it: megatron-core's trainer keeps no keys."""
     sequences = [list(prompt) for prompt in prompts]
     checked(sequences, STATE.get("vocabulary", 0))
     for _ in range(number):
-        answers = _ranks().ask("next_tokens", sequences=sequences, temperature=temperature, seed=seed)
+        answers = _ranks().ask(
+            "next_tokens", sequences=sequences, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k
+        )
         drawn = {name: token for answer in answers for name, token in answer.items()}
         for place, sequence in enumerate(sequences):
             sequence.append(drawn[str(place)])

@@ -23,6 +23,10 @@ from .plane import put
 from .sequences import checked
 
 STATE: dict[str, Any] = {}
+LONG = 2048
+"""Tokens from which attention is not computed by the plain formula, whose scores grow with their square."""
+ROWS = 1024
+"""Tokens of which the whole vocabulary is held in float32 at a time."""
 
 
 def load(folder: str, dtype: str, head_fp32: bool, device: str = "auto") -> dict[str, Any]:
@@ -67,11 +71,13 @@ def full(sequences: list[list[int]], path: str) -> None:
     """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
     checked(sequences, STATE["vocabulary"])
     with torch.no_grad():
-        found = {str(n): _logits(tokens)[:-1].log_softmax(-1) for n, tokens in enumerate(sequences)}
+        found = {str(n): _logits(tokens)[:-1].float().log_softmax(-1) for n, tokens in enumerate(sequences)}
     put(found, {"plane": "file", "path": path})
 
 
-def sample(prompts: list[list[int]], number: int, temperature: float, seed: int) -> list[list[int]]:
+def sample(
+    prompts: list[list[int]], number: int, temperature: float, seed: int, top_p: float = 1.0, top_k: int = 0
+) -> list[list[int]]:
     """Return tokens drawn from the model, for each prompt by steps that keep keys and values."""
     checked(prompts, STATE["vocabulary"])
     drawn = []
@@ -82,7 +88,7 @@ def sample(prompts: list[list[int]], number: int, temperature: float, seed: int)
             for _ in range(number):
                 said = STATE["model"](tokens, past_key_values=past, use_cache=True)
                 past = said.past_key_values
-                found.append(chosen(said.logits[0, -1], temperature, die))
+                found.append(chosen(said.logits[0, -1], temperature, die, top_p, top_k))
                 tokens = torch.tensor([[found[-1]]], device=STATE["device"])
         drawn.append(found)
     return drawn
@@ -208,14 +214,19 @@ def replicas() -> list[str]:
 
 
 def _logits(sequence: list[int]) -> Any:
-    tokens = torch.tensor([sequence], device=STATE["device"])
-    return STATE["model"](tokens, use_cache=False).logits[0].float()
+    """Return logits [tokens, vocabulary], in the dtype in which the head computes."""
+    model = STATE["model"]
+    wanted = "sdpa" if len(sequence) > LONG and getattr(model, "_supports_sdpa", False) else "eager"
+    if model.config._attn_implementation != wanted:
+        model.set_attn_implementation(wanted)
+    return model(torch.tensor([sequence], device=STATE["device"]), use_cache=False).logits[0]
 
 
 def _logprobs(sequence: list[int], temperature: float = 1.0) -> Any:
-    logits = _logits(sequence)[:-1] / temperature
-    targets = torch.tensor(sequence[1:], device=logits.device)
-    return logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+    logits = _logits(sequence)[:-1]
+    targets = torch.tensor(sequence[1:], device=logits.device)[:, None]
+    parts = zip(logits.split(ROWS), targets.split(ROWS), strict=True)
+    return torch.cat([(rows.float() / temperature).log_softmax(-1).gather(-1, ids).squeeze(-1) for rows, ids in parts])
 
 
 def _state() -> dict[str, Any]:
