@@ -64,7 +64,7 @@ def score(sequences: list[list[int]], temperature: float) -> list[list[float]]:
 def together(sequences: list[list[int]], temperature: float) -> list[list[float]]:
     """Return the same by one forward for all, filled up to the longest."""
     checked(sequences, STATE["vocabulary"])
-    return padded(STATE["model"], sequences, STATE["device"], temperature)  # type: ignore[no-any-return]
+    return padded(STATE["model"], sequences, STATE["device"], temperature)
 
 
 def full(sequences: list[list[int]], path: str) -> None:
