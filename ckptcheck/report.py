@@ -20,13 +20,15 @@ class Section:
     """What was measured, told beside the findings: a table, lines, or both. It decides nothing; rules do.
 
     columns: names of the table's columns; numbers stand in unrounded, None where a cell has none. lines: printed as they are,
-    so that commands can be copied.
+    so that commands can be copied. brief: what is printed in place of a table that is too long to be read, unless -v is given;
+    the JSON form has the table.
     """
 
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     lines: tuple[str, ...] = ()
+    brief: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the documented JSON form."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from recorded import history
+from recorded import ENGINE, NAMES, history
 from refitted import played
 
 from ckptcheck import pack
@@ -18,7 +18,9 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.history import record as records
 from ckptcheck.history.history import open_history
 from ckptcheck.history.record import Record, Sync, read
-from ckptcheck.refit.recorded import recorded
+from ckptcheck.phrase import few
+from ckptcheck.refit.recorded import append, recorded
+from ckptcheck.report import Section
 from ckptcheck.run import run
 
 RULES = pack.load()
@@ -117,6 +119,63 @@ def test_a_line_that_is_too_long_costs_itself_alone(tmp_path: Path, monkeypatch:
     assert set(damaged) == {3}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"step 1\n" * 300,
+        b"{\n" + b'  "step": 1\n' * 300 + b"}\n",
+        b'{"step": 1}\n' * 300,
+        b'{"schema":"ckptcheck-sync/2"}\n' * 300,
+        b"\x7fELF" + bytes(range(256)) * 9,
+    ],
+    ids=["text", "json", "jsonl", "newer", "binary"],
+)
+def test_a_file_that_is_no_record_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(content)
+    for refused in (Record(path).check, lambda: Record(path).append(Sync(step=1))):
+        with pytest.raises(CkptcheckError, match="log is not a record of syncs, and is left as it is"):
+            refused()
+    assert path.read_bytes() == content
+
+
+def test_lines_that_are_no_syncs_stay_where_a_record_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "syncs.jsonl"
+    written(path, 2, keep=3)
+    with path.open("ab") as file:
+        file.write(b"a note\n\n" + b'{"schema":"ckptcheck-sync/1","run":"cut o\n')
+    written(path, 3, keep=3)
+    lines = path.read_bytes().splitlines()
+    assert b"a note" in lines
+    assert [b"cut o" in line for line in lines].count(True) == 0, "a sync that was cut off goes with the others"
+    syncs, damaged = read(path)
+    assert [sync.step for sync in syncs] == [0, 1, 2]
+    assert set(damaged) == {1}
+
+
+def test_a_record_whose_very_first_sync_was_cut_off_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "syncs.jsonl"
+    written(path, 1)
+    raw = path.read_bytes()
+    for cut in (0, 1, 9, len(records.BEGIN), len(raw) - 9):
+        path.write_bytes(raw[:cut])
+        for step in (7, 8):
+            Record(path).append(Sync(step=step))
+        assert [sync.step for sync in read(path)[0]] == [7, 8], cut
+
+
+def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
+    Record(tmp_path / "syncs.jsonl").check()
+    assert not (tmp_path / "syncs.jsonl").exists()
+    written(tmp_path / "syncs.jsonl", 1)
+    before = (tmp_path / "syncs.jsonl").read_bytes()
+    Record(tmp_path / "syncs.jsonl").check()
+    assert (tmp_path / "syncs.jsonl").read_bytes() == before
+    for place in (tmp_path / "nowhere" / "syncs.jsonl", tmp_path):
+        with pytest.raises(CkptcheckError, match="cannot write the record"):
+            Record(place).check()
+
+
 def test_a_record_that_cannot_be_written_or_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(CkptcheckError, match="cannot write the record"):
         Record(tmp_path / "nowhere" / "syncs.jsonl").append(Sync())
@@ -140,11 +199,16 @@ def test_what_an_engines_tensor_is_made_of() -> None:
 
 
 def test_a_sound_trial_is_recorded_and_has_no_finding(tmp_path: Path) -> None:
-    record = Record(tmp_path / "syncs.jsonl")
-    for sync in recorded(played({"settings": {"steps": 3}, "ranks": 2}, tmp_path / "trial")):
-        record.append(sync)
+    trace = played({"settings": {"steps": 3}, "ranks": 2}, tmp_path / "trial")
+    append(trace, tmp_path / "syncs.jsonl")
+    (tmp_path / "notes.txt").write_text("mine\n", encoding="utf-8")
+    with pytest.raises(CkptcheckError, match="is not a record of syncs"):
+        append(trace, tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine\n"
     found = open_history(tmp_path / "syncs.jsonl")
     assert [sync.step for sync in found.syncs] == [0, 1, 1, 2, 2, 3, 3]
+    assert [sync.time for sync in found.syncs] == [sync.time for sync in trace.syncs]
+    assert all(sync.time for sync in trace.syncs), "when it ended, not when it was recorded"
     assert all(turn.moved and turn.turned for turn in found.steps)
     report = run(found, RULES)
     assert (report.verdict, report.findings) == ("clean", ())
@@ -182,6 +246,43 @@ def test_the_command(tmp_path: Path) -> None:
     missing = command("history", tmp_path / "nowhere")
     assert (missing.returncode, "Traceback" in missing.stderr) == (2, False)
     assert "cannot read the record" in missing.stderr
+
+
+def test_which_tensors_changed_at_each_sync_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "syncs.jsonl"
+    syncs = [
+        {},
+        {},
+        {},
+        {"same": ["*self_attn*"], "stale": ["*"]},
+        {"same": ["model.layers.*"], "held": False},
+        {"ok": False},
+        {"same": ["*"]},
+    ]
+    found = history({"syncs": syncs}, path)
+    _, changed = found.sections
+    assert changed.columns == ("sync", "side", "tensor")
+    assert {row for row in changed.rows if row[0] == 2} == {
+        *((2, "sent", name) for name in NAMES),
+        *((2, "engine", f"0/{name}") for name in ENGINE if not name.endswith("attn.scale")),
+    }
+    assert changed.brief == (
+        f"sync 2-3: all 28 that were sent; 19 of 22 in the engine, not {few([f'0/{name}' for name in ENGINE if 'scale' in name])}",
+        f"sync 4: 16 of 28 that were sent, not {few([name for name in NAMES if 'self_attn' in name])}; none of 22 in the engine",
+        "sync 5: 1 of 28 that were sent, model.embed_tokens.weight",
+        "sync 7: all 28 that were sent",
+    )
+    assert [row for row in changed.rows if row[0] in (5, 6)] == [(5, "sent", "model.embed_tokens.weight")]
+    (text, every), form = ((command("history", path, *more).stdout for more in ((), ("-v",))), Section.as_dict(changed))
+    assert all(f"  {line}\n" in text and f"  {line}\n" not in every for line in changed.brief)
+    assert text.count("model.layers.2.mlp.gate.weight") == 0
+    assert every.count("model.layers.2.mlp.gate.weight") == 6
+    told = json.loads(command("history", path, "--format", "json").stdout)["sections"]
+    assert told[1] == json.loads(json.dumps(form))
+    assert "brief" not in told[1]
+    assert [dict(zip(told[0]["columns"], row, strict=True))["time"] for row in told[0]["rows"]] == [
+        "2026-01-01T00:00:00Z"
+    ] * 7
 
 
 def test_a_checkpoint_called_history_is_still_a_checkpoint(tmp_path: Path) -> None:

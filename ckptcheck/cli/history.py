@@ -18,7 +18,9 @@ def history(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit 1 for findings of this severity or graver.")] = FailOn.error,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Also list every changed tensor, and the rules that passed.")
+    ] = False,
 ) -> None:
     """Say which tensors changed at each weight sync, what was never updated, and whether the version moved.
 

@@ -1,13 +1,16 @@
 """The file of syncs: JSON Lines, one sync a line, appended so that a crash loses at most the line it was writing.
 
 Every line stands by itself: reading needs no other, and a line that is damaged costs that sync alone. The file is bounded:
-when it has twice the number of lines to keep, it is written anew with the last of them, whole or not at all.
+when it has twice the number of syncs to keep, it is written anew with the last of them, whole or not at all. A file that is
+no record is left as it is, and so are lines of a record that are no syncs: somebody else wrote them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,6 +22,10 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.writing import replace_file
 
 SCHEMA = "ckptcheck-sync/1"
+BEGIN = f'{{"schema":"{SCHEMA}"'.encode()
+"""What `Record` begins every line with."""
+OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"' + re.escape(SCHEMA.encode()) + rb'"')
+"""A sync as anybody may write it, or the part of one that was written before a crash."""
 KEEP = 100
 """Syncs that are kept where the caller says no other number. One of 700 tensors takes 70 kB."""
 LONGEST = 1 << 27
@@ -63,35 +70,70 @@ class Record:
         if keep < 2:
             raise CkptcheckError("a record keeps at least 2 syncs: less tells nothing")
         self.path, self.keep = Path(path), keep
-        self._lines: int | None = None
+        self._syncs: int | None = None
+
+    def check(self) -> None:
+        """Look whether a sync could be appended, before there is one. Raises CkptcheckError as `append` does."""
+        try:
+            if self.path.exists():
+                os.close(os.open(self.path, os.O_RDWR | os.O_APPEND))
+                self._own()
+            elif not os.access(self.path.parent, os.W_OK | os.X_OK):
+                raise OSError(f"nothing can be made in {self.path.parent}")
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def append(self, sync: Sync) -> None:
-        """Append one sync; `time` and `run` are filled in. Raises CkptcheckError where it cannot be written."""
+        """Append one sync; `time` and `run` are filled in.
+
+        Raises CkptcheckError where it cannot be written, and where the file holds something else than syncs.
+        """
         sync.run = sync.run or RUN
-        sync.time = sync.time or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        sync.time = sync.time or now()
         line = msgspec.json.encode(sync) + b"\n"
         try:
             handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             with os.fdopen(handle, "r+b", buffering=0) as file, _alone(file.fileno()):
                 size = file.seek(0, os.SEEK_END)
+                if self._syncs is None and size:
+                    self._own()
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # whoever wrote last was cut off
                     line = b"\n" + line
                 file.write(line)
                 os.fsync(file.fileno())
         except OSError as error:
-            raise CkptcheckError(f"cannot write the record {self.path}: {error.strerror or error}") from error
+            raise self._unwritable(error) from error
         self._bound()
 
+    def _own(self) -> None:
+        """Raise CkptcheckError where the first line is no sync, nor one that was cut off. An empty file is anybody's."""
+        first, second = itertools.islice(itertools.chain((line for _, line in _lines(self.path)), (b"", b"")), 2)
+        if not OURS.match(first) and not (BEGIN.startswith(first) and (OURS.match(second) or not second)):
+            raise CkptcheckError(
+                f"{self.path} is not a record of syncs, and is left as it is", "name another file, or none that exists"
+            )
+
+    def _unwritable(self, error: OSError) -> CkptcheckError:
+        return CkptcheckError(f"cannot write the record {self.path}: {error.strerror or error}")
+
     def _bound(self) -> None:
-        """Write the file anew with the last syncs once it has twice as many."""
-        if self._lines is None:
-            self._lines = sum(1 for _ in _lines(self.path))
+        """Write the file anew with the last syncs once it has twice as many; lines that are none stay where they are."""
+        if self._syncs is None:
+            self._syncs = sum(1 for _, line in _lines(self.path) if OURS.match(line))
         else:
-            self._lines += 1
-        if self._lines >= 2 * self.keep:
-            last = [line for _, line in _lines(self.path)][-self.keep :]
-            replace_file(self.path, b"\n".join(last) + b"\n")
-            self._lines = len(last)
+            self._syncs += 1
+        if self._syncs >= 2 * self.keep:
+            lines = [line for _, line in _lines(self.path)]
+            places = [place for place, line in enumerate(lines) if OURS.match(line)]
+            gone = set(places[: -self.keep])
+            kept = [line for place, line in enumerate(lines) if place not in gone]
+            replace_file(self.path, b"\n".join(kept) + b"\n")
+            self._syncs = len(places) - len(gone)
+
+
+def now() -> str:
+    """Return the time as a record writes it: UTC, ISO 8601, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read(path: Path | str) -> tuple[tuple[Sync, ...], dict[int, str]]:

@@ -25,6 +25,7 @@ def recorded(trace: RefitTrace) -> Iterator[Recorded]:
     for sync in trace.syncs:
         held = {f"{rank}/{name}": entry.digest for (rank, name), entry in sync.manifest.items() if not entry.opaque}
         yield Recorded(
+            time=sync.time,
             step=sync.step,
             before=told,
             version=sync.answer.version,

@@ -25,7 +25,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Sync:
-    """One weight sync, and what the engine held afterwards.
+    """One weight sync, and what the engine held afterwards. time: when it ended, UTC.
 
     step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
@@ -44,6 +44,7 @@ class Sync:
     manifest: Manifest
     reference: Manifest
     leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    time: str = ""
     seconds: float = 0.0
     check_seconds: float = 0.0
     sent_seconds: float = 0.0

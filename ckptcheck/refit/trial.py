@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ckptcheck.engines.base import Engine, Manifest, Scores
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.history.record import now
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import floor, placement
@@ -232,6 +233,7 @@ class Trial:
             sync = Sync(
                 number=number,
                 step=step,
+                time=now(),
                 bucket_bytes=bucket_bytes,
                 buckets=len(parcels),
                 nbytes=sum(parcel.nbytes for parcel in parcels),

@@ -18,18 +18,22 @@ NEAR = 5e-4
 """How far from 1 four digits say no more than 1, which is what a ratio is where all is well."""
 
 
-def write(console: Console, section: Section) -> None:
-    """Print one section, two spaces in. Nothing of it is wrapped, so that commands can be copied and tables stay aligned."""
+def write(console: Console, section: Section, *, verbose: bool = False) -> None:
+    """Print one section, two spaces in. Nothing of it is wrapped, so that commands can be copied and tables stay aligned.
+
+    verbose: print the table also where there is something brief in its place.
+    """
     console.print()
     console.print(Text(f"  {printable(section.title)}", style="bold"))
-    if section.columns:
+    brief = () if verbose and section.rows else section.brief
+    if section.columns and not brief:
         shown = [[cell(value) for value in row] for row in section.rows]
         wide = [max(map(len, column)) for column in zip(section.columns, *shown, strict=True)]
         right = [any(isinstance(row[at], int | float) for row in section.rows) for at in range(len(wide))]
         for row, style in [(list(section.columns), "dim"), *((row, "") for row in shown)]:
             cells = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, wide, right, strict=True)]
             console.print(Text("  " + "  ".join(cells).rstrip(), style=style), soft_wrap=True)
-    for line in section.lines:
+    for line in (*brief, *section.lines):
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
     _not_run(console, report, names, verbose)
     _consumers(console, report)
     for section in report.sections:
-        tables.write(console, section)
+        tables.write(console, section, verbose=verbose)
     console.print()
     console.print(_verdict(report))
     if report.findings:

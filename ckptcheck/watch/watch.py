@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.history.history import History
@@ -66,6 +66,7 @@ class Watch:
         self.record = Record(record, keep=keep) if record is not None and enabled else None
         self.last: list[Sync] = []
         self.number = 0
+        self.said: set[str] = set()
         self._rules: list[Rule] = []
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
@@ -100,7 +101,8 @@ class Syncing:
         self._watch, self._whole = watch, whole
         self._sync = Sync(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN)
         self._began = self._checking = 0.0
-        self._unseen = False
+        self._unseen = self._over = False
+        self._given = self._taken = 0
         self.report: Report | None = None
 
     def __enter__(self) -> Syncing:
@@ -116,19 +118,61 @@ class Syncing:
             self._version(before=True)
         self._began = time.monotonic()
 
-    def sent(self, weights: Weights) -> Iterator[tuple[str, Any]]:
-        """Pass weights through on their way, and digest each as it passes. Shapes and tensors are left as they are."""
-        for name, tensor in weights:
-            self._see(name, tensor)
-            yield name, tensor
+    @overload
+    def sent(self, weights: Weights) -> Iterable[tuple[str, Any]]: ...
+
+    @overload
+    def sent(self, weights: AsyncIterable[tuple[str, Any]]) -> AsyncIterator[tuple[str, Any]]: ...
+
+    @overload
+    def sent(self, weights: dict[str, Any]) -> dict[str, Any]: ...
+
+    def sent(self, weights: Any) -> Any:
+        """Pass weights through on their way, and digest each as it passes. Shapes and tensors are left as they are.
+
+        An asynchronous series stays one; a dict, list or tuple is looked at and given back. So is whatever is no series, and then
+        nobody knows what was sent.
+        """
+        if isinstance(weights, dict | list | tuple):
+            for each in weights.items() if isinstance(weights, dict) else weights:
+                self._see(each)
+            return weights
+        if hasattr(weights, "__aiter__"):
+            self._given += 1
+            return self._stream(weights)
+        if hasattr(weights, "__iter__"):
+            self._given += 1
+            return self._walk(weights)
+        self.unseen(f"{type(weights).__name__} is no series of names and tensors")
+        return weights
+
+    def _walk(self, weights: Iterable[Any]) -> Iterator[Any]:
+        self._taken += 1
+        for each in weights:
+            self._see(each)
+            yield each
+
+    async def _stream(self, weights: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        self._taken += 1
+        async for each in weights:
+            self._see(each)
+            yield each
 
     def chunks(self, chunks: Iterable[Iterable[tuple[str, Any]]]) -> Iterator[Any]:
         """Pass buckets of weights through, the same objects in the same order."""
         for chunk in chunks:
             held = chunk if isinstance(chunk, list | tuple) else list(chunk)
-            for name, tensor in held:
-                self._see(name, tensor)
+            for each in held:
+                self._see(each)
             yield held
+
+    def unseen(self, why: str) -> None:
+        """Take back what was seen of the weights that are sent: not all of them pass here. why: said once."""
+        if self._whole and not self._over:
+            self._unseen = True
+            if why not in self._watch.said:
+                self._watch.said.add(why)
+                warnings.warn(f"ckptcheck.watch does not see what is sent: {why}", SyncWarning, stacklevel=3)
 
     def after(self, error: BaseException | None = None) -> None:
         """Look at the engine, append to the record, and say what is wrong. error: that of the sync, where it failed.
@@ -140,13 +184,17 @@ class Syncing:
             return
         sync.seconds = time.monotonic() - self._began - self._checking
         began = time.monotonic()
+        if error is None and self._taken < self._given:
+            self.unseen("it was given away and nobody asked for it yet; watch where it is taken")
+        self._over = True
         if error is not None:
             sync.ok, sync.message = False, f"{type(error).__name__}: {error}"
         ending = error is not None and not isinstance(error, Exception)  # Ctrl-C: nobody waits for answers now
-        if self._whole and not ending and watch.expected is not None:
-            self._unseen = not self._quietly("digest what the trainer expects", self._expect) or self._unseen
         if self._unseen:
-            sync.sent = {}  # a part would look as if the rest had not been sent
+            sync.sent, sync.nbytes = {}, 0  # a part would look as if the rest had not been sent
+        expects = self._whole and not ending and watch.expected is not None
+        if expects and not self._quietly("digest what the trainer expects", self._expect):
+            sync.sent, sync.nbytes = {}, 0
         if watch.engine is not None:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
             if not ending and self._version() and self._whole:
@@ -159,12 +207,14 @@ class Syncing:
         if self.report is not None:
             self._tell(self.report, error)
 
-    def _see(self, name: str, tensor: Any) -> None:
-        if not self._whole:
+    def _see(self, each: Any) -> None:
+        if not self._whole or self._unseen or self._over:
+            return
+        if not (isinstance(each, tuple | list) and len(each) == 2 and isinstance(each[0], str)):
+            self.unseen(f"it comes as {type(each).__name__}, not as names and tensors")
             return
         began = time.monotonic()
-        if not self._quietly(f"digest {name}", lambda: self._digest(name, tensor)):
-            self._unseen = True
+        self._unseen = not self._quietly(f"digest {each[0]}", lambda: self._digest(each[0], each[1]))
         self._checking += time.monotonic() - began
 
     def _digest(self, name: str, tensor: Any) -> None:

@@ -5,64 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import needs
+from toy import NAMES, Engine, Trainer
 
 from ckptcheck import pack
 from ckptcheck.engines.digest import digest
 from ckptcheck.history.history import open_history
 from ckptcheck.rule import Finding
 from ckptcheck.run import run
-from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters, digests, module
-
-NAMES = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(3) for part in ("up_proj", "down_proj")]
-
-
-class Trainer:
-    """Holds weights; every step changes all of them but those in `frozen`."""
-
-    def __init__(self) -> None:
-        self.weights = {name: np.full((4, 4), number, np.float32) for number, name in enumerate(NAMES)}
-        self.step_number = 0
-
-    def step(self, frozen: tuple[str, ...] = ()) -> None:
-        self.step_number += 1
-        for name in self.weights.keys() - set(frozen):
-            self.weights[name] = self.weights[name] + 0.5
-
-    def export(self) -> Iterator[tuple[str, Any]]:
-        yield from self.weights.items()
-
-
-class Engine:
-    """Takes weights, all but those in `deaf`. It tells digests and a version, or raises what is in `broken`."""
-
-    name, alike = "toy", True
-
-    def __init__(self) -> None:
-        self.weights: dict[str, Any] = {}
-        self.deaf: tuple[str, ...] = ()
-        self.number = 0
-        self.broken: Exception | None = None
-
-    def update(self, weights: Any) -> None:
-        for name, values in weights:
-            if name not in self.deaf:
-                self.weights[name] = values.copy()
-        self.number += 1
-
-    def held(self) -> Mapping[str, str]:
-        if self.broken:
-            raise self.broken
-        return {f"0/{name}": digest(values) for name, values in self.weights.items()}
-
-    def version(self) -> str | None:
-        return str(self.number)
+from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module
 
 
 def synced(trainer: Trainer, engine: Engine, watch: Watch) -> Any:
@@ -213,7 +170,8 @@ def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path:
     report = run(open_history(tmp_path / "syncs.jsonl"), pack.load())
     assert f"✗ 2 errors · {len(report.passed)} rules passed" in shown
     rows = [line.split()[:8] for line in shown.splitlines() if re.match(r" +\d+ +\d+ +–", line)]
-    (section,) = report.sections
+    section, changed = report.sections
+    assert all(f"  {line}\n" in shown for line in changed.brief)
     assert rows == [["–" if cell is None else f"{cell:.4g}" for cell in row[:8]] for row in section.rows]
 
 
@@ -233,112 +191,75 @@ def test_after_ctrl_c_nobody_is_asked(tmp_path: Path) -> None:
     assert (kept.before, kept.ok, kept.message) == ("0", False, "KeyboardInterrupt: ")
 
 
-class SlimeUpdater:
-    """As slime 04b6c8d has it: UpdateWeightFromTensor, with HfWeightIteratorDirect's method."""
+def test_weights_stay_as_they_are_given() -> None:
+    pairs = list(Trainer().export())
+    told = {name: digest(values) for name, values in pairs}
 
-    class Iterator:
-        def __init__(self, trainer: Trainer) -> None:
-            self.trainer = trainer
+    async def received() -> AsyncIterator[tuple[str, Any]]:
+        for each in pairs:
+            yield each
 
-        def get_hf_weight_chunks(
-            self, megatron_local_weights: Any, param_info_buckets: Any = None
-        ) -> Iterator[list[Any]]:
-            pairs = list(self.trainer.export())
-            yield pairs[:4]
-            yield pairs[4:]
+    async def taken(weights: Any) -> list[Any]:
+        return [each async for each in weights]
 
-    def __init__(self, trainer: Trainer, engine: Engine) -> None:
-        self.engine, self.weight_version = engine, 0
-        self._hf_weight_iterator = self.Iterator(trainer)
-
-    def update_weights(self) -> None:
-        self.weight_version += 1
-        for chunk in self._hf_weight_iterator.get_hf_weight_chunks({}, param_info_buckets=()):
-            self.engine.update(chunk)
-            chunk.clear()  # slime does, as soon as a bucket was taken
-
-
-def test_slime() -> None:
-    trainer, engine = Trainer(), Engine()
-    watch = Watch(engine, on="raise")
-    updater = adapters.slime(SlimeUpdater(trainer, engine), watch)
-    for _ in range(3):
-        updater.update_weights()
-        trainer.step()
-    assert [sync.step for sync in watch.last] == [1, 2, 3]
-    assert all(set(sync.sent) == set(NAMES) for sync in watch.last)
-    engine.deaf = (NAMES[0],)
-    with pytest.raises(SyncError, match="HIS001 step 4"):
-        updater.update_weights()
-    assert updater.weight_version == 4
+    for given, take in (
+        (pairs, lambda weights: weights),
+        (tuple(pairs), lambda weights: weights),
+        (dict(pairs), lambda weights: weights),
+        (iter(pairs), list),
+        (dict(pairs).items(), list),
+        (received(), lambda weights: asyncio.run(taken(weights))),
+    ):
+        watch = Watch()
+        with watch(step=0) as sync:
+            out = take(sync.sent(given))
+        assert out == (given if isinstance(given, dict | tuple) else pairs)
+        assert watch.last[0].sent == told
 
 
-def test_slime_that_broadcasts_is_seen_from_the_engine_only() -> None:
-    class Distributed:
-        weight_version = 0
+def test_what_is_no_series_of_weights_is_passed_on_and_said_once() -> None:
+    class Deltas:
+        """As verl's delta checkpoint engine yields them: neither a pair nor two of anything."""
 
-        def update_weights(self) -> None:
-            self.weight_version += 1
-            engine.update(trainer.export())
+    def passed(given: Any) -> Any:
+        with watch(step=0) as sync:
+            out = sync.sent(given)
+            return out if out is given else list(out)
 
-    trainer, engine = Trainer(), Engine()
-    watch = Watch(engine)
-    updater = adapters.slime(Distributed(), watch)
-    updater.update_weights()
-    with pytest.warns(SyncWarning, match="HIS002 step 2: all 6 tensors of the engine are as they were at step 1"):
-        updater.update_weights()
-
-
-class VerlRollout:
-    """As verl 11eb3d0 has it: BaseRollout.update_weights."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    async def update_weights(self, weights: Any, **kwargs: Any) -> None:
-        self.engine.update(weights)
-        self.kwargs = kwargs
+    watch, deltas, other = Watch(), [Deltas(), Deltas()], Deltas()
+    with pytest.warns(SyncWarning, match="does not see what is sent: it comes as Deltas"):
+        assert passed(iter(deltas)) == deltas
+    with pytest.warns(SyncWarning, match="does not see what is sent: Deltas is no series"):
+        assert passed(other) is other
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(passed([("w", np.zeros(2)), *deltas])) == 3
+    assert [each.sent for each in watch.last] == [{}, {}, {}]
 
 
-class VerlCheckpointEngine:
-    """As verl 11eb3d0 has it: CheckpointEngine.send_weights."""
+def test_weights_that_are_taken_after_the_sync_are_passed_on_and_not_recorded() -> None:
+    watch = Watch()
+    with pytest.warns(SyncWarning, match="nobody asked for it yet"), watch(step=0) as sync:
+        kept = sync.sent(Trainer().export())
+    assert [name for name, _ in kept] == NAMES
+    assert watch.last[0].sent == {}
+    with watch(step=1) as sync:
+        begun = iter(sync.sent(Trainer().export()))
+        next(begun)
+    assert [name for name, _ in begun] == NAMES[1:]
+    assert list(watch.last[1].sent) == NAMES[:1], "what is recorded does not change any more"
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
 
-    async def send_weights(self, weights: Any) -> None:
-        self.engine.update(weights)
-
-
-@pytest.mark.parametrize("made", [VerlRollout, VerlCheckpointEngine])
-def test_verl(made: Any) -> None:
-    trainer, engine = Trainer(), Engine()
-    watch = Watch(engine, on="raise")
-    side = adapters.verl(made(engine), watch)
-    send = getattr(side, "update_weights", None) or side.send_weights
-    more = {"global_steps": 7} if made is VerlRollout else {}
-    asyncio.run(send(trainer.export(), **more))
-    trainer.step()
-    engine.deaf = (NAMES[3],)
-    with pytest.raises(SyncError, match="HIS001"):
-        asyncio.run(send(trainer.export(), **{key: value + 1 for key, value in more.items()}))
-    assert [sync.step for sync in watch.last] == ([7, 8] if more else [None, None])
+def test_what_the_trainer_expects_stands_in_for_what_was_not_seen() -> None:
+    watch = Watch(expected=Trainer().export)
+    with pytest.warns(SyncWarning, match="does not see"), watch(step=0) as sync:
+        sync.unseen("it goes another way")
     assert set(watch.last[0].sent) == set(NAMES)
 
 
-def test_nemo_rl() -> None:
-    def refit_policy_generation(policy: Any, policy_generation: Any, colocated_inference: bool) -> None:
-        """As NeMo-RL 00ab4ef has it, in grpo.py."""
-        if policy is None:
-            raise RuntimeError("Updating weights for the generation policy failed during refit")
-        policy_generation.update(policy.export())
-
-    trainer, engine = Trainer(), Engine()
-    watch = Watch(engine)
-    refit = adapters.nemo_rl(refit_policy_generation, watch, step=lambda: trainer.step_number)
-    for _ in range(2):
-        refit(trainer, engine, colocated_inference=True)
-        trainer.step()
-    with pytest.warns(SyncWarning, match="HIS009"), pytest.raises(RuntimeError, match="failed during refit"):
-        refit(None, engine, True)
-    assert [(sync.step, sync.ok, len(sync.held)) for sync in watch.last] == [(0, True, 6), (1, True, 6), (2, False, 6)]
+def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step 1\n" * 300, encoding="utf-8")
+    with pytest.warns(SyncWarning, match="train.log is not a record of syncs, and is left as it is"):
+        synced(Trainer(), Engine(), Watch(record=path))
+    assert path.read_text(encoding="utf-8") == "step 1\n" * 300
