@@ -70,6 +70,11 @@ class Shared:
             gate, up = (f"model.layers.{layer}.mlp.{part}_proj.weight" for part in ("gate", "up"))
             weights[gate], weights[up] = weights[up], weights[gate]
         save_file(weights, folder / "swapped" / "model.safetensors")
+        self._checkpoints["misrouted"] = live.write("qwen3-moe", folder / "misrouted")
+        weights = load_file(folder / "misrouted" / "model.safetensors")
+        gate = "model.layers.1.mlp.gate.weight"
+        weights[gate] = weights[gate][::-1].copy()
+        save_file(weights, folder / "misrouted" / "model.safetensors")
         self._checkpoints["talking"] = talking(folder / "talking")
         self._engine: Engine | None = None
         self._trainer: RemoteTrainer | None = None
@@ -222,6 +227,14 @@ def test_swapped_weights_show_and_their_cause_is_not_called_a_temperature(shared
     assert codes(report) == ["PRB005"]
     assert "no temperature closes the gap" in report.findings[0].message
     assert "PRB002" in report.passed, "decoding and prefill are wrong alike"
+
+
+def test_a_router_whose_experts_are_in_another_order_is_found_in_its_layer(shared: Shared) -> None:
+    report = shared.probe("qwen3-moe", "routing", served="misrouted")
+    assert codes(report) == ["PRB020"]
+    shares = [row[3] for row in report.sections[0].rows]
+    assert shares[0] == 0
+    assert shares[1] > 0.5
 
 
 def test_end_tokens_and_conversations_of_a_checkpoint_with_a_tokenizer(shared: Shared) -> None:
