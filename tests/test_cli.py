@@ -98,6 +98,10 @@ def test_findings(here: Path) -> None:
         (["scna"], "Did you mean 'scan'?\n"),
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
         (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
+        (["parity", "judge", "--max-kl"], "\n           see ckptcheck parity judge --help\n"),
+        (["refit", "sound", "--attach"], "\n           see ckptcheck refit --help\n"),
+        (["refit", "history", "-o"], "\n           see ckptcheck refit history --help\n"),
+        (["--versio"], "\n           see ckptcheck --help, ckptcheck scan --help\n"),
         (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
         (["scan", "~nobody-of-that-name/x"], "ckptcheck: ~nobody-of-that-name/x does not exist\n"),
         (

@@ -121,8 +121,18 @@ def _where(error: Exception) -> str:
         .partition(" ")[2]
         .removeprefix("-m ckptcheck")
         .strip()
-    )
+    ) or _command(sys.argv[1:])
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
+
+
+def _command(words: list[str]) -> str:
+    """Return the command that these words begin with, "" for none: an error of an option without its value names none."""
+    verb, both = "".join(words[:1]), " ".join(words[:2])
+    if both in VERBS or verb not in VERBS:
+        return both if both in VERBS else ""
+    held = getattr(importlib.import_module(f"ckptcheck.cli.{VERBS[verb]}"), verb)
+    inside = isinstance(held, typer.Typer) and len(words) > 1 and not words[1].startswith("-")
+    return both if inside else verb
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from ckptcheck.localize.localization import Localization
 
 
+OF_SIDES = (
+    "engine", "engine_source", "trainer", "tp", "pp", "ep", "engine_tp", "engine_mode", "tokens", "engine_python",
+    "trainer_python", "timeout",
+)  # fmt: skip
+"""They say how the two sides are run."""
+
+
 def localize(
+    ctx: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")
     ] = None,
@@ -69,6 +78,8 @@ def localize(
     from ckptcheck.cli import output as out
     from ckptcheck.run import run
 
+    if dumps is not None:
+        Given(ctx).refuse(OF_SIDES, "with --dumps: nothing is run")
     if source is None and dumps is None:
         raise CkptcheckError("there is nothing to compare", hint="name a checkpoint, or two dumps with --dumps A B")
     if dumps is not None:

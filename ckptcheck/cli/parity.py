@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ckptcheck.report import Report
     from ckptcheck.rollouts import Rollouts
 
+LIMITS = ("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequence_error")
+"""Options that --no-limits takes away."""
+
 parity = typer.Typer(
     help="Measure the gap between an engine's logprobs and a trainer's.",
     no_args_is_help=True,
@@ -42,6 +45,7 @@ for command in (
 
 @parity.command()
 def judge(
+    ctx: typer.Context,
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: steps of one run.")
     ],
@@ -83,6 +87,7 @@ def judge(
     """
     from ckptcheck import pack, rollouts
     from ckptcheck.cli import output as out
+    from ckptcheck.cli.idle import Given
     from ckptcheck.metrics import floor as floors
     from ckptcheck.parity.gates import Gates
     from ckptcheck.parity.judged import Judged
@@ -90,6 +95,11 @@ def judge(
     from ckptcheck.run import run
     from ckptcheck.writing import keep_apart
 
+    given = Given(ctx)
+    if no_limits:
+        given.refuse(LIMITS, "with --no-limits")
+    if floor is None:
+        given.refuse(["max_floor_multiple"], "without --floor")
     keep_apart(output, *files, floor)
     gates = Gates(max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag)
     if no_limits:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.parity_live import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 def matrix(
+    ctx: typer.Context,
     source: Source,
     lengths: Annotated[str, typer.Option(help="Tokens of prompt and response.")] = "100",
     data: Annotated[
@@ -70,7 +72,7 @@ def matrix(
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     head_fp32: HeadFp32 = False,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     max_mult_prob_error: Annotated[
@@ -131,6 +133,11 @@ def matrix(
     )  # fmt: skip
     if plan.temperature == 0 and "sampling" in plan.decoding:
         raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
+    given = Given(ctx)
+    if "megatron" not in {trainer for trainer, _ in plan.pairs}:
+        given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
+    if plan.decoding == ("greedy",):
+        given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,
@@ -140,7 +147,7 @@ def matrix(
         "dtype": dtype.value,
         "head_fp32": head_fp32,
     }
-    setting |= {"switches": sorted(switch or []), "mode": engine_mode}
+    setting |= {"switches": sorted(switch or []), "mode": engine_mode.value}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
     trace = replace(trace, gates=Gates(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))

@@ -66,7 +66,10 @@ def refit(
         ),
     ] = None,
     quantize: Annotated[
-        Scheme | None, typer.Option(help="Pack the weights on their way, as an engine serves them that is quantized.")
+        Scheme | None,
+        typer.Option(
+            help="Pack the weights on their way; not by nccl and ipc, which carry them as the trainer holds them."
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
@@ -159,10 +162,13 @@ def refit(
     from ckptcheck import pack
     from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
+    from ckptcheck.cli.idle import Given
     from ckptcheck.cli.interruption import Interruption
+    from ckptcheck.cli.refit_options import refuse_idle, refuse_packed
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
     from ckptcheck.engines.switches import parsed
+    from ckptcheck.environments.interpreter import interpreter
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.recorded import append
@@ -174,17 +180,15 @@ def refit(
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
 
-    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    attaching.refuse_idle(given, attached=bool(attach), source=source is not None)
-    if not (check_weights or check_logprobs):
-        raise CkptcheckError("with both checks turned off there is nothing to check")
+    refuse_idle(
+        Given(ctx), attached=bool(attach), source=source is not None, weights=check_weights, logprobs=check_logprobs,
+        device=device.value, quantize=quantize is not None, steps=steps, timeouts=timeout or (),
+    )  # fmt: skip
     if source is None and not attach:
         raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     route = registry.route(engine, transport)
-    if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
-        raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
-    if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
-        raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
+    if quantize is not None:
+        refuse_packed(quantize.value, engine, route, dtype.value)
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -210,16 +214,9 @@ def refit(
             def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
                 """Start the trainer that gives the logprobs."""
                 return choosing.trainer(
-                    chosen.value,
-                    checkpoint,
-                    exchange,
-                    layout,
-                    computed,
-                    device=device.value,
-                    gpus=trainer_gpus,
-                    python=trainer_python,
-                    scratch=(exchange.folder,),
-                )
+                    chosen.value, checkpoint, exchange, layout, computed, device=device.value, gpus=trainer_gpus,
+                    python=trainer_python, scratch=(exchange.folder,),
+                )  # fmt: skip
 
             wanted = attaching.Wanted(
                 attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
@@ -231,6 +228,7 @@ def refit(
             _deliver(told(report, spared), rules, format, output, fail_on, verbose)
         assert ckpt is not None
         assert source is not None
+        interpreter(engine, engine_python)  # else a missing engine is noticed once the trainer has loaded
         held_by = trainer or TrainerName.megatron
         embedding = ckpt.anatomy.embedding
         if embedding is None:

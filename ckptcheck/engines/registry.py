@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.cache import room
+from ckptcheck.engines.loading import Mode
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
 
@@ -26,12 +27,10 @@ def _vllm(
     instead: Engine | None,
     **more: Any,
 ) -> Engine:
-    from ckptcheck.engines.vllm import Mode, VllmEngine, VllmOptions
+    from ckptcheck.engines.vllm import VllmEngine, VllmOptions
 
-    if mode not in ("plain", "stock"):
-        raise CkptcheckError(f"vLLM has no mode {mode}", "there are plain and stock")
     _, cache = room(checkpoint, length, together, dtype)
-    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, cache, switches=switches, transport=transport)
+    options = VllmOptions(dtype, ranks, cast(Mode, mode), length, switches, cache_bytes=cache, transport=transport)
     if isinstance(instead, VllmEngine):
         instead.restart(checkpoint, options)
         return instead
@@ -54,12 +53,10 @@ def _sglang(
     instead: Engine | None,
     **more: Any,
 ) -> Engine:
-    from ckptcheck.engines.sglang import TOKENS, Mode, SglangEngine, SglangOptions
+    from ckptcheck.engines.sglang import TOKENS, SglangEngine, SglangOptions
 
-    if mode not in ("plain", "stock"):
-        raise CkptcheckError(f"SGLang has no mode {mode}", "there are plain and stock")
     tokens, _ = room(checkpoint, length, together, dtype)
-    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, max(tokens, TOKENS), switches=switches)
+    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches, tokens=max(tokens, TOKENS))
     if isinstance(instead, SglangEngine) and instead.options.mode == mode:
         instead.restart(checkpoint, options)
         return instead
@@ -142,6 +139,8 @@ def start(
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
+    if mode not in get_args(Mode):
+        raise CkptcheckError(f"an engine has no mode {mode}", f"there is {', '.join(get_args(Mode))}")
     return ENGINES[name](
         checkpoint,
         dtype=dtype,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
-from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.base import Answer, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.cpus import binding
+from ckptcheck.engines.loading import EngineOptions, load
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
-from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
@@ -21,8 +21,6 @@ from ckptcheck.host.patience import otherwise
 from ckptcheck.host.trouble import VerbError
 
 MODULE = "ckptcheck_far.sglang_engine"
-LOAD = 900.0
-"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 ANSWER = 600.0
 """Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
 TOKENS = 4096
@@ -33,24 +31,15 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-Mode = Literal["plain", "stock"]
-
 
 @dataclass(frozen=True)
-class SglangOptions:
+class SglangOptions(EngineOptions):
     """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
 
-    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. tokens: that the
-    cache has room for. switches: how it is set up. more: further arguments of sglang.Engine.
+    tokens: that the cache has room for. more: further arguments of sglang.Engine.
     """
 
-    dtype: str = "float32"
-    ranks: int = 1
-    mode: Mode = "plain"
-    length: int = 512
     tokens: int = TOKENS
-    switches: Switches = field(default_factory=Switches)
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SglangEngine:
@@ -114,28 +103,12 @@ class SglangEngine:
             self._host.close()
             self._host, self._spoilt = self._new_host(), False
         try:
-            said = self._host.call(
-                "start",
-                timeout=otherwise(LOAD) if timeout is None else timeout,
-                model=str(checkpoint.resolve()),
-                dtype=options.dtype,
-                ranks=options.ranks,
-                plain=options.mode == "plain",
-                length=options.length,
-                tokens=options.tokens,
-                switches=options.switches.given(),
-                options=dict(options.more),
-            )
+            self.info, self.ignored = load(self._host, "SGLang", checkpoint, options, timeout, tokens=options.tokens)
         except VerbError:
             self._spoilt = True
             raise
-        self.info = EngineInfo(
-            "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
-        )
-        if said["facts"]["device"] != "cuda":
+        if self.info.facts["device"] != "cuda":
             self.transports = tuple(name for name in type(self).transports if name != "nccl")
-        where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
-        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
 
     def manifest(self, *, loader: bool = False) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live.
@@ -144,13 +117,13 @@ class SglangEngine:
         """
         return reading.manifest(self._call("ask", method="manifest", arguments=[], loader=loader))
 
-    def scramble(self) -> Scrambled:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
-        return reading.scrambled(self._ask("scramble"))
+    def scramble(self, *, loader: bool = False) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks. loader: as of `manifest`."""
+        return reading.scrambled(self._call("ask", method="scramble", arguments=[], loader=loader))
 
-    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
-        """Return the scrambled tensors that an update did not write wholly."""
-        return reading.leftovers(self._ask("leftovers"))
+    def leftovers(self, *, loader: bool = False) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly. loader: as of `manifest`."""
+        return reading.leftovers(self._call("ask", method="leftovers", arguments=[], loader=loader))
 
     def refit(
         self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None, flush: bool = True

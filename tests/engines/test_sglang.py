@@ -135,13 +135,16 @@ def test_what_was_not_sent_is_told_by_element_and_the_call_says_success(
 ) -> None:
     partial = without(sent.weights(source), KEY, DOWN)
     strange = {"model.layers.0.mlp.strange.weight": np.ones(4, np.float32)}
-    engine.scramble()
+    scrambled = engine.scramble(loader=True).names
+    assert set(engine.leftovers(loader=True)) == set(engine.leftovers()) == scrambled, "as the plugin sees it"
+    assert scrambled == {key for key, entry in engine.manifest().items() if entry.kind == "parameter"}
     before = log.stat().st_size
     with Exchange() as exchange:
         answer = engine.refit(sent.buckets(partial | strange, exchange), "tensor")
     assert answer.ok, "SGLang has found out that tensors are missing or unknown"
     assert b"strange" not in log.read_bytes()[before:]
-    left = engine.leftovers()
+    left = engine.leftovers(loader=True)
+    assert left == engine.leftovers()
     assert set(left) == {(0, QKV), (0, W2)}
     assert left[0, QKV].ranges == ((128 * 64, 192 * 64),)  # the rows of k, below 128 of q
     assert left[0, W2].ranges == ((2 * 64 * 64, 3 * 64 * 64),)

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from ckptcheck_far import plane, sglang_engine, sglang_update
+from ckptcheck_far import plane, sglang_launch, sglang_update
 from sglang.srt.utils import MultiprocessingSerializer
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -81,7 +81,7 @@ def started(saver: bool) -> dict[str, Any]:
         sys.modules["torch_memory_saver"].__spec__ = ModuleSpec("torch_memory_saver", None)
     else:
         sys.modules.pop("torch_memory_saver", None)
-    return sglang_engine.on_gpu()
+    return sglang_launch.on_gpu()
 
 
 def knows(names: list[str]) -> list[bool]:

@@ -183,6 +183,7 @@ def test_unknown_probes_and_switches_are_refused() -> None:
     for text, said in (
         ("caching=on", "no switch caching"),
         ("chunk=-1", "whole number"),
+        ("prefix-cache", "the switch prefix_cache is given no value"),
         ("async_scheduling=yes", "on or off"),
     ):
         with pytest.raises(CkptcheckError, match=said):

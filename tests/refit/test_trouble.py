@@ -299,6 +299,13 @@ def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(p
     assert "engine:ask-scramble" not in outcome.notes
 
 
+def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: Path) -> None:
+    outcome = refit(place, "", "--engine-python", str(place / "nowhere"))
+    assert (outcome.code, outcome.out, outcome.files) == (2, "", []), outcome.err
+    assert outcome.err.startswith(f"ckptcheck: cannot run {place / 'nowhere'}: No such file or directory")
+    assert outcome.notes == []
+
+
 def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:
     outcome = refit(place, "", "--switch", "compilation=graphs", "--device", "cpu", "--engine-gpus", "0")
     assert outcome.code == 0, outcome.err
