@@ -149,7 +149,9 @@ def score(
     ep: Ep = 1,
     dtype: EngineDtype = Dtype.float32,
     head_fp32: HeadFp32 = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch, padding included.")] = 8192,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that the trainer is handed at once, padding included.")
+    ] = 8192,
     trainer_python: TrainerPython = None,
     timeout: Timeout = 900.0,
 ) -> None:

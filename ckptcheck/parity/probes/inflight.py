@@ -13,6 +13,8 @@ from ckptcheck.refit.passage import UNLIKE, split, unlike
 from ckptcheck.report import Section
 
 TOKENS, AFTER = 16, 5
+DRAINS, DROPS = ("wait",), ("abort",)
+"""Ways that let running requests end first, and that end them at once; in all others they go on under the new weights."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,22 @@ class Passage:
         """Whether the engine says it of a token from which on it can be so."""
         latest = self.tokens if self.changed is None else self.changed
         return self.told is not None and self.earliest <= self.told <= latest
+
+    @property
+    def unlike_its_name(self) -> str:
+        """What became of the response that the way to pause does not say, "" where nothing did.
+
+        Only what is certain: a response that was over before the engine heard of the update tells nothing.
+        """
+        since = f"tokens from number {self.changed} on are of the new weights"
+        if self.pause in DRAINS and self.changed is not None:
+            return f"{since}, and it is to let a response under way end first"
+        if self.pause in DROPS and self.changed is not None:
+            return f"{since}, and it is to end a response under way"
+        if self.pause not in DROPS and self.finish not in ("", "length", "stop") and self.tokens < self.wanted:
+            ends = "end" if self.pause in DRAINS else "go on"
+            return f"{self.tokens} of {self.wanted} tokens came (the engine says {self.finish}), and it is to let a response {ends}"
+        return ""
 
     @property
     def way(self) -> str:

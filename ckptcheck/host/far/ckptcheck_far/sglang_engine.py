@@ -50,7 +50,7 @@ def start(
 
     engine = sglang.Engine(**settings)
     _running.update(engine=engine, updates=0, logprobs=switches.get("logprobs", "raw"))
-    ask("settle", [_running["logprobs"]])
+    _running["stock"] = ask("settle", [_running["logprobs"]])[0]
     return _about(engine)
 
 
@@ -69,6 +69,7 @@ def _about(engine: Any) -> dict[str, Any]:
             **{name: str(value(name)) for name in names},
             "mode": "plain" if _running["offered"] and str(value("device")) == "cpu" else "stock",
             "quantization": str(model.quantization),
+            "stock_logprobs": str(_running["stock"]),
             "block_size": str(value("page_size") or 1),
             "sleep": str(value("enable_memory_saver")),
             "follows": str(not value("speculative_algorithm")),

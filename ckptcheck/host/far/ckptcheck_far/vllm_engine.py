@@ -56,6 +56,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "gpus": ",".join(_gpus(llm)),
         "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
+        "stock_logprobs": vllm_switches.stock_logprobs(),
     }
     return {
         "version": vllm.__version__,
