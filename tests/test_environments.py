@@ -402,6 +402,14 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
         ("sglang-cpu", "sglang", "broken"),
         ("vllm-cpu", "vllm", "ready"),
     ]
+    assert {kind for entry in listed for kind in {each["kind"] for each in entry["differences"]}} == {
+        "pin", "left out", "stand-in", "patch", "variable",
+    }  # fmt: skip
+    stubs = [each["of"] for each in listed[1]["differences"] if each["kind"] in ("stand-in", "patch")]
+    assert stubs == ["sgl_kernel", "triton", "torchvision/_meta_registrations.py"]
+    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in listed[2].pop(
+        "differences"
+    )
     assert listed[2] == {
         "name": "vllm-cpu",
         "engine": "vllm",
@@ -412,6 +420,8 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
         "size": 2_400_000_000,
     }
     text = command("engine", "list", cwd=tmp_path).stdout
+    assert "  stand-in: triton (1 GB, and it has no backend for CPUs; SGLang defines its kernels" in text
+    assert "  patch: torchvision/_meta_registrations.py (torchvision's library is compiled for CUDA" in text
     assert "sglang-cpu   broken\n" in text
     assert "  ckptcheck engine install sglang-cpu\n" in text
     assert "vllm-cpu     ready   2.4 GB\n" in text

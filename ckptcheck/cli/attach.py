@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.engines.known import traits_of
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import few
 from ckptcheck.refit.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -112,7 +114,19 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
         truth=truth,
         untold=untold,
         broken=broken,
+        traits=_traits(source) if source is not None else frozenset(),
+        architecture=_architecture(source) if source is not None else "",
     )
+
+
+def _traits(source: Checkpoint) -> frozenset[str]:
+    """Say of the weights that servers should have what decides whether a known fault shows."""
+    weights = traits_of((name, tensor.dtype) for name, tensor in source.tensors.items())
+    return weights | {"tied"} if source.anatomy.tied else weights
+
+
+def _architecture(source: Checkpoint) -> str:
+    return (source.config.architecture if source.config is not None else None) or ""
 
 
 def _rows(source: Checkpoint | None) -> int:
@@ -126,7 +140,7 @@ def _rows(source: Checkpoint | None) -> int:
 
 def _same_model(source: Checkpoint, seen: Sequence[Seen]) -> None:
     """Refuse to write a checkpoint into a server of another architecture: that may kill it."""
-    ours = source.config.architecture if source.config is not None else None
+    ours = _architecture(source)
     for server in seen:
         theirs = server.about.architecture
         if ours and theirs and ours != theirs:
@@ -136,22 +150,33 @@ def _same_model(source: Checkpoint, seen: Sequence[Seen]) -> None:
 def _reference(
     folder: Path, seen: Sequence[Seen], asked: Asked, wanted: Wanted, say: Callable[[str], None]
 ) -> tuple[Seen | None, str]:
-    """Start the engine of the first server with the checkpoint; return what it says, or why there is none."""
+    """Start the engine of the first server with the checkpoint, laid out as that; return what it says, or why there is none."""
     from ckptcheck.host.trouble import HostDied, VerbError
     from ckptcheck.refit import attach as attaching
     from ckptcheck.servers.reference import Reference
 
-    like = next((server for server in seen if server.checksums), None)
+    told = sorted((server for server in seen if server.checksums), key=lambda server: bool(server.about.layout.further))
+    like = next(iter(told), None)
     if like is None:
         whys = (why for server in seen for why in (server.dead, server.refused.get("checksums")) if why)
         return None, next(whys, "no server gave checksums of its weights")
-    about = like.about
+    about, layout = like.about, like.about.layout
+    if layout.further:
+        return (
+            None,
+            f"{like.url} is set to {few(layout.further)}, which moves weights, and the engine started here is not",
+        )
+    if layout.ranks > (os.cpu_count() or 1):
+        return (
+            None,
+            f"{like.url} has {layout.ranks:,} ranks, and this machine has {os.cpu_count() or 1} CPUs to start as many",
+        )
     device = about.device or "cpu"
     scratch = Path(tempfile.mkdtemp(prefix="ckptcheck-reference-"))
     say(f"starting {about.engine} with {folder}")
     try:
         with Reference(
-            about.engine, folder, dtype=about.dtype or "auto", ranks=about.ranks or 1, device=device,
+            about.engine, folder, dtype=about.dtype or "auto", layout=layout, device=device,
             python=wanted.python, scratch=(scratch,), timeout=wanted.timeouts.seconds("start", 0),
         ) as reference:  # fmt: skip
             return attaching.look(reference.server, asked, say), ""

@@ -46,7 +46,7 @@ Temperature = Annotated[float, typer.Option(min=0, callback=finite, help="Of sam
 TopP = Annotated[float, typer.Option(min=0, max=1, callback=finite, help="1: off.")]
 TopK = Annotated[int, typer.Option(min=0, help="0: off.")]
 Seed = Annotated[int, typer.Option(help="Counted up from prompt to prompt.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds for any one call.")]
+Timeout = Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for any one call.")]
 Tp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")]
 Pp = Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")]
 Ep = Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")]

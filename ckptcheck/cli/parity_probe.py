@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -87,11 +86,13 @@ def probe(
     from ckptcheck.parity.probes.runner import run_probes
     from ckptcheck.run import run
     from ckptcheck.trainers.base import Trainer
+    from ckptcheck.writing import writable
 
     refuse_lengths(ctx, prompts)
     if only:
         Given(ctx).refuse(["compilation"], "with --only, which names the probes")
     registry.routes(engine)  # whether there is such an engine
+    writable(output)
     probes = chosen(only or [], without or [])
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in DEAR}
@@ -122,6 +123,4 @@ def probe(
             dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
         )  # fmt: skip
         report = run(run_probes(source, bench, start, probes), rules)
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)

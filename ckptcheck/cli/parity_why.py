@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,12 +108,15 @@ def why(
     from ckptcheck.cli import output as out
     from ckptcheck.rollouts import read
     from ckptcheck.run import run
+    from ckptcheck.writing import keep_apart, writable
 
     given = Given(ctx)
     if source is None:
         given.refuse(OF_SOURCE, "without SOURCE: nothing is run", "name the trainer's checkpoint after FILE")
     if engine == NO_ENGINE:
         given.refuse(OF_THE_ENGINE, "with --engine none: no engine is run")
+    writable(output)
+    keep_apart(output, file, floor)
     rollouts = read(file)
     if rollouts.defects:
         raise CkptcheckError(f"{file} is malformed: {rollouts.defects[0].text}", hint=f"ckptcheck parity judge {file}")
@@ -137,9 +139,7 @@ def why(
     about = rollouts.metadata
     names = _name(about.engine) or "engine", _name(about.trainer) or "trainer"
     report = run(Attribution(str(file), found, names, measured=least is not None), rules)
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _climbed(

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptcheck.cli.choices import Device, Dtype, Mode, Quantizer, Scheme, TrainerName
+from ckptcheck.cli.numbers import finite, gpus
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
-    from ckptcheck.report import Report
-    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -88,10 +85,12 @@ def refit(
         Device, typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank.")
     ] = Device.auto,
     trainer_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the trainer may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the trainer may see.", show_default="all"),
     ] = None,
     engine_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the engine may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the engine may see.", show_default="all"),
     ] = None,
     switch: Annotated[
         list[str] | None,
@@ -99,7 +98,9 @@ def refit(
             "--switch", metavar="NAME=VALUE", help="How the engine is set up: compilation=graphs, prefix_cache=off, …"
         ),
     ] = None,
-    bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    bucket_mb: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
+    ] = 64.0,
     pause: Annotated[
         str | None,
         typer.Option(
@@ -108,9 +109,13 @@ def refit(
             show_default="none runs",
         ),
     ] = None,
+    sleep_level: Annotated[
+        int, typer.Option(min=1, max=2, help="Weights while the engine sleeps: 1 kept on the host, 2 dropped.")
+    ] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
-        float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Move every weight by noise of this scale in place of a step."),
     ] = None,
     check_weights: Annotated[
         bool,
@@ -167,8 +172,10 @@ def refit(
     from ckptcheck.cli.refit_options import refuse_idle, refuse_packed
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
+    from ckptcheck.engines.context import USUAL, usual
     from ckptcheck.engines.switches import parsed
     from ckptcheck.environments.interpreter import interpreter
+    from ckptcheck.history.record import Record
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.recorded import append
@@ -179,6 +186,7 @@ def refit(
     from ckptcheck.run import run
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart, writable
 
     refuse_idle(
         Given(ctx), attached=bool(attach), source=source is not None, weights=check_weights, logprobs=check_logprobs,
@@ -187,8 +195,14 @@ def refit(
     if source is None and not attach:
         raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     route = registry.route(engine, transport)
+    if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
+        raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
     if quantize is not None:
         refuse_packed(quantize.value, engine, route, dtype.value)
+    writable(output)
+    keep_apart(output, record, Path(source) if source is not None else None)
+    if record is not None:
+        Record(record).check()
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -200,7 +214,8 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
-        pause=registry.pause(engine, pause, route),
+        pause=registry.pause(engine, pause, route, sleep_level),
+        sleep_level=sleep_level,
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
@@ -225,7 +240,7 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(told(report, spared), rules, format, output, fail_on, verbose)
+            out.conclude(told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose)
         assert ckpt is not None
         assert source is not None
         interpreter(engine, engine_python)  # else a missing engine is noticed once the trainer has loaded
@@ -258,30 +273,26 @@ def refit(
             """Start the engine in a process of its own."""
             return registry.start(
                 engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
+                gpus=engine_gpus, switches=switches, transport=route, sleep_level=sleep_level, scratch=scratch,
             )  # fmt: skip
 
-        rows = ckpt.tensors[embedding].shape[0]
+        room = usual(ckpt.source.local) if ckpt.source.local is not None else USUAL
         trial = Trial(
-            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
-            folder=folder, say=out.talk,
+            source, start_trainer, start, settings, vocabulary=ckpt.tensors[embedding].shape[0], block=128,
+            length=room, nbytes=size, text=Text(ckpt.source), folder=folder, say=out.talk,
         )  # fmt: skip
         trace = trial.run()
         interruption.overhear()
-        if record is not None:
-            append(trace, record)
         report = run(trace, rules)
-    _deliver(told(report, spared), rules, format, output, fail_on, verbose)
-
-
-def _deliver(
-    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
-) -> NoReturn:
-    from ckptcheck.cli import output as out
-
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+        unrecorded = None
+        try:
+            if record is not None:
+                append(trace, record)
+        except CkptcheckError as error:  # the trial is over, and what it found is worth more than the record
+            unrecorded = error
+    out.conclude(
+        told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose, unwritten=unrecorded
+    )
 
 
 def _put_away(folder: Path, keep: bool) -> None:

@@ -13,7 +13,7 @@ from ckptcheck.refit.timeouts import Timeouts
 
 OF_TRIALS = (
     "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "pause", "steps", "perturb", "record",
+    "switch", "bucket_mb", "pause", "steps", "perturb", "record", "sleep_level",
 )  # fmt: skip
 """They say how a trial is made. Servers that run already are taken as they are."""
 OF_THE_TRAINER = ("trainer", "tp", "pp", "ep", "device", "trainer_gpus", "trainer_python")
@@ -61,6 +61,7 @@ def refuse_idle(
         given.refuse(["ignore", "trainer_quantizer"], "where nothing is packed", "give --quantize too")
     if not steps:
         given.refuse(["perturb"], "with --steps 0: it takes the place of a step")
+        given.refuse(["sleep_level"], "with --steps 0: the engine sleeps while the trainer steps")
         _phases(kinds & {"step"}, "with --steps 0")
     if not logprobs:
         _phases(kinds & {"score"}, "with --no-check-logprobs: nothing is scored")

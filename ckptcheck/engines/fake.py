@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.engines import fake_model as model
 from ckptcheck.engines.base import Answer, EngineInfo, Parcel, Scores
 from ckptcheck.engines.fake_fault import Fault
 from ckptcheck.engines.fake_memory import FakeMemory
-from ckptcheck.engines.sampling import Inflight, Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +22,6 @@ class FakeEngine(FakeMemory):
 
     transports: tuple[str, ...] = ("reload", "gloo")
     streams: tuple[str, ...] = ("stream",)
-    pauses: tuple[str, ...] = ("in_place",)
 
     def __init__(
         self,
@@ -77,23 +74,6 @@ class FakeEngine(FakeMemory):
             return Answer(False, "TimeoutError: the update did not finish in time", 0.0, None, version)
         return Answer(True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version)
 
-    def inflight(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling | Sequence[Sampling],
-        parcels: Sequence[Parcel],
-        *,
-        pause: str,
-        clear_cache: bool,
-        after: int,
-        version: str,
-    ) -> Inflight:
-        """Take the parcels; nobody waits for the requests."""
-        answer = self.refit(parcels, self.transports[0])
-        if any(self._has("busy")):
-            answer = replace(answer, ok=False, message="weights were updated, but the cache was not flushed")
-        return Inflight(answer, ())
-
     def _state(self) -> tuple[NDArray[Any], NDArray[Any]]:
         if any(self._has("blind")):
             return model.state(self._true, model.derived(self._true)[model.PACKED])
@@ -136,8 +116,11 @@ class FakeEngine(FakeMemory):
             self._cache.clear()
 
     def sleep(self, level: int = 1) -> None:
-        """Give memory away, and keep what was in it."""
+        """Give memory away, and keep what was in it; 2: but for the weights."""
         self._live("sleep")
+        for held in self._ranks if level == 2 else ():
+            for values in held.values():
+                values[...] = 0
         lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
         if "" in lost:
             self._rotary = self._rotary * 0
@@ -145,7 +128,7 @@ class FakeEngine(FakeMemory):
             for name in lost & held.keys():
                 held[name][...] = 0
 
-    def wake(self) -> None:
+    def wake(self, tags: Sequence[str] | None = None) -> None:
         """Take it again."""
         self._live("wake")
 

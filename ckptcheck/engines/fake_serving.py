@@ -35,6 +35,7 @@ FAULTS = (
     "stamped",  # it gives all tokens the version of the end
     "mixed",  # after an update under way, logprobs are a little those of the old weights
     "lost",  # a response under way ends at the update, as if it were at its length
+    "aborts",  # it is aborted there, however it was paused
     "deaf",  # end tokens do not end a response
     "bos",  # conversations and texts get a second BOS
     "text-bos",  # texts do
@@ -209,7 +210,7 @@ class FakeServing(FakeEngine):
         self._version, self._kept = (version, {}) if answer.ok else (old, self._kept)
         if "grumbles" in self._flaws:
             answer = replace(answer, ok=False, message="the cache was not flushed")
-        if pause == "abort":
+        if pause == "abort" or "aborts" in self._flaws:
             return Inflight(answer, tuple(replace(one, finish="abort", versions=()) for one in before))
         if "lost" in self._flaws:
             return Inflight(answer, tuple(before))

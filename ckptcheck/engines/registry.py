@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.cache import room
+from ckptcheck.engines.context import usual
 from ckptcheck.engines.loading import Mode
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
@@ -23,6 +24,7 @@ def _vllm(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -49,6 +51,7 @@ def _sglang(
     together: int,
     switches: Switches,
     transport: str,
+    sleep_level: int,
     python: Path | None,
     instead: Engine | None,
     **more: Any,
@@ -56,7 +59,9 @@ def _sglang(
     from ckptcheck.engines.sglang import TOKENS, SglangEngine, SglangOptions
 
     tokens, _ = room(checkpoint, length, together, dtype)
-    options = SglangOptions(dtype, ranks, cast(Mode, mode), length, switches, tokens=max(tokens, TOKENS))
+    options = SglangOptions(
+        dtype, ranks, cast(Mode, mode), length, switches, tokens=max(tokens, TOKENS), sleep_level=sleep_level
+    )
     if isinstance(instead, SglangEngine) and instead.options.mode == mode:
         instead.restart(checkpoint, options)
         return instead
@@ -93,10 +98,10 @@ UNDER_WAY = {"vllm": "reload", "sglang": "tensor"}
 """By which transport an engine is updated while requests run."""
 
 
-def pause(name: str, wanted: str | None, transport: str) -> str:
+def pause(name: str, wanted: str | None, transport: str, sleep_level: int = 1) -> str:
     """Return what becomes of requests that run when weights come, "" where none was asked for.
 
-    Raises CkptcheckError for what the engine cannot do, and by that transport.
+    Raises CkptcheckError for what the engine cannot do, by that transport, and around a sleep at that level.
     """
     if wanted is None:
         return ""
@@ -108,6 +113,10 @@ def pause(name: str, wanted: str | None, transport: str) -> str:
         raise CkptcheckError(f"{name} does not {wanted} requests", f"there is {', '.join(known)}")
     if transport != UNDER_WAY[name]:
         raise CkptcheckError(f"requests run beside {UNDER_WAY[name]} only", f"--transport {UNDER_WAY[name]}")
+    if sleep_level == 2:
+        raise CkptcheckError(
+            "--pause needs the cache, which with --sleep-level 2 the engine has again after the sync only"
+        )
     return wanted
 
 
@@ -118,10 +127,11 @@ def start(
     dtype: str = "float32",
     ranks: int = 1,
     mode: str = "plain",
-    length: int = 512,
+    length: int | None = None,
     together: int = 1,
     switches: Switches | None = None,
     transport: str = "",
+    sleep_level: int = 1,
     python: Path | None = None,
     gpus: str | None = None,
     instead: Engine | None = None,
@@ -130,12 +140,13 @@ def start(
 ) -> Engine:
     """Start an engine with a checkpoint.
 
-    dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens
-    of the longest sequence with what is decoded. together: as many of them its cache has room for at once. switches: how
-    it is set up; those that it does not take are in its `ignored`. transport: by which weights will come, where that is
-    known; an engine on GPUs may have to be started for it. python: the user's own interpreter. gpus: see host/gpus.py.
-    instead: a running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name
-    that is not known and an engine that is not installed, and what a Host raises where it does not start.
+    dtype: as the engine calls it. ranks: of tensor parallelism. mode: plain, or stock as the engine comes. length: tokens of
+    the longest sequence with what is decoded, None for those of context.py. together: as many of them its cache has room
+    for at once. switches: how it is set up; those that it does not take are in its `ignored`. transport: by which weights
+    will come, where that is known; an engine on GPUs may have to be started for it. sleep_level: at which it will sleep, 1
+    keeps its weights on the host and 2 drops them. python: the user's own interpreter. gpus: see host/gpus.py. instead: a
+    running engine that is given up for this one, whose process may be used. Raises CkptcheckError for a name that is not
+    known and an engine that is not installed, and what a Host raises where it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
@@ -146,10 +157,11 @@ def start(
         dtype=dtype,
         ranks=ranks,
         mode=mode,
-        length=length,
+        length=usual(checkpoint) if length is None else length,
         together=together,
         switches=switches or Switches(),
         transport=transport,
+        sleep_level=sleep_level,
         python=python,
         gpus=gpus,
         instead=instead,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ VARIABLES = {
 class SglangOptions(EngineOptions):
     """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
 
-    tokens: that the cache has room for. more: further arguments of sglang.Engine.
+    tokens: that the cache has room for. sleep_level: 2 drops its weights when it sleeps, 1 keeps them on the host. more: further
+    arguments of sglang.Engine.
     """
 
     tokens: int = TOKENS
+    sleep_level: int = 1
 
 
 class SglangEngine:
@@ -99,11 +101,13 @@ class SglangEngine:
         the next one has a new process.
         """
         self.options = options = options or self.options
+        bare = {} if options.sleep_level == 1 else {"enable_weights_cpu_backup": False}
+        started = replace(options, more={**options.more, **bare})
         if self._spoilt:
             self._host.close()
             self._host, self._spoilt = self._new_host(), False
         try:
-            self.info, self.ignored = load(self._host, "SGLang", checkpoint, options, timeout, tokens=options.tokens)
+            self.info, self.ignored = load(self._host, "SGLang", checkpoint, started, timeout, tokens=options.tokens)
         except VerbError:
             self._spoilt = True
             raise
@@ -117,13 +121,13 @@ class SglangEngine:
         """
         return reading.manifest(self._call("ask", method="manifest", arguments=[], loader=loader))
 
-    def scramble(self) -> Scrambled:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
-        return reading.scrambled(self._ask("scramble"))
+    def scramble(self, *, loader: bool = False) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks. loader: as of `manifest`."""
+        return reading.scrambled(self._call("ask", method="scramble", arguments=[], loader=loader))
 
-    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
-        """Return the scrambled tensors that an update did not write wholly."""
-        return reading.leftovers(self._ask("leftovers"))
+    def leftovers(self, *, loader: bool = False) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly. loader: as of `manifest`."""
+        return reading.leftovers(self._call("ask", method="leftovers", arguments=[], loader=loader))
 
     def refit(
         self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None, flush: bool = True
@@ -231,14 +235,17 @@ class SglangEngine:
         found: str = self._call("version", value=value)
         return found
 
-    def sleep(self, tags: Sequence[str] | None = None) -> None:
-        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. Weights are kept on the host. On a CPU
-        all stays.
+    def sleep(self, level: int = 1) -> None:
+        """Give device memory away (release_memory_occupation); on a CPU all stays.
+
+        level: see `nap.Sleeper`. SGLang is started for one, see `SglangOptions`; raises CkptcheckError for the other one.
         """
-        self._call("sleep", tags=None if tags is None else list(tags))
+        if level != self.options.sleep_level:
+            raise CkptcheckError(f"this SGLang was started to sleep at level {self.options.sleep_level}, not {level}")
+        self._call("sleep", tags=None)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again (resume_memory_occupation)."""
+        """Take the memory again (resume_memory_occupation). tags: only that of weights, kv_cache or cuda_graph."""
         self._call("wake", tags=None if tags is None else list(tags))
 
     def check(self, action: str) -> Mapping[str, Any]:

@@ -218,9 +218,9 @@ class VllmEngine:
         """Give device memory away (no-op on CPU); 2 also drops the weights."""
         self._host.call("sleep", level=level)
 
-    def wake(self) -> None:
-        """Take the memory again."""
-        self._host.call("wake")
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again; tags: only that of weights or kv_cache. vLLM has no others."""
+        self._host.call("wake", tags=None if tags is None else [tag for tag in tags if tag in ("weights", "kv_cache")])
 
     def poke(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a tensor on every rank: a fault, for tests."""

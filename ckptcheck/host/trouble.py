@@ -8,6 +8,8 @@ from ckptcheck.errors import CkptcheckError
 
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): \S|Fatal Python error")
 
+COUNTED = re.compile(r"\d+ validation errors? for ")
+"""How pydantic's ValidationError begins; its reasons follow, each with ``[type=…]`` behind it."""
 FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 
 
@@ -15,11 +17,26 @@ class VerbError(CkptcheckError):
     """A verb raised; the process lives and can be asked again. kind: the class; said: its message; trace: its end."""
 
     def __init__(self, host: str, verb: str, kind: str, said: str, trace: str) -> None:
-        first = said.strip().splitlines()[0] if said.strip() else "it did not say why"
-        super().__init__(f"{host} could not {verb}: {kind}: {first}")
+        super().__init__(f"{host} could not {verb}: {kind}: {_reason(said)}")
         self.kind = kind
         self.said = said
         self.trace = trace
+
+
+def _reason(said: str) -> str:
+    r"""Return the line that says why: the first, save in what pydantic raises, whose first line only counts its reasons.
+
+    >>> _reason("1 validation error for ModelConfig\n  Value error, it is too long. [type=value_error, input_value=…]")
+    'it is too long.'
+    >>> _reason("2 validation errors for Config\ndtype\n  Input should be 'auto' [type=literal_error]\nranks\n  no [type=x]")
+    "dtype: Input should be 'auto'"
+    """
+    first, *rest = said.strip().splitlines() or ["it did not say why"]
+    if not COUNTED.match(first) or not rest:
+        return first
+    place = f"{rest.pop(0).strip()}: " if not rest[0].startswith(" ") and len(rest) > 1 else ""
+    reason = " ".join(line.strip() for line in rest).partition(" [type=")[0]
+    return place + reason.removeprefix("Value error, ")
 
 
 class HostDied(CkptcheckError):

@@ -1,4 +1,4 @@
-"""A start of SGLang that fails: the next one has a process of its own."""
+"""How SGLang is started and asked to sleep; and a start that fails: the next one has a process of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from ckptcheck.engines import sglang
 from ckptcheck.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.engines.switches import Switches
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import VerbError
 
 SAID = {
@@ -29,10 +30,14 @@ class FakeHost:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.starts, self.closed = 0, False
+        self.told: list[tuple[str, object]] = []
         hosts.append(self)
 
-    def call(self, verb: str, *, switches: dict[str, Any], **_: object) -> dict[str, Any]:
+    def call(self, verb: str, *, switches: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         assert not self.closed
+        self.told.append((verb, more.get("options", more.get("tags"))))
+        if switches is None:
+            return {}
         self.starts += 1
         if switches.get("chunked_prefill") is False:
             raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died", "")
@@ -65,3 +70,28 @@ def test_a_first_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(VerbError):
         SglangEngine(tmp_path, SglangOptions(switches=Switches(chunked_prefill=False)))
     assert [host.closed for host in hosts] == [True]
+
+
+def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path) -> None:
+    dropping = SglangOptions(sleep_level=2, more={"log_level": "info"})
+    with SglangEngine(tmp_path, dropping) as engine:
+        engine.sleep(2)
+        engine.wake(["weights"])
+        engine.wake(["kv_cache", "cuda_graph"])
+        with pytest.raises(CkptcheckError, match="was started to sleep at level 2, not 1"):
+            engine.sleep()
+        engine.restart(tmp_path)
+        engine.restart(tmp_path, SglangOptions())
+        engine.sleep()
+        engine.wake()
+    bare = {"log_level": "info", "enable_weights_cpu_backup": False}
+    assert hosts[0].told == [
+        ("start", bare),
+        ("sleep", None),
+        ("wake", ["weights"]),
+        ("wake", ["kv_cache", "cuda_graph"]),
+        ("start", bare),
+        ("start", {}),
+        ("sleep", None),
+        ("wake", None),
+    ]

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from ckptcheck_far import plane, sglang_launch, sglang_update
+from ckptcheck_far import plane, sglang_launch, sglang_switches, sglang_update
 from sglang.srt.utils import MultiprocessingSerializer
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -84,6 +84,17 @@ def started(saver: bool) -> dict[str, Any]:
     return sglang_launch.on_gpu()
 
 
+def proposes(gpu: bool, tokens: int) -> list[Any]:
+    """Say what SGLang is given for the switch `speculative`, and what is made of its answer."""
+    known, torch.cuda.is_available = torch.cuda.is_available, lambda: gpu
+    try:
+        given = sglang_switches.options({"speculative": tokens})
+    finally:
+        torch.cuda.is_available = known
+    told = {**given, "device": "cuda" if gpu else "cpu"}
+    return [given, sglang_switches.resolved(told.get, "raw")]
+
+
 def knows(names: list[str]) -> list[bool]:
     """Say which arguments this SGLang has."""
     from sglang.srt.arg_groups.field_order import POSITIONAL_FIELD_ORDER
@@ -100,4 +111,4 @@ def older() -> None:
             del kind.begin_weight_update  # type: ignore[attr-defined]
 
 
-VERBS = {"updated": updated, "notes": notes, "started": started, "knows": knows, "older": older}
+VERBS = {"updated": updated, "notes": notes, "started": started, "proposes": proposes, "knows": knows, "older": older}

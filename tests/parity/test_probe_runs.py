@@ -20,10 +20,10 @@ from ckptcheck.host.trouble import HostDied, VerbError
 from ckptcheck.metrics.processed import processed
 from ckptcheck.parity.probes.bench import Bench, Setup
 from ckptcheck.parity.probes.catalogue import PROBES, chosen
-from ckptcheck.parity.probes.inflight import split
 from ckptcheck.parity.probes.runner import run_probes
 from ckptcheck.parity.probes.semantics import solve
 from ckptcheck.parity.probes.trace import ProbeTrace
+from ckptcheck.refit.passage import split
 from ckptcheck.run import run
 
 RULES = pack.load()

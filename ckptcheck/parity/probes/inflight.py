@@ -9,11 +9,10 @@ from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Generation, Sampling
 from ckptcheck.parity.gap import gap
 from ckptcheck.parity.probes.bench import Bench, Probe
+from ckptcheck.refit.passage import UNLIKE, split, unlike
 from ckptcheck.report import Section
 
 TOKENS, AFTER = 16, 5
-UNLIKE, NARROW = 1e-4, 0.05
-"""Nats from which a logprob is not the same, in float32 and in narrower types."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def probe(bench: Bench) -> Probe:
         found.append(_passage(engine, prompt, made, pause, clear, seen.answer.ok, version, (old, new)))
     engine.refit(updates[0], engine.transports[0])
     engine.reset_prefix_cache()
-    return InflightSeen(tuple(found), unlike(engine))
+    return InflightSeen(tuple(found), unlike(engine.info))
 
 
 def _passage(
@@ -115,30 +114,8 @@ def _passage(
         engine.reset_prefix_cache()
         truths.append(engine.follow([sequence], len(prompt))[0] if made.tokens else ())
     before, after = truths
-    earliest, changed = split(made.logprobs, before, after, unlike(engine))
+    earliest, changed = split(made.logprobs, before, after, unlike(engine.info))
     off = gap([made.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
     return Passage(
         pause, clear, ok, made.finish, len(made.tokens), TOKENS, earliest, changed, told, bool(made.versions), off
     )
-
-
-def unlike(engine: Engine) -> float:
-    """Return the nats from which a logprob of this engine is not the same."""
-    return UNLIKE if engine.info.dtype == "float32" else NARROW
-
-
-def split(
-    said: Sequence[float], before: Sequence[float], after: Sequence[float], unlike: float = UNLIKE
-) -> tuple[int, int | None]:
-    """Return the first token that is not of the old weights, None where all are; and from where on it could be.
-
-    Tokens that both weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first
-    that tells. From it on old keys may still be mixed in, so nothing is asked of the later ones.
-    """
-    earliest = 0
-    for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):
-        if abs(value - old) > unlike:
-            return earliest, place
-        if abs(new - old) > 10 * unlike:
-            earliest = place + 1
-    return earliest, None

@@ -71,6 +71,7 @@ def _about(engine: Any) -> dict[str, Any]:
             "quantization": str(model.quantization),
             "block_size": str(value("page_size") or 1),
             "sleep": str(value("enable_memory_saver")),
+            "follows": str(not value("speculative_algorithm")),
             "session": str(sglang_update.has_session()),
             "gpus": ",".join(gpu for gpu in ask("gpu", []) if gpu),
         },
@@ -235,7 +236,8 @@ def version(value: str | None = None) -> str:
 
 
 def sleep(tags: list[str] | None) -> None:
-    """Have the engine give its device memory away (release_memory_occupation)."""
+    """Have the engine give its device memory away (release_memory_occupation). It has to be idle, or it dies."""
+    _settle()
     _engine().release_memory_occupation(tags)
 
 

@@ -219,9 +219,9 @@ def sleep(level: int) -> None:
     _llm().sleep(level=level)
 
 
-def wake() -> None:
-    """Have it take the memory again."""
-    _llm().wake_up()
+def wake(tags: list[str] | None) -> None:
+    """Have it take the memory again; tags: only that of weights or kv_cache."""
+    _llm().wake_up(tags)
 
 
 def _llm() -> Any:
