@@ -178,6 +178,11 @@ class Checkpoint:
         names = (self.anatomy.embedding, self.anatomy.head)
         return {name: (name,) for name in names if name is not None and self.tensors[name].is_plain}
 
+    @property
+    def split(self) -> Mapping[str, tuple[str, ...]]:
+        """Weight → the tensors that hold its parts, where it is held in several: here none is."""
+        return {}
+
     @cached_property
     def values(self) -> Values:
         """What every tensor's values showed, read when first asked for; skips the rule, with the reason, if they are not."""

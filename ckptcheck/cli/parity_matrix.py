@@ -133,12 +133,12 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
-    if plan.temperature == 0 and "sampling" in plan.decoding:
-        raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
     if "megatron" not in {trainer for trainer, _ in plan.pairs}:
         given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
     if plan.decoding == ("greedy",):
         given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
+    if plan.temperature == 0 and "sampling" in plan.decoding:
+        raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
     rules = pack.load()
     setting: dict[str, object] = {
         "tp": tp,

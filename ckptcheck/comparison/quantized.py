@@ -23,7 +23,7 @@ def packed_of(ckpt: Checkpoint, stored: Mapping[str, Area]) -> tuple[dict[str, P
     found: dict[str, Packed] = {}
     consumed: set[str] = set()
     for way, modules in quantization.stored.items():
-        if not way.is_quantized or (weight := way.weight) is None:
+        if not way.is_quantized or way.is_misnamed or (weight := way.weight) is None:
             continue
         ending = ".weight" if weight.ending.startswith(".") else ""
         kind = f"{quantization.method or 'an undeclared method'}, {weight.role} {weight.dtype}"

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from ckptcheck.engines import lacking
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.cache import room
 from ckptcheck.engines.context import usual
 from ckptcheck.engines.loading import Mode
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.host.trouble import VerbError
 
 
 def _vllm(
@@ -152,19 +154,24 @@ def start(
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")
     if mode not in get_args(Mode):
         raise CkptcheckError(f"an engine has no mode {mode}", f"there is {', '.join(get_args(Mode))}")
-    return ENGINES[name](
-        checkpoint,
-        dtype=dtype,
-        ranks=ranks,
-        mode=mode,
-        length=usual(checkpoint) if length is None else length,
-        together=together,
-        switches=switches or Switches(),
-        transport=transport,
-        sleep_level=sleep_level,
-        python=python,
-        gpus=gpus,
-        instead=instead,
-        log=log,
-        scratch=scratch,
-    )
+    try:
+        return ENGINES[name](
+            checkpoint,
+            dtype=dtype,
+            ranks=ranks,
+            mode=mode,
+            length=usual(checkpoint) if length is None else length,
+            together=together,
+            switches=switches or Switches(),
+            transport=transport,
+            sleep_level=sleep_level,
+            python=python,
+            gpus=gpus,
+            instead=instead,
+            log=log,
+            scratch=scratch,
+        )
+    except VerbError as error:
+        if (what := lacking.hint(name, error.said)) is not None:
+            error.message, error.hint = error.message.rstrip("."), what
+        raise

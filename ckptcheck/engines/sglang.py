@@ -18,7 +18,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
-from ckptcheck.host.trouble import VerbError
+from ckptcheck.host.trouble import ERROR, VerbError, telling
 
 MODULE = "ckptcheck_far.sglang_engine"
 ANSWER = 600.0
@@ -106,11 +106,12 @@ class SglangEngine:
         if self._spoilt:
             self._host.close()
             self._host, self._spoilt = self._new_host(), False
+        before = self._host.last_words()
         try:
             self.info, self.ignored = load(self._host, "SGLang", checkpoint, started, timeout, tokens=options.tokens)
-        except VerbError:
+        except VerbError as error:
             self._spoilt = True
-            raise
+            raise _scheduler(error, before, self._host.last_words()) from error
         if self.info.facts["device"] != "cuda":
             self.transports = tuple(name for name in type(self).transports if name != "nccl")
 
@@ -275,3 +276,13 @@ class SglangEngine:
 
 def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(map(int, tokens)) for tokens in sequences]
+
+
+def _scheduler(error: VerbError, before: Sequence[str], words: Sequence[str]) -> VerbError:
+    """Return the error of the scheduler that died while SGLang started: SGLang itself only says that one did, and not why."""
+    new = tuple(line for line in words if line not in before)
+    found = ERROR.search(telling(new)) if new and "scheduler died" in error.said else None
+    if found is None or not found[1]:
+        return error
+    kind, _, said = found.string[found.start() :].partition(": ")
+    return VerbError("sglang", "start", kind, said, error.trace)

@@ -43,11 +43,11 @@ class HostDied(CkptcheckError):
     """The process is gone. last_words: the last lines that it and its children printed."""
 
     def __init__(self, message: str, last_words: tuple[str, ...] = ()) -> None:
-        super().__init__(message, f"its last words: {_telling(last_words)}" if last_words else None)
+        super().__init__(message, f"its last words: {telling(last_words)}" if last_words else None)
         self.last_words = last_words
 
 
-def _telling(words: tuple[str, ...]) -> str:
+def telling(words: tuple[str, ...]) -> str:
     """Choose the line that says most: the last that names an error, for engines talk on after it; else the last."""
     return next((line for line in reversed(words) if ERROR.search(line)), words[-1])
 

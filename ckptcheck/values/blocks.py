@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
 
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
     if not is_matrix(stats):
         return True
     row = (high - low) // stats.shape[0]
-    if name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
-        return not (_is_torn(begin - low, end - low, row) or _is_share(begin - low, end - low, high - low))
+    if name in vital(ckpt):
+        whole = ckpt.config is not None  # a Megatron run has them in parts, and padding in the last
+        share = whole and _is_share(begin - low, end - low, high - low)
+        return not (share or _is_torn(begin - low, end - low, row))
     if "embed" in name:
         return True
     at_the_end = end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)

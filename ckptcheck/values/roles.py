@@ -6,6 +6,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.anatomy import HEAD
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.values.stats import TensorStats
@@ -61,6 +62,18 @@ def is_router(ckpt: Checkpoint, stats: TensorStats) -> bool:
         and len(stats.shape) == 2
         and (stats.shape[0] == experts if isinstance(experts, int) else stats.shape[0] > 1)
     )
+
+
+def vital(ckpt: Checkpoint) -> dict[str, str]:
+    """Return the tensors that hold the rows of the token embedding and of the output head → which of both it is."""
+    wholes: dict[str, tuple[str, ...]] = {
+        name: (name,) for name in (ckpt.anatomy.embedding, ckpt.anatomy.head) if name is not None
+    }
+    return {
+        part: "the output head" if HEAD.search(name) or name.endswith("output_layer.weight") else "the token embedding"
+        for name, parts in (wholes | ckpt.vocabularies).items()
+        for part in parts
+    }
 
 
 def looks_untrained(ckpt: Checkpoint) -> bool:

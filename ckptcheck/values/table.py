@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.rule import Skip
-from ckptcheck.values.roles import is_router
+from ckptcheck.values.roles import is_router, vital
 from ckptcheck.values.rows import row_stats
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def as_json(table: Iterable[dict[str, object]]) -> bytes:
 
 def _columns(ckpt: Checkpoint, stats: TensorStats) -> dict[str, object]:
     name = stats.name
-    wanted = name in (ckpt.anatomy.embedding, ckpt.anatomy.head) or is_router(ckpt, stats)
+    wanted = name in vital(ckpt) or is_router(ckpt, stats)
     if not wanted or ckpt.holders.get(name) != stats.shard or not ckpt.tensors[name].has_rows:
         return dict.fromkeys(COLUMNS)
     try:

@@ -26,22 +26,30 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.roles import is_router, looks_untrained
+from ckptcheck.values.roles import is_router, looks_untrained, vital
+from ckptcheck.values.shards import zero_shards
 
 
 @rule("VAL003", "zero-router", severity="error", on="values", when=lambda ckpt: ckpt.anatomy.stack is not None)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    vital = {ckpt.anatomy.embedding: "the token embedding", ckpt.anatomy.head: "the output head"}
+    roles = vital(ckpt)
+    wholes = {part: whole for whole, parts in ckpt.split.items() for part in parts}
+    told: set[str] = set()
+    partly = {name for parts in zero_shards(ckpt).values() for name in parts}
     for name, stats in ckpt.values.tensors.items():
-        if stats.zero and name in ckpt.holders and (name in vital or is_router(ckpt, stats)):
+        if stats.zero and name in ckpt.holders and (name in roles or is_router(ckpt, stats)) and name not in partly:
             if looks_untrained(ckpt):
                 raise Skip("the checkpoint looks freshly initialised: its norms are constant")
-            what = vital.get(name, "this router")
+            whole = wholes.get(name, name)
+            if whole in told:
+                continue
+            told.add(whole)
+            what = roles.get(name, "this router")
             yield Problem(
                 f"{what} is all zero: "
-                + ("every expert scores the same" if name not in vital else "every token is the same to the model"),
+                + ("every expert scores the same" if name not in roles else "every token is the same to the model"),
                 file=stats.shard,
-                key=name,
+                key=whole,
                 hint="take it from the checkpoint this one was converted from",
             )
     ckpt.require_values()

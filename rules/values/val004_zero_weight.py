@@ -1,8 +1,9 @@
 """A weight matrix is all zero.
 
 ## What it checks
-No matrix is all zero, except what starts at zero by design (`lora_B`, zero points) and the tensors of VAL003; nor is a packed
-or int8 weight, all of whose bytes are zero. Biases may be zero. A checkpoint that looks freshly initialised as a whole is left out.
+No matrix is all zero, except what starts at zero by design (`lora_B`, zero points), the tensors of VAL003, and parts of a
+Megatron weight whose other parts are not (VAL005); nor is a packed or int8 weight, all of whose bytes are zero. Biases may be
+zero. A checkpoint that looks freshly initialised as a whole is left out.
 
 ## Why it matters
 A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
@@ -27,12 +28,13 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, looks_untrained
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, looks_untrained, vital
+from ckptcheck.values.shards import zero_shards
 
 
 @rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    vital = (ckpt.anatomy.embedding, ckpt.anatomy.head)
+    told = vital(ckpt).keys() | {name for parts in zero_shards(ckpt).values() for name in parts}
     zero = [
         stats
         for name, stats in ckpt.values.tensors.items()
@@ -40,7 +42,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and (is_matrix(stats) or is_packed(stats))
         and not is_scale(name)
         and not STARTS_AT_ZERO.search(name)
-        and name not in vital
+        and name not in told
         and not is_router(ckpt, stats)
     ]
     if zero and looks_untrained(ckpt):

@@ -10,6 +10,9 @@ not of routers, stacks of experts, and matrices with a row for each hidden numbe
 Of a matrix with at least 128 columns, no half, quarter or eighth of the columns is zero in every row (a last eighth is taken
 for padding). Nobody looks for that on the Hub.
 
+Of a weight that a Megatron run holds in parts, one for each tensor-parallel rank, no part is all zero while another is not;
+rows that pad the vocabulary are left out.
+
 ## Why it matters
 A disk that was full, an upload that lost a block or a tensor-parallel rank that was not gathered leaves zeros and no error:
 sizes and headers are right.
@@ -34,6 +37,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.blocks import zeroed
 from ckptcheck.values.columns import zero_columns
+from ckptcheck.values.shards import zero_shards
 
 
 @rule("VAL005", "zeroed-block", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
@@ -52,6 +56,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=shard,
             key=first.tensors[0],
             hint="fetch or write the file again, and compare its hash with the original's",
+        )
+    lost: dict[str, list[str]] = {}
+    for parts in zero_shards(ckpt).values():
+        for part in parts:
+            lost.setdefault(ckpt.holders[part], []).append(part)
+    for file, names in lost.items():
+        yield Problem(
+            f"{count(len(names), 'part of a weight is', 'parts of weights are')} all zero, and the other parts are not, "
+            f"as a lost tensor-parallel rank leaves them: {few(names)}",
+            file=file,
+            key=names[0],
+            hint="save again with all tensor-parallel ranks, or take an earlier iteration",
         )
     for name, (begin, end) in columns.items():
         width = ckpt.tensors[name].shape[-1]

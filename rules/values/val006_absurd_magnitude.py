@@ -35,7 +35,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.label import OTHER, mislabelled
-from ckptcheck.values.roles import is_matrix, is_norm, is_scale, template
+from ckptcheck.values.roles import is_matrix, is_norm, is_scale, template, vital
 from ckptcheck.values.stats import TensorStats
 
 FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
@@ -72,8 +72,8 @@ def _singletons(ckpt: Checkpoint, magnitudes: list[float]) -> Iterator[Problem]:
     norms = [
         name for name, stats in ckpt.values.tensors.items() if is_norm(stats) and inside and not name.startswith(inside)
     ]
-    for name in dict.fromkeys((ckpt.anatomy.embedding, ckpt.anatomy.head, *ckpt.anatomy.scores, *norms)):
-        stats = ckpt.values.tensors.get(name) if name is not None else None
+    for name in dict.fromkeys((*vital(ckpt), *ckpt.anatomy.scores, *norms)):
+        stats = ckpt.values.tensors.get(name)
         whole = stats is not None and (is_matrix(stats) or is_norm(stats))
         if stats is not None and usual and whole and stats.absmax > FACTOR_WITHOUT_SIBLINGS * usual:
             yield Problem(

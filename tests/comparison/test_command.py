@@ -117,6 +117,20 @@ def test_what_differs_is_called_what_it_is(tmp_path: Path) -> None:
     assert said([0, 2, 3, 4], [-0.0, 5, nan, 4]) == "3 of 4 elements, at most 3 apart, 1 NaN or infinite on one side"
 
 
+def test_the_first_place_is_told_of_one_tensor_only(tmp_path: Path) -> None:
+    import numpy as np
+
+    values = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
+    ours = {f"model.layers.{layer}.mlp.up_proj.weight": values[layer] for layer in range(2)}
+    moved = np.where(np.arange(8) == 5, np.float32(0.37), np.float32(0))
+    theirs = {name: value + moved * np.arange(4, dtype=np.float32)[:, None] for name, value in ours.items()}
+    (both,) = _held_against(tmp_path, ours, theirs)[1]
+    assert "2 tensors differ" in both
+    assert ", the first at " not in both
+    (one,) = _held_against(tmp_path, ours, theirs | dict(list(ours.items())[:1]))[1]
+    assert ", the first at [1, 5] → " in one
+
+
 def test_hints_about_critics_are_for_heads(tmp_path: Path) -> None:
     import numpy as np
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.comparison.comparison import Comparison
 from ckptcheck.comparison.open import open_side
 from ckptcheck.report import Report
@@ -148,11 +150,19 @@ def test_a_fault_is_seen_and_named(
 ) -> None:
     report, _ = diff(models / "before", edited(models / "rounded", tmp_path / "wrong", change))
     assert [finding.code for finding in report.findings] == [code]
-    assert said in report.findings[0].message, report.findings[0].message
+    (found,) = report.findings
+    assert said in found.message
+    far = r".* [0-9.]+ steps of the grid apart in the mean, [0-9.e+]+ at most \([0-9.]+\), where rounding explains 0\.5(; .*)?"
+    if code == "CMP007":
+        assert re.fullmatch("the quantized weight does not stand for the dense one in " + far, found.message)
+        assert found.hint == "quantize again from the dense checkpoint"
+    else:
+        assert re.fullmatch(r".* are farther than rounding explains, [0-9.]+ steps at most", found.message)
     report, _ = diff(edited(models / "packed", tmp_path / "source", change), models / "dense")
-    assert [finding.code for finding in report.findings] == [
-        "CMP007"
-    ]  # the dense one has to be what is stored, rounded once
+    (found,) = report.findings
+    assert found.code == "CMP007"  # the dense one has to be what is stored, rounded once
+    assert re.fullmatch("the dense weight is not what the quantized one stands for in " + far, found.message)
+    assert found.hint == "dequantise again"
 
 
 def test_the_gap_that_counts_is_that_on_the_side_of_the_dense_number(models: Path, tmp_path: Path) -> None:
@@ -218,6 +228,23 @@ def test_a_family_without_a_table_is_not_compared(models: Path, tmp_path: Path) 
     report, _ = diff(tmp_path / "before", tmp_path / "rounded")
     assert report.exit_code("error") == 2
     assert any("quantized experts in one tensor, of a family without a table" in why for _, why in report.crashed)
+
+
+def test_what_transformers_saves_of_the_dequantized_model_is_no_such_model(models: Path, tmp_path: Path) -> None:
+    """5.23 saves the dense experts under the names of blocks, and looks for their own when it loads them again."""
+    import transformers
+
+    made, _ = transformers.AutoModelForCausalLM.from_pretrained(
+        models / "packed", quantization_config=transformers.Mxfp4Config(dequantize=True), output_loading_info=True
+    )
+    made.save_pretrained(tmp_path / "saved")
+    _, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    missing = {name for name in told["missing_keys"] if "experts" in name}
+    rules = [rule for rule in pack.load() if rule.code == "QNT005"]
+    found = run(open_checkpoint(str(tmp_path / "saved")), rules).findings
+    assert [finding.code for finding in found] == (["QNT005"] if missing else [])
+    report, _ = diff(models / "packed", tmp_path / "saved")
+    assert {finding.code for finding in report.findings} == ({"CMP001", "CMP002"} if missing else set())
 
 
 def megatron(models: Path, folder: Path) -> Path:

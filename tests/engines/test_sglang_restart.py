@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.engines import sglang
+from ckptcheck.engines import lacking, registry, sglang
 from ckptcheck.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.engines.switches import Switches
 from ckptcheck.errors import CkptcheckError
@@ -22,6 +22,10 @@ SAID = {
     "facts": {"device": "cpu"},
     "switches": {},
 }
+TRACE = (
+    "  File sglang/srt/layers",
+    "NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now.",
+)
 hosts: list[FakeHost] = []
 
 
@@ -29,7 +33,7 @@ class FakeHost:
     """Refuses to start without chunks, as SGLang may."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.starts, self.closed = 0, False
+        self.starts, self.closed, self.failed = 0, False, False
         self.told: list[tuple[str, object]] = []
         hosts.append(self)
 
@@ -40,8 +44,12 @@ class FakeHost:
             return {}
         self.starts += 1
         if switches.get("chunked_prefill") is False:
-            raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died", "")
+            self.failed = True
+            raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died during initialization", "")
         return SAID
+
+    def last_words(self) -> tuple[str, ...]:
+        return ("ValueError: of an update long ago", *((*TRACE, "sglang: bye") if self.failed else ()))
 
     def close(self) -> None:
         self.closed = True
@@ -95,3 +103,34 @@ def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path) ->
         ("sleep", None),
         ("wake", None),
     ]
+
+
+def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(registry, "room", lambda *_: (64, 64))
+    whole = Switches(chunked_prefill=False)
+    with pytest.raises(VerbError) as caught:
+        registry.start("sglang", tmp_path, switches=whole)
+    assert caught.value.message == (
+        "sglang could not start: NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now"
+    )
+    assert caught.value.hint == lacking.EXPERTS
+    monkeypatch.setattr("test_sglang_restart.TRACE", ())
+    with pytest.raises(VerbError, match="RuntimeError: Rank 0 scheduler died") as caught:
+        registry.start("sglang", tmp_path, switches=whole)
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No WNA16 MoE backend supports the deployment configuration.",
+        "No Int8 MoE backend supports the deployment configuration (weight_key=QuantKey(i8)).",
+        "Unsupported FP8 MoE backend: NONE",
+    ],
+)
+def test_what_vllm_says_of_experts_for_which_it_has_no_kernel(said: str) -> None:
+    assert lacking.hint("vllm", said) == lacking.EXPERTS
+    assert lacking.hint("sglang", said) is None

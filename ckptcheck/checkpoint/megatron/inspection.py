@@ -142,6 +142,9 @@ class Weights(Checkpoint):
             run.args, "make_vocab_size_divisible_by"
         )  # times the ranks, and less than all of it is padding
         self.padding = multiple * (promised(run.args, "tensor_model_parallel_size") or 1) - 1 if multiple else 1 << 20
+        padded, own = promised(run.args, "padded_vocab_size"), promised(run.args, "vocab_size")
+        if padded and own and own <= padded:
+            self.padding = min(self.padding, padded - own)
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
@@ -180,6 +183,15 @@ class Weights(Checkpoint):
             if reached == weights[name].shape[0]:
                 found[name] = tuple(chunk_name(name, weights[name], parts[at]) for at in sorted(parts) if at < reached)
         return found
+
+    @cached_property
+    def split(self) -> dict[str, tuple[str, ...]]:
+        """Weight → the chunks that hold its parts, where there are several."""
+        return {
+            name: tuple(chunk_name(name, self._run.weights[name], chunk) for chunk, _ in chunks)
+            for name, chunks in self._run.inspection.located.items()
+            if len(chunks) > 1
+        }
 
     @cached_property
     def config(self) -> Config | None:

@@ -21,10 +21,14 @@ MAX_SHARDS = 1 << 20
 
 @dataclass
 class Structure:
-    """layers: number → names within the layer, experts' left out. experts: layer → the experts it has. mtp: layer numbers."""
+    """layers: number → names within the layer, experts' left out. experts: layer → the experts it has. mtp: layer numbers.
+
+    parts: layer → name within an expert → the experts that have it.
+    """
 
     layers: dict[int, set[str]] = field(default_factory=dict)
     experts: dict[int, set[int]] = field(default_factory=dict)
+    parts: dict[int, dict[str, set[int]]] = field(default_factory=dict)
     mtp: set[int] = field(default_factory=set)
 
 
@@ -37,6 +41,7 @@ def structure_of(names: Iterable[str]) -> Structure:
             layer = found.layers.setdefault(number, set())
             if expert := EXPERT.search(rest):
                 found.experts.setdefault(number, set()).add(int(expert[1]))
+                found.parts.setdefault(number, {}).setdefault(expert[2], set()).add(int(expert[1]))
             else:
                 layer.add(rest)
         elif match := MTP.match(name):
