@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -169,6 +168,7 @@ def refit(
     from ckptcheck.cli import output as out
     from ckptcheck.cli.idle import Given
     from ckptcheck.cli.interruption import Interruption
+    from ckptcheck.cli.kept import put_away
     from ckptcheck.cli.refit_options import refuse_idle, refuse_packed
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
@@ -219,7 +219,7 @@ def refit(
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
-        left.callback(_put_away, folder, keep)
+        left.callback(put_away, folder, keep)
         spared: list[str] | None = [] if despite_errors else None
         ckpt = opened(source, folder / "source", hf_config, spared=spared) if source is not None else None
         layout = Layout(tp=tp, pp=pp, ep=ep)
@@ -293,14 +293,3 @@ def refit(
     out.conclude(
         told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose, unwritten=unrecorded
     )
-
-
-def _put_away(folder: Path, keep: bool) -> None:
-    from ckptcheck.cli.output import talk
-
-    if keep and any(folder.iterdir()):
-        talk(f"kept {folder}")
-        return
-    if keep:
-        talk("nothing was written that could be kept")
-    shutil.rmtree(folder, ignore_errors=True)
