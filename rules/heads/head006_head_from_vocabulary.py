@@ -1,0 +1,54 @@
+"""The reward or value head is the first row of the vocabulary.
+
+## What it checks
+A head of one row is not the first row of the checkpoint's own embedding or LM head, byte for byte.
+
+## Why it matters
+A critic whose head sits in the place of the LM head loads from a language model without an error, and takes its row 0: the
+first values are the logits of token 0. No warning is given, since nothing was missing.
+
+## How to fix
+Give the head a name of its own, and start it from zeros or small random numbers.
+
+## When it can be wrong
+It cannot by chance: the bytes of a whole row agree, and rows of zeros are left out. Whoever starts a head from row 0 on
+purpose knows. Where embedding and head are of another dtype the row is not compared; `ckptcheck diff --critic` rounds it
+(CMP008).
+
+## Seen in
+alibaba/ROLL's Megatron critic: a head kept in `output_layer` becomes row 0 of the LM head without an error
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.compare import read
+
+
+@rule(
+    "HEAD006",
+    "head-from-vocabulary",
+    severity="error",
+    when=lambda ckpt: any(ckpt.tensors[name].shape[:1] == (1,) for name in ckpt.anatomy.scores),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.no_values:
+        raise Skip(ckpt.no_values)
+    for name in ckpt.anatomy.scores:
+        head = ckpt.tensors[name]
+        if len(head.shape) != 2 or head.shape[0] != 1 or not head.nbytes:
+            continue
+        for other in dict.fromkeys((ckpt.anatomy.head, ckpt.anatomy.embedding)):
+            table = ckpt.tensors.get(other) if other is not None and other != name else None
+            if table is None or table.dtype != head.dtype or len(table.shape) != 2 or table.shape[1] != head.shape[1]:
+                continue
+            own = read(ckpt, name, 0, head.nbytes)
+            if any(own) and own == read(ckpt, str(other), 0, head.nbytes):
+                yield Problem(
+                    f"it is row 0 of {other}, byte for byte, as loading a language model into this place leaves it",
+                    file=ckpt.holders[name],
+                    key=name,
+                    hint="give the head a name of its own, and start it anew",
+                )
+                break
