@@ -218,6 +218,22 @@ def test_rows_of_an_embedding_that_ranks_share_are_judged_together(copied: Any, 
     assert ": 4 rows are untrained (the first is near zero): 3,40-41,60 (" in findings(folder, "EMB002")[0]
 
 
+@pytest.mark.parametrize("prefix", ["optimizer", "optimizers", "app.optimizers", "app.optimisers", "optim"])
+def test_the_optimizer_is_no_weight_however_a_trainer_calls_it(prefix: str, copied: Any) -> None:
+    folder = copied("plain-dcp")
+    before = megatron(folder).weights.keys()
+    edit(folder, {"contents": {"copy": {r"model\.(.*)": rf"{prefix}.state.\1.exp_avg"}}})
+    found = megatron(folder)
+    assert (found.weights.keys(), len(found.tensors)) == (before, 2 * len(before))
+    assert findings(folder) == []
+
+
+@pytest.mark.parametrize("module", ["nemo_rl.models.policy", "swift.megatron.arguments", "megatron.core.enums"])
+def test_classes_of_trainers_in_the_arguments_are_known(module: str) -> None:
+    assert known(module, "Config") is not None
+    assert known(f"x{module}", "Config") is None
+
+
 def test_stats_of_a_run_have_the_rows_of_a_vocabulary_in_parts() -> None:
     found = opened(MEGATRON / "tp2-pp2")
     assert isinstance(found, Megatron)

@@ -2,7 +2,8 @@
 
 ## What it checks
 No matrix is all zero, except what starts at zero by design (`lora_B`, zero points), the tensors of VAL003, and parts of a
-Megatron weight whose other parts are not (VAL005). Biases may be zero. A checkpoint that looks freshly initialised as a whole is left out.
+Megatron weight whose other parts are not (VAL005). Biases may be zero. A
+checkpoint that looks freshly initialised as a whole is left out.
 
 ## Why it matters
 A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
