@@ -308,6 +308,18 @@ def test_any_grid_covers_and_any_loss_is_counted(shape: list[int], random: Any) 
     assert (cover_of(twice).missing, cover_of(twice).doubled) == (0, lost.elements)
 
 
+def test_a_grid_too_fine_to_be_laid_out_is_not_called_exact(monkeypatch: Any) -> None:
+    chunks = tuple(Chunk((row, 0), (1, 3), None) for row in range(4))
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks)) == Cover()
+    monkeypatch.setattr("ckptcheck.checkpoint.megatron.tiling.MAX_CELLS", 2)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks)) == Cover(unexamined=True)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks[1:])) == Cover(missing=3, unexamined=True)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), (*chunks, chunks[0]))) == Cover(doubled=3, unexamined=True)
+    report = run(opened(MEGATRON / "tp2-pp2"), [rule for rule in RULES if rule.code in ("MEG009", "MEG010")])
+    assert [code for code, _ in report.skipped] == ["MEG009", "MEG010"]
+    assert report.skipped[0][1].startswith("too many chunks to look for gaps: decoder.layers.")
+
+
 # Pickles that would do harm: nothing of them is executed, and nothing takes memory or time without bound.
 
 CANARY = "ckptcheck_canary"
