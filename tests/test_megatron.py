@@ -29,6 +29,7 @@ from test_rules import RULES, opened
 from ckptcheck.checkpoint import unpickle as unpickling
 from ckptcheck.checkpoint.megatron.dcp import _known as dcp_known
 from ckptcheck.checkpoint.megatron.dcp import read_contents
+from ckptcheck.checkpoint.megatron.moments import FORMS, State, is_state
 from ckptcheck.checkpoint.megatron.reading import Located
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.checkpoint.megatron.stand_ins import known, load_persistent
@@ -226,6 +227,30 @@ def test_the_optimizer_is_no_weight_however_a_trainer_calls_it(prefix: str, copi
     found = megatron(folder)
     assert (found.weights.keys(), len(found.tensors)) == (before, 2 * len(before))
     assert findings(folder) == []
+
+
+def test_what_is_a_state_of_an_optimizer() -> None:
+    own = "optimizer.state.exp_avg_sq.decoder.layers.mlp.linear_fc1.weight"
+    plain = "app.optimizers.state.model.layers.0.mlp.up_proj.weight.exp_avg"
+    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(F32, F32).bucket_idx_0.exp_avg"
+    groups = "optimizer.param_groups.model.norm.weight.lr"
+    assert [is_state(key) for key in (own, plain, bucket, groups)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "BF16", "F16"])
+def test_states_are_told_by_their_patterns(dtype: str) -> None:
+    width, infinity = FORMS[dtype]
+    sign = 1 << (8 * width - 1)
+
+    def seen(*patterns: int) -> State:
+        return State().with_block(b"".join(pattern.to_bytes(width, "little") for pattern in patterns), dtype)
+
+    assert seen(0, 0) == State(zero=True)
+    assert seen(0, sign) == State(zero=True)
+    assert seen(0, infinity - 1) == State(zero=False)
+    assert seen(1, infinity) == seen(1, infinity | 1) == State(infinite=True, zero=False)
+    assert seen(1, sign | 1) == State(negative=True, zero=False)
+    assert seen(1, sign | infinity | 1) == State(infinite=True, negative=True, zero=False)
 
 
 @pytest.mark.parametrize("module", ["nemo_rl.models.policy", "swift.megatron.arguments", "megatron.core.enums"])
