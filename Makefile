@@ -2,7 +2,7 @@
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
-# make matrix  every trainer layout against every engine layout, live (an hour on two cores, after make engines)
+# make matrix  every trainer layout against every engine layout, live, and SGLang killed (an hour on two cores, after make engines)
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
@@ -43,6 +43,7 @@ bench: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.benchmarks
 
 matrix: .venv/torch.done .venv/tools.done
+	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q tests/refit/test_sglang_trouble.py
 	@$(BIN)/python -m tests.matrix
 
 gpu: .venv/torch.done .venv/tools.done

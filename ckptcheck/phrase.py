@@ -1,6 +1,6 @@
 """Turns numbers and lists into the words of a message."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 
 def ranges(numbers: Iterable[int], most: int = 12) -> str:
@@ -33,6 +33,15 @@ def few(names: Collection[str], most: int = 3) -> str:
     listed = [name or '""' for name in sorted(names)]
     text = ", ".join(listed[:most])
     return f"{text} and {len(listed) - most} more" if len(listed) > most else text
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names as a sentence does.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,20 @@ class Sender(FakeTrainer):
 class Faulty:
     """A live engine that is sent other tensors than the trainer sends, and touched afterwards. Not ended with a trial.
 
-    changed: gets the tensors and the number of the sync, returns what is sent. after: called when the sync is over.
+    changed: gets the tensors and the number of the sync, returns what is sent. after: called when the sync is over. under_way: how
+    it is updated while a request runs, otherwise than it is asked to.
     """
 
-    def __init__(self, engine: Engine, changed: Change, after: Callable[[Any, int], None], chunks: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        changed: Change = lambda tensors, _: tensors,
+        after: Callable[[Any, int], None] = lambda *_: None,
+        chunks: bool = False,
+        under_way: Mapping[str, Any] | None = None,
+    ) -> None:
         self._engine, self._changed, self._after, self._chunks = engine, changed, after, chunks
-        self._number = 0
+        self._number, self._under_way = 0, under_way or {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -62,7 +70,7 @@ class Faulty:
 
     def inflight(self, prompts: Any, sampling: Any, parcels: Sequence[Parcel], **how: Any) -> Inflight:
         with self._sent(parcels) as made:
-            return self._engine.inflight(prompts, sampling, made, **how)
+            return self._engine.inflight(prompts, sampling, made, **{**how, **self._under_way})
 
     @contextmanager
     def _sent(self, parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:
@@ -96,7 +104,7 @@ class Bench:
         elif self.loaded != checkpoint.name:
             self.cold.restart(self.folder / checkpoint.name)
         self.loaded = checkpoint.name
-        return Faulty(self.cold, lambda tensors, _: tensors, lambda *_: None, False)
+        return Faulty(self.cold)
 
     def trial(
         self,
@@ -106,6 +114,7 @@ class Bench:
         chunks: bool = False,
         transport: str = "",
         extra: str = "",
+        under_way: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Report:
         """Run a trial with that fault; the engine is put right first."""
@@ -114,7 +123,7 @@ class Bench:
             assert self.tested.refit(sent.buckets(self.held, exchange), self.transport).ok
         folder = self.folder / f"trial{self.trials}"
         folder.mkdir()
-        engines = iter([Faulty(self.tested, changed, after, chunks)])
+        engines = iter([Faulty(self.tested, changed, after, chunks, under_way)])
         asked = {"bucket_bytes": 60_000, "other_bytes": 20_000, "logprobs": False, **settings}
         trainer = Sender(folder, dict(self.held), extra)
         trial = Trial(

@@ -126,7 +126,8 @@ def vllm(**changes: Answer) -> dict[str, Answer]:
         "/server_info": {
             "vllm_config": {
                 "model_config": {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"},
-                "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+                "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "is_moe_model": False},
+                "device_config": {"device": "cpu"},
             }
         },
     }

@@ -10,68 +10,24 @@ used again, so that a cold load costs seconds. Prints a table; exits 1 where a c
 from __future__ import annotations
 
 import argparse
-import hashlib
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "fixtures")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "fixtures")]
 
-import live  # noqa: E402
 import smollm2  # noqa: E402
+from cell import Bench, Cell  # noqa: E402
 
-from ckptcheck import pack  # noqa: E402
-from ckptcheck.checkpoint.checkpoint import Checkpoint  # noqa: E402
-from ckptcheck.checkpoint.open import open_checkpoint  # noqa: E402
-from ckptcheck.engines import registry  # noqa: E402
 from ckptcheck.environments.interpreter import interpreter  # noqa: E402
 from ckptcheck.errors import CkptcheckError  # noqa: E402
-from ckptcheck.host.exchange import Exchange  # noqa: E402
 from ckptcheck.refit.judging import gaps  # noqa: E402
-from ckptcheck.refit.settings import Settings  # noqa: E402
-from ckptcheck.refit.text import Text  # noqa: E402
 from ckptcheck.refit.trace import RefitTrace  # noqa: E402
-from ckptcheck.refit.trial import Trial  # noqa: E402
 from ckptcheck.report import Report  # noqa: E402
-from ckptcheck.run import run  # noqa: E402
 from ckptcheck.trainers.layout import Layout  # noqa: E402
-from ckptcheck.trainers.megatron import start_megatron  # noqa: E402
-
-RULES = [rule for rule in pack.load() if rule.on == "refit"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """ranks: of the engine. engine_dtype: where it is not the trainer's. perturb: noise in place of an optimizer step; the same in
-    every layout, so a reference serves many."""
-
-    model: str
-    layout: Layout
-    ranks: int = 1
-    dtype: str = "float32"
-    transport: str = "reload"
-    engine: str = "vllm"
-    steps: int = 1
-    perturb: float | None = None
-    engine_dtype: str = ""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.model} {str(self.layout) or 'TP1'} → {self.engine} ×{self.ranks} {self.dtype} {self.transport}"
-            + (" perturbed" if self.perturb else "")
-        )
-
-    @property
-    def known(self) -> set[str]:
-        """What every trial of it finds: vLLM keeps its prefix cache unless it is told not to, SGLang forgets it with an update."""
-        return {"REF011"} if self.engine == "vllm" and self.steps else set()
-
+from ckptcheck.trainers.schemes import SCHEMES  # noqa: E402
 
 LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
@@ -91,155 +47,24 @@ def cells() -> Iterator[Cell]:
                 yield Cell(model, layout, dtype=dtype, transport=TRANSPORTS[number % 2])
                 yield Cell(model, layout, dtype=dtype, transport=ROUTES[number % 4], engine="sglang")
     yield Cell("smollm2", Layout(tp=3), dtype="bfloat16", transport="gloo")
+    yield from quantized()
     for model, layouts in tiny:
         for number, layout in enumerate(layouts):
             yield Cell(model, layout, ranks=2, transport=TRANSPORTS[number % 2], perturb=0.02)
             yield Cell(model, layout, ranks=2, transport=ROUTES[number % 4], engine="sglang", perturb=0.02)
 
 
-class Lent:
-    """An engine of the bench; to close it is to give it back."""
-
-    def __init__(self, engine: Any, kept: list[Any]) -> None:
-        self._engine, self._kept = engine, kept
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def close(self) -> None:
-        """Keep it for the next, unless it is dead."""
-        if (engine := self._engine) is not None:
-            self._engine = None
-            try:
-                engine.memory()
-            except Exception:
-                engine.close()
-            else:
-                self._kept.append(engine)
-
-
-class Recalled:
-    """What a cold load of the same bytes held and said before."""
-
-    def __init__(self, manifest: Any, scores: Any) -> None:
-        self.manifest, self.score = lambda: manifest, lambda *_, **__: scores
-
-    def close(self) -> None:
-        """Nothing runs."""
-
-
-class Bench:
-    """Processes and checkpoints that cells share."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="ckptcheck-matrix-"))
-        self.exchange = Exchange()
-        self._host: Any = None
-        self._kept: dict[tuple[str, int], list[Any]] = {}
-        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for engine in [engine for kept in self._kept.values() for engine in kept]:
-            engine.close()
-        if self._host is not None:
-            self._host.close()
-        self.exchange.__exit__(None, None, None)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def run(self, cell: Cell, source: Checkpoint | None = None) -> tuple[RefitTrace, Report]:
-        """Run the trial of a cell and judge it. source: in place of the cell's model."""
-        ckpt = source or open_checkpoint(str(self.model(cell.model)))
-        rows = ckpt.tensors[ckpt.anatomy.embedding].shape[0]
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        started: list[bool] = []
-
-        def start_trainer() -> Any:
-            return self.trainer(ckpt, cell.layout, cell.dtype)
-
-        def start(checkpoint: Path) -> Any:
-            started.append(True)
-            if len(started) == 1 or not cell.perturb:
-                return self._engine(cell, checkpoint)
-            return self._reference(cell, checkpoint)
-
-        bucket = (1 << 26) if cell.model == "smollm2" else 60_000
-        settings = Settings(
-            steps=cell.steps,
-            transport=cell.transport,
-            perturb=cell.perturb,
-            bucket_bytes=bucket,
-            other_bytes=bucket // 4,
-        )
-        trial = Trial(
-            str(cell),
-            start_trainer,
-            start,
-            settings,
-            vocabulary=rows,
-            block=128,
-            nbytes=1 << 30,
-            text=Text(ckpt.source),
-            folder=folder,
-        )
-        try:
-            trace = trial.run()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return trace, run(trace, RULES)
-
-    def trainer(self, source: Checkpoint, layout: Layout, dtype: str = "float32") -> Any:
-        """Load a trainer in the process of the one before."""
-        trainer = start_megatron(source, self.exchange, layout=layout, dtype=dtype, host=self._host)
-        self._host = trainer.host
-        return trainer
-
-    def model(self, name: str) -> Path:
-        if name == "smollm2":
-            return smollm2.default_folder()
-        folder = self.folder / name
-        return folder if folder.exists() else live.write(name, folder)
-
-    def _engine(self, cell: Cell, checkpoint: Path) -> Any:
-        dtype = cell.engine_dtype or cell.dtype
-        kept = self._kept.setdefault((cell.engine, cell.ranks), [])
-        before = kept.pop() if kept else None
-        try:
-            engine = registry.start(
-                cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, instead=before, scratch=(self.folder,)
-            )
-        except BaseException:
-            if before is not None:
-                before.close()
-            raise
-        return Lent(engine, kept)
-
-    def _reference(self, cell: Cell, checkpoint: Path) -> Any:
-        files = sorted(checkpoint.glob("*.safetensors"))
-        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
-        key = (cell.engine, cell.ranks, cell.dtype, digest)
-        if key in self._known:
-            return Recalled(*self._known[key])
-        engine, known = self._engine(cell, checkpoint), self._known
-
-        class Heard:
-            """The cold load itself; what it says is kept."""
-
-            def manifest(self) -> Any:
-                self.held = engine.manifest()
-                return self.held
-
-            def score(self, sequences: Any, decode: int = 0) -> Any:
-                said = engine.score(sequences, decode=decode)
-                known[key] = (self.held, said)
-                return said
-
-            def close(self) -> None:
-                engine.close()
-
-        return Heard()
+def quantized() -> Iterator[Cell]:
+    """Yield every scheme that an engine can compute on a CPU: vLLM has no kernels for experts there, nor for INT4 in float32."""
+    for name in SCHEMES:
+        yield Cell("llama", Layout(tp=2), dtype="bfloat16", quantize=name)
+        yield Cell("llama", Layout(tp=2), transport="tensor", engine="sglang", quantize=name)
+        if name != "w8a8":  # INT8 experts SGLang has for NPUs alone
+            yield Cell("qwen3-wide", Layout(ep=2), transport="tensor", engine="sglang", quantize=name)
+    yield Cell("llama", Layout(pp=2), dtype="bfloat16", transport="gloo", quantize="w4a16")
+    yield Cell(
+        "qwen3-wide", Layout(), dtype="bfloat16", transport="flattened_bucket", engine="sglang", quantize="w4a16"
+    )
 
 
 HEAD = ("cell", "tensors", "differ", "cold", "trainer", "floor", "grad", "s", "verdict")

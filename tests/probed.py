@@ -27,21 +27,24 @@ CHAT = ("<s>Who?", (1, 17, 18), ({"role": "user", "content": "Who?"},))
 
 
 class ScoringTrainer(FakeTrainer):
-    """Computes as the fake engine does. padding: sequences beside longer ones are off. wide: its head is in float32."""
+    """Computes as the fake engine does. padding: sequences that are filled up are off. wide: its head is in float32."""
 
     def __init__(self, folder: Path, *, padding: bool = False, wide: bool = False) -> None:
         super().__init__(folder)
         self._padding, self._wide = padding, wide
 
     def score(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        longest = max(map(len, sequences))
         off = 0.004 if self._wide else 0.0
         return [
-            tuple(
-                float(table[place, token]) - off - 0.2 * (self._padding and len(tokens) < longest)
-                for place, token in enumerate(tokens[1:])
-            )
+            tuple(float(table[place, token]) - off for place, token in enumerate(tokens[1:]))
             for tokens, table in ((tokens, processed(self._table(tokens), temperature)) for tokens in sequences)
+        ]
+
+    def padded(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        longest = max(map(len, sequences))
+        return [
+            tuple(value - 0.2 * (self._padding and len(tokens) < longest) for value in values)
+            for tokens, values in zip(sequences, self.score(sequences, temperature=temperature), strict=True)
         ]
 
     def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
@@ -74,9 +77,10 @@ class ScoringTrainer(FakeTrainer):
 
 
 def probed(table: Mapping[str, Any], folder: Path) -> ProbeTrace:
-    """Run the `probes` of a case. `faults`: of the engine, `untaken`: switches that it ignores. `switches`, `sampling`: of the job;
+    """Run the `probes` of a case. `faults`: of the engine, `untaken`: switches that it ignores, `stock`: its own logprobs.
 
-    `trainer` with what is wrong with it, and whether its head is wide (head_fp32); `ends` of the model.
+    `switches`, `sampling`: of the job; `trainer` with what is wrong with it, and whether its head is wide (head_fp32);
+    `ends` of the model.
     """
     folder.mkdir(exist_ok=True)
     asked = dict(table.get("trainer", {}))
@@ -86,7 +90,7 @@ def probed(table: Mapping[str, Any], folder: Path) -> ProbeTrace:
     def start(setup: Setup, instead: Engine | None) -> Engine:
         return FakeServing(
             weights(), table.get("faults", ()), switches=setup.switches, length=setup.length, dtype=setup.dtype or "float32",
-            ends=ends, chat=CHAT[1], untaken=table.get("untaken", ()),
+            ends=ends, chat=CHAT[1], untaken=table.get("untaken", ()), stock=table.get("stock", "raw"),
         )  # fmt: skip
 
     def trainer(dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:

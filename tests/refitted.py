@@ -13,9 +13,11 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck.engines import fake_model as model
 from ckptcheck.engines.base import Engine, Parcel
+from ckptcheck.engines.context import USUAL
 from ckptcheck.engines.digest import digest
 from ckptcheck.engines.fake import FakeEngine
 from ckptcheck.engines.fake_fault import Fault
+from ckptcheck.engines.fake_serving import FakeServing
 from ckptcheck.host.trouble import VerbError
 from ckptcheck.refit.settings import Settings
 from ckptcheck.refit.trace import RefitTrace
@@ -181,8 +183,9 @@ def unable(*_: Any) -> Any:
 
 
 def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `empty`, `device`, `speculates`, `trainer` with what is
-    wrong with it, `settings`, `version`: name and version that the engine says of itself.
+    """Play the trial of a case: `faults` of the engine, `ranks`, `draft`, `empty`, `device`, `speculates`, `flaws` of one that
+    serves requests meanwhile, `trainer` with what is wrong with it, `settings`, `length`: tokens that the model has room for,
+    `version`: name and version that the engine says of itself.
     """
     folder.mkdir(exist_ok=True)
     faults = [Fault(**fault) for fault in table.get("faults", [])]
@@ -195,6 +198,9 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         tensors = load_file(checkpoint / "model.safetensors")
         more = {key: table[key] for key in ("ranks", "draft", "device", "empty") if key in table}
         engine = FakeEngine(tensors, own, **more)
+        if table.get("settings", {}).get("pause") or "flaws" in table:
+            engine = FakeServing(tensors, table.get("flaws", ()))
+            engine.faults = tuple(own)
         if table.get("speculates"):
             engine.info = replace(engine.info, facts={**engine.info.facts, "follows": "False"})
             engine.follow = unable  # type: ignore[method-assign]
@@ -206,4 +212,7 @@ def played(table: Mapping[str, Any], folder: Path) -> RefitTrace:
     trainer = FakeTrainer(folder, **table.get("trainer", {}))
     settings = Settings(**{"bucket_bytes": 1000, "other_bytes": 300, "decode": 4, **table.get("settings", {})})
     block = 4 if table.get("cache") else 0
-    return Trial("trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, folder=folder).run()
+    length = table.get("length", USUAL)
+    return Trial(
+        "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=length, folder=folder
+    ).run()

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ckptcheck.engines.base import Parcel
 from ckptcheck.host.exchange import Exchange
 
-DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32"}
+DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
 
 
 def weights(checkpoint: Path) -> dict[str, np.ndarray]:

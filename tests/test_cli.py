@@ -98,6 +98,10 @@ def test_findings(here: Path) -> None:
         (["scna"], "Did you mean 'scan'?\n"),
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
         (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
+        (["parity", "judge", "--max-kl"], "\n           see ckptcheck parity judge --help\n"),
+        (["refit", "sound", "--attach"], "\n           see ckptcheck refit --help\n"),
+        (["refit", "history", "-o"], "\n           see ckptcheck refit history --help\n"),
+        (["--versio"], "\n           see ckptcheck --help, ckptcheck scan --help\n"),
         (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
         (["scan", "~nobody-of-that-name/x"], "ckptcheck: ~nobody-of-that-name/x does not exist\n"),
         (
@@ -112,6 +116,15 @@ def test_findings(here: Path) -> None:
         (["scan", "sound", "--near-zero-threshold", "nan"], "'--near-zero-threshold': nan is no finite number"),
         (["scan", "sound", "--near-zero-threshold", "-1"], "'--near-zero-threshold': -1 is no finite number"),
         (["scan", "sound", "--identical-threshold", "inf"], "'--identical-threshold': inf is no finite number"),
+        (["refit", "x", "--bucket-mb", "nan"], "'--bucket-mb': nan is no finite number"),
+        (["refit", "x", "--bucket-mb", "inf"], "'--bucket-mb': inf is no finite number"),
+        (["refit", "x", "--perturb", "nan"], "'--perturb': nan is no finite number"),
+        (["refit", "x", "--engine-gpus", "x"], "'--engine-gpus': 'x' is no GPU: they are numbers or UUIDs"),
+        (["refit", "x", "--trainer-gpus", "0,,1"], "'--trainer-gpus': '' is no GPU: they are numbers or UUIDs"),
+        (["refit", "x", "--trainer-gpus", "1,0,1"], "'--trainer-gpus': 1,0,1 names a GPU twice"),
+        (["parity", "localize", "x", "--timeout", "inf"], "'--timeout': inf is no finite number"),
+        (["parity", "record", "x", "-o", "y", "--temperature", "nan"], "'--temperature': nan is no finite number"),
+        (["parity", "record", "x", "-o", "y", "--top-p", "nan"], "'--top-p': nan is no finite number"),
         (["parity", "judge", "x", "--max-kl", "nan"], "'--max-kl': nan is no finite number"),
         (["parity", "judge", "x", "--max-floor-multiple", "nan"], "'--max-floor-multiple': nan is no finite number"),
     ],
@@ -387,6 +400,20 @@ def test_the_version_loads_nothing(here: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("words", [[], ["refit"], ["scan"], ["parity"], ["parity", "matrix"], ["engine", "install"]])
+def test_help_cuts_no_word_where_the_terminal_is_narrow(here: Path, words: list[str]) -> None:
+    wide, narrow = (run(here, *words, "--help", COLUMNS=columns).stdout for columns in ("200", "60"))
+    assert re.sub(r"\s", "", narrow) == re.sub(r"\s", "", wide)
+    assert "--help" in narrow
+
+
+@pytest.mark.parametrize("words", [[], ["parity"], ["engine"]])
+def test_no_command_is_answered_with_the_help_and_2(here: Path, words: list[str]) -> None:
+    result = run(here, *words)
+    assert (result.returncode, result.stderr) == (2, "")
+    assert result.stdout.rstrip("\n") == run(here, *words, "--help").stdout.rstrip("\n")
 
 
 def test_doctor(here: Path) -> None:

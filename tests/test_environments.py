@@ -197,6 +197,8 @@ def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: P
     written = (folder / home.READY).stat().st_mtime_ns
     second = command("engine", "install", str(toy), cwd=tmp_path)
     assert second.stderr.splitlines()[0] == f"toy-cpu is ready: {folder}"
+    other = command("engine", "install", str(toy), "--python", "/another", cwd=tmp_path)
+    assert other.stderr.splitlines()[0] == f"toy-cpu is ready: {folder}; --force builds it anew, as you say how"
     assert (folder / home.READY).stat().st_mtime_ns == written
 
     (toy / "patches/first.py").write_text("PATCHED = 2\n")
@@ -400,6 +402,14 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
         ("sglang-cpu", "sglang", "broken"),
         ("vllm-cpu", "vllm", "ready"),
     ]
+    assert {kind for entry in listed for kind in {each["kind"] for each in entry["differences"]}} == {
+        "pin", "left out", "stand-in", "patch", "variable",
+    }  # fmt: skip
+    stubs = [each["of"] for each in listed[1]["differences"] if each["kind"] in ("stand-in", "patch")]
+    assert stubs == ["sgl_kernel", "triton", "torchvision/_meta_registrations.py"]
+    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in listed[2].pop(
+        "differences"
+    )
     assert listed[2] == {
         "name": "vllm-cpu",
         "engine": "vllm",
@@ -410,6 +420,8 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
         "size": 2_400_000_000,
     }
     text = command("engine", "list", cwd=tmp_path).stdout
+    assert "  stand-in: triton (1 GB, and it has no backend for CPUs; SGLang defines its kernels" in text
+    assert "  patch: torchvision/_meta_registrations.py (torchvision's library is compiled for CUDA" in text
     assert "sglang-cpu   broken\n" in text
     assert "  ckptcheck engine install sglang-cpu\n" in text
     assert "vllm-cpu     ready   2.4 GB\n" in text

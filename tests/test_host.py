@@ -92,6 +92,32 @@ def test_an_error_of_a_verb_is_told_and_survived(host: Host) -> None:
     assert host.call("count") == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (512) is too much. To allow\nit,"
+            " set it. [type=value_error, input_value=ArgsKwargs((), {'m': 1}), input_type=ArgsKwargs]\n    For further"
+            " information visit https://errors.pydantic.dev/2.13/v/value_error",
+            "User-specified max_model_len (512) is too much. To allow it, set it.",
+        ),
+        (
+            "2 validation errors for ParallelConfig\ntensor_parallel_size\n  Input should be a valid integer [type=int_parsing,"
+            " input_value='x', input_type=str]\nrank\n  Field required [type=missing]",
+            "tensor_parallel_size: Input should be a valid integer",
+        ),
+        ("1 validation error for C\nname", "name"),
+        ("1 validation error for C", "1 validation error for C"),
+        ("no such layer\n  of 3 [type=x]", "no such layer"),
+        (" \n", "it did not say why"),
+    ],
+)
+def test_the_reason_of_an_error_is_not_the_line_that_counts_them(said: str, reason: str) -> None:
+    error = VerbError("vllm", "start", "ValidationError", said, "")
+    assert error.message == f"vllm could not start: ValidationError: {reason}"
+    assert error.said == said
+
+
 def test_what_json_cannot_say_is_not_sent(host: Host) -> None:
     with pytest.raises(TypeError):
         host.call("echo", value=b"bytes")

@@ -594,3 +594,23 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
     assert not report.crashed
     assert {code for code, why in report.skipped if "on the Hub" in why} == {"VAL005", "VAL006", "VAL010", "VAL012"}
     assert "VAL009" in report.passed, "its experts have tensors of their own"
+
+
+def test_experts_in_one_tensor_are_skipped_on_the_hub_and_not_passed(hub: HubServer, tmp_path: Path) -> None:
+    from ckptcheck import pack
+    from ckptcheck.run import run
+    from ckptcheck.values.measure import attach
+
+    (tmp_path / "moe").mkdir()
+    values = np.random.default_rng(0).standard_normal((2, 4, 16, 8), dtype=np.float32)
+    values[0, 1] = values[0, 2]  # on disk this is found
+    tensors = {f"model.layers.{layer}.mlp.experts.gate_up_proj": values[layer] for layer in range(2)}
+    save_file(tensors, tmp_path / "moe/model.safetensors", metadata={"format": "pt"})
+    hub.push("acme/moe", tmp_path / "moe")
+    rules = [rule for rule in pack.load() if rule.code == "VAL009"]
+    found = run(attach(open_checkpoint(str(tmp_path / "moe"))), rules)
+    assert [finding.code for finding in found.findings] == ["VAL009"]
+    report = run(attach(open_checkpoint("hf://acme/moe")), rules)
+    assert report.skipped == (("VAL009", "experts in one tensor are not looked at on the Hub"),)
+    assert not report.passed
+    assert not report.findings

@@ -193,12 +193,12 @@ def test_values_are_looked_at_where_they_lie(copied: Any) -> None:
     ]
 
 
-def _set_rows(folder: Path, rows: dict[int, float], key: str = "embedding.word_embeddings.weight") -> None:
-    """Make rows of a matrix that two tensor-parallel ranks share one number throughout."""
+def _set_rows(folder: Path, rows: dict[int, Any], key: str = "embedding.word_embeddings.weight") -> None:
+    """Set rows of a matrix that two tensor-parallel ranks share, to one number throughout or to as many as there are."""
     number, width = megatron(folder).weights[key].shape
     changes = [
         {"chunk": row // (number // 2), "at": row % (number // 2) * width * 4}
-        | {"hex": np.full(width, value, "<f4").tobytes().hex()}
+        | {"hex": np.broadcast_to(value, width).astype("<f4").tobytes().hex()}
         for row, value in rows.items()
     ]
     edit(folder, {"elements": {key: changes}})
@@ -257,6 +257,22 @@ def test_states_are_told_by_their_patterns(dtype: str) -> None:
 def test_classes_of_trainers_in_the_arguments_are_known(module: str) -> None:
     assert known(module, "Config") is not None
     assert known(f"x{module}", "Config") is None
+
+
+@pytest.mark.parametrize("name", ["tp2-pp2", "legacy-tp2"])
+def test_rows_of_a_run_are_judged_without_a_tokenizer_as_far_as_that_goes(copied: Any, name: str) -> None:
+    folder = copied(name)
+    rules = [rule for rule in RULES if rule.code in ("EMB001", "EMB006")]
+    assert set(run(opened(folder), rules).passed) == {"EMB001", "EMB006"}
+    held = megatron(folder).read("embedding.word_embeddings.weight").view("<f4")
+    drawn = np.random.default_rng(0).normal(0, held.std() / 10, (6, held.shape[1]))
+    _set_rows(folder, {3: 0.0} | dict(zip(range(29, 35), drawn, strict=True)))  # of both ranks
+    report = run(opened(folder), rules)
+    assert report.skipped == (("EMB001", "there is no tokenizer to tell which tokens are used"),)
+    (finding,) = report.findings
+    assert (finding.code, finding.key.rpartition(".")[2]) == ("EMB006", "weight")
+    assert finding.message.startswith("6 rows look drawn and never trained, ")
+    assert finding.message.endswith(" and alike: 29-34")
 
 
 def test_stats_of_a_run_have_the_rows_of_a_vocabulary_in_parts() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
@@ -17,6 +16,7 @@ from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.index import Index, index_among, read_index
 from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.parts import Parts
 from ckptcheck.checkpoint.quantization.declared import SIDE_FILES
 from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of, globbed_among
 from ckptcheck.checkpoint.source import File, Source
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.values.stats import Values
-
-T = TypeVar("T")
 
 
 class Checkpoint:
@@ -55,7 +53,7 @@ class Checkpoint:
         self.single = single
         self._index_file = index_file
         self.jobs = jobs or os.cpu_count() or 1
-        self._unread: dict[str, str] = {}
+        self._parts = Parts(source)
         self.progress: Callable[[int, int], None] | None = None
         self.release: Callable[[], None] = lambda: None
         self.value_reader: Callable[[], Values] | None = None
@@ -77,32 +75,24 @@ class Checkpoint:
     def shards(self) -> dict[str, Shard]:
         """Every safetensors file of the folder, its header read; those that could not be read are in `unread`."""
         names = [name for name in self.files if name.endswith(".safetensors")]
-        pool = ThreadPoolExecutor(min(self.jobs, max(len(names), 1)))
-        try:
-            read = []
-            for shard in pool.map(lambda name: self._read(name, read_shard), names):
-                read.append(shard)
-                if self.progress is not None:
-                    self.progress(len(read), len(names))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # on Ctrl-C nobody waits for a slow disk
-        return {shard.name: shard for shard in read if shard is not None}
+        read = self._parts.read_all(names, read_shard, jobs=self.jobs, progress=self.progress)
+        return {shard.name: shard for shard in read}
 
     @cached_property
     def index(self) -> Index | None:
         """The index: the standard one, or the only one there is."""
         file = self._index_file or index_among(self.files)
-        return self._read(file, read_index) if file is not None and file in self.files else None
+        return self._parts.read(file, read_index) if file is not None and file in self.files else None
 
     @cached_property
     def config(self) -> Config | None:
         """config.json."""
-        return self._read("config.json", read_config) if "config.json" in self.files else None
+        return self._parts.read("config.json", read_config) if "config.json" in self.files else None
 
     @cached_property
     def adapter(self) -> Config | None:
         """adapter_config.json of a PEFT adapter."""
-        return self._read("adapter_config.json", read_config) if "adapter_config.json" in self.files else None
+        return self._parts.read("adapter_config.json", read_config) if "adapter_config.json" in self.files else None
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -116,7 +106,7 @@ class Checkpoint:
     @cached_property
     def quantization_files(self) -> dict[str, Config]:
         """The configs that the tools of some quantization methods write beside config.json, by name."""
-        read = {name: self._read(name, read_config) for name in SIDE_FILES if name in self.files}
+        read = {name: self._parts.read(name, read_config) for name in SIDE_FILES if name in self.files}
         return {name: config for name, config in read.items() if config is not None}
 
     @cached_property
@@ -199,7 +189,7 @@ class Checkpoint:
         if self.value_reader is None:
             raise Skip(self.no_values)
         values = self.value_reader()
-        self._unread |= values.unread
+        self._parts.unread |= values.unread
         return values
 
     def aspect(self, kind: str) -> Checkpoint | None:
@@ -273,27 +263,15 @@ class Checkpoint:
             if file.leaves is not None:
                 found.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
             elif name not in found and is_watched(file, remote=self.source.local is None):
-                defect = self._read(name, lambda source, name: impostor(source.read(name, 0, 64)))
+                defect = self._parts.read(name, lambda source, name: impostor(source.read(name, 0, 64)))
                 found[name] = (defect,) if defect else ()
         return found
-
-    def _read(self, name: str, reader: Callable[[Source, str], T | None]) -> T | None:
-        """Read a part; note why it could not be read, and pass over a link that leaves the target (a finding)."""
-        if self.files[name].leaves is not None:
-            return None
-        try:
-            return reader(self.source, name)
-        except FileNotFoundError:
-            self._unread[name] = "it disappeared while it was being read"
-        except OSError as error:
-            self._unread[name] = error.strerror or str(error)
-        return None
 
     @property
     def unread(self) -> Mapping[str, str]:
         """File → why it could not be read. Everything is read first, so that the answer is final."""
         _ = self.shards, self._defects
-        return self._unread
+        return self._parts.unread
 
     @cached_property
     def counts(self) -> dict[str, int]:

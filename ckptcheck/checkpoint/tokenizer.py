@@ -200,15 +200,28 @@ class Tokenizer:
     @cached_property
     def templates(self) -> dict[str, ChatTemplate]:
         """The chat templates by name, the default one first. A file that is not UTF-8 is read with substitutes."""
-        jinja = None
-        if self._has("chat_template.jinja"):
-            size = self.source.files["chat_template.jinja"].size
-            jinja = self.source.read("chat_template.jinja", 0, min(size, 1 << 22)).decode("utf-8", "replace")
+        jinja = self._jinja.decode("utf-8", "replace") if self._jinja is not None else None
         config = self.tokenizer_config.value if self.tokenizer_config is not None else {}
         processor = self._document("chat_template.json")
         found = read_templates(config, jinja, processor.value if processor is not None else None)
         variables = {role.name: role.token for role in self.roles if role.token is not None}
         return {name: ChatTemplate(file, key, text, variables) for name, file, key, text in found}
+
+    @cached_property
+    def _jinja(self) -> bytes | None:
+        if not self._has("chat_template.jinja"):
+            return None
+        size = self.source.files["chat_template.jinja"].size
+        return self.source.read("chat_template.jinja", 0, min(size, 1 << 22))
+
+    @property
+    def undecodable(self) -> int | None:
+        """Where the first byte of chat_template.jinja is that is no UTF-8; None where it is a text."""
+        try:
+            (self._jinja or b"").decode("utf-8")
+        except UnicodeDecodeError as error:
+            return error.start
+        return None
 
     @cached_property
     def template(self) -> ChatTemplate | None:

@@ -10,15 +10,15 @@ import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
-import typer.core
 
+from ckptcheck.cli.verbs import Verbs
 from ckptcheck.errors import CkptcheckError
 
 INTERRUPTED = 130
 """What typer returns after Ctrl-C. Here it is one more way of not having checked: 2."""
 
 
-class TwoWords(typer.core.TyperGroup):
+class TwoWords(Verbs):
     """Also knows commands of two words, beside the one-word command they begin with: ``refit history FILE``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -57,6 +57,7 @@ def app(first: str = "") -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its tables cut the names of long options where the terminal has 80 columns
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_version)
@@ -101,7 +102,10 @@ def main() -> None:
         if (sentence := getattr(error, "format_message", None)) is None:
             traceback.print_exc()  # a fault of ours: nothing was checked, and 1 would mean findings
             _leave(2)
-        if not sentence():  # no command at all: the help was printed
+        if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: its sentence is the help
+            with contextlib.suppress(OSError):
+                sys.stdout.write(sentence() + "\n")
+                sys.stdout.flush()
             _leave(2)
         _stop(sentence().rstrip(".").replace("Value error, ", ""), _where(error))
 
@@ -121,8 +125,18 @@ def _where(error: Exception) -> str:
         .partition(" ")[2]
         .removeprefix("-m ckptcheck")
         .strip()
-    )
+    ) or _command(sys.argv[1:])
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
+
+
+def _command(words: list[str]) -> str:
+    """Return the command that these words begin with, "" for none: an error of an option without its value names none."""
+    verb, both = "".join(words[:1]), " ".join(words[:2])
+    if both in VERBS or verb not in VERBS:
+        return both if both in VERBS else ""
+    held = getattr(importlib.import_module(f"ckptcheck.cli.{VERBS[verb]}"), verb)
+    inside = isinstance(held, typer.Typer) and len(words) > 1 and not words[1].startswith("-")
+    return both if inside else verb
 
 
 def _stop(message: str, hint: str | None = None) -> NoReturn:

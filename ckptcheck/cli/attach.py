@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.engines.known import traits_of
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.phrase import few
 from ckptcheck.refit.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -24,17 +26,6 @@ KEY = "CKPTCHECK_API_KEY"
 """Variable with the key of the servers: an argument would show in the list of processes."""
 ANY = 512
 """Rows of the embedding that every model has, for servers of which no checkpoint is known."""
-
-IDLE = (
-    "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "steps", "perturb", "record",
-)  # fmt: skip
-"""Arguments of the command that say how a trial is made. Servers that run already are taken as they are."""
-FOR_SOURCE = (
-    "trainer", "tp", "pp", "ep", "device", "trainer_gpus", "trainer_python", "engine_python", "hf_config", "keep",
-)  # fmt: skip
-"""Arguments that say what is made of SOURCE."""
-FOR_SERVERS = ("allow_write", "allow_remote")
 
 StartTrainer = Callable[["Checkpoint", "Exchange", str], "Trainer"]
 """Starts a trainer with a checkpoint and the dtype it computes in."""
@@ -63,28 +54,6 @@ class Wanted:
         return self.timeouts.seconds(kind, nbytes)
 
 
-def refuse_idle(given: Collection[str], *, attached: bool, source: bool) -> None:
-    """Refuse what would be ignored. given: names of the arguments that the user gave. Raises CkptcheckError."""
-    if not attached:
-        _refuse(given, FOR_SERVERS, "without servers that run already", "name them with --attach")
-        return
-    _refuse(given, IDLE, "with --attach: the servers run already, and no sync is made", None)
-    if not source:
-        _refuse(
-            given,
-            FOR_SOURCE,
-            "where servers are held against each other alone",
-            "name the checkpoint they should serve",
-        )
-
-
-def _refuse(given: Collection[str], idle: Sequence[str], where: str, hint: str | None) -> None:
-    flags = [f"--{name.replace('_', '-')}" for name in idle if name in given]
-    if flags:
-        listed = " and ".join(filter(None, (", ".join(flags[:-1]), flags[-1])))
-        raise CkptcheckError(f"{listed} {'means' if len(flags) == 1 else 'mean'} nothing {where}", hint)
-
-
 def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]) -> Attached:
     """Ask the servers, and what they are held against. What was seen before an interruption is kept, with what it broke off.
 
@@ -93,6 +62,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     from ckptcheck.refit import attach as attaching
     from ckptcheck.refit import sequences
     from ckptcheck.servers.client import Client
+    from ckptcheck.servers.distinct import refuse_same_instance, refuse_same_place
     from ckptcheck.servers.recognize import recognize
 
     if source is None and len(wanted.addresses) == 1:
@@ -113,6 +83,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     patience = wanted.seconds("score", source)
     asked = attaching.Asked(sequences.sequences(_rows(source)), patience, wanted.weights, wanted.logprobs)
     clients = [Client(url, remote=wanted.remote, key=os.environ.get(KEY)) for url in wanted.addresses]
+    refuse_same_place(clients)
     servers = [recognize(client, seconds=min(patience, attaching.ALIVE)) for client in clients]
     seen: list[Seen] = []
     reference, unfit, truth, untold = None, "", None, ""
@@ -120,6 +91,7 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
     try:
         for server in servers:
             seen.append(attaching.look(server, asked, say))  # noqa: PERF401 - what was seen before Ctrl-C is kept
+        refuse_same_instance({server.url: server.about.instance for server in seen})
         if wanted.write and source is not None and folder is not None:
             _same_model(source, seen)
             for place, server in enumerate(servers):
@@ -142,7 +114,19 @@ def attach(source: Checkpoint | None, wanted: Wanted, say: Callable[[str], None]
         truth=truth,
         untold=untold,
         broken=broken,
+        traits=_traits(source) if source is not None else frozenset(),
+        architecture=_architecture(source) if source is not None else "",
     )
+
+
+def _traits(source: Checkpoint) -> frozenset[str]:
+    """Say of the weights that servers should have what decides whether a known fault shows."""
+    weights = traits_of((name, tensor.dtype) for name, tensor in source.tensors.items())
+    return weights | {"tied"} if source.anatomy.tied else weights
+
+
+def _architecture(source: Checkpoint) -> str:
+    return (source.config.architecture if source.config is not None else None) or ""
 
 
 def _rows(source: Checkpoint | None) -> int:
@@ -156,7 +140,7 @@ def _rows(source: Checkpoint | None) -> int:
 
 def _same_model(source: Checkpoint, seen: Sequence[Seen]) -> None:
     """Refuse to write a checkpoint into a server of another architecture: that may kill it."""
-    ours = source.config.architecture if source.config is not None else None
+    ours = _architecture(source)
     for server in seen:
         theirs = server.about.architecture
         if ours and theirs and ours != theirs:
@@ -166,22 +150,33 @@ def _same_model(source: Checkpoint, seen: Sequence[Seen]) -> None:
 def _reference(
     folder: Path, seen: Sequence[Seen], asked: Asked, wanted: Wanted, say: Callable[[str], None]
 ) -> tuple[Seen | None, str]:
-    """Start the engine of the first server with the checkpoint; return what it says, or why there is none."""
+    """Start the engine of the first server with the checkpoint, laid out as that; return what it says, or why there is none."""
     from ckptcheck.host.trouble import HostDied, VerbError
     from ckptcheck.refit import attach as attaching
     from ckptcheck.servers.reference import Reference
 
-    like = next((server for server in seen if server.checksums), None)
+    told = sorted((server for server in seen if server.checksums), key=lambda server: bool(server.about.layout.further))
+    like = next(iter(told), None)
     if like is None:
         whys = (why for server in seen for why in (server.dead, server.refused.get("checksums")) if why)
         return None, next(whys, "no server gave checksums of its weights")
-    about = like.about
+    about, layout = like.about, like.about.layout
+    if layout.further:
+        return (
+            None,
+            f"{like.url} is set to {few(layout.further)}, which moves weights, and the engine started here is not",
+        )
+    if layout.ranks > (os.cpu_count() or 1):
+        return (
+            None,
+            f"{like.url} has {layout.ranks:,} ranks, and this machine has {os.cpu_count() or 1} CPUs to start as many",
+        )
     device = about.device or "cpu"
     scratch = Path(tempfile.mkdtemp(prefix="ckptcheck-reference-"))
     say(f"starting {about.engine} with {folder}")
     try:
         with Reference(
-            about.engine, folder, dtype=about.dtype or "auto", ranks=about.ranks or 1, device=device,
+            about.engine, folder, dtype=about.dtype or "auto", layout=layout, device=device,
             python=wanted.python, scratch=(scratch,), timeout=wanted.timeouts.seconds("start", 0),
         ) as reference:  # fmt: skip
             return attaching.look(reference.server, asked, say), ""

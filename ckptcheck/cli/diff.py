@@ -35,6 +35,12 @@ def diff(
     ] = "auto",
     rtol: Annotated[float, typer.Option(callback=finite, help="Relative tolerance, of A's numbers.")] = 0.0,
     atol: Annotated[float, typer.Option(callback=finite, help="Absolute tolerance.")] = 0.0,
+    previous: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C", help="The version before A, where B was to be updated: what B still has of it is stale."
+        ),
+    ] = None,
     critic: Annotated[
         bool, typer.Option("--critic", help="One side is a critic: only the heads may be missing or extra.")
     ] = False,
@@ -67,7 +73,15 @@ def diff(
     rules = pack.load()
     with out.progress_bar(f"{first} ↔ {second}") as progress:
         sides = open_side(first, jobs=jobs), open_side(second, jobs=jobs)
-        evidence = Comparison(*sides, Terms(wanted, rtol, atol), critic, bridge.value, jobs=jobs, progress=progress)
+        if bridge is not Bridge.builtin and sides[0].is_megatron == sides[1].is_megatron:
+            raise CkptcheckError(
+                f"--bridge {bridge.value} means nothing between two checkpoints of one form",
+                "a bridge maps between Megatron's tensors and Hugging Face's",
+            )
+        before = open_side(previous, jobs=jobs) if previous is not None else None
+        evidence = Comparison(
+            *sides, Terms(wanted, rtol, atol), critic, bridge.value, previous=before, jobs=jobs, progress=progress
+        )
         _ = evidence.opinion  # trouble with it is trouble with the command
         report = run(evidence, rules)
     out.deliver([report], rules, format.value, output, verbose=verbose)

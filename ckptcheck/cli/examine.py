@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.cli.output import progress_bar, talk
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.repair import index_repair, list_repair
@@ -55,6 +56,8 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
         try:
             with _no_collection():
                 reports.append(_one(target, plan, rows))
+            if plan.options.consumers and not reports[-1].consumers:
+                talk(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
             if len(targets) == 1:
                 raise
@@ -69,6 +72,11 @@ def examine(targets: Sequence[str], plan: Plan) -> list[Report]:
 
 def _one(target: str, plan: Plan, rows: list[dict[str, object]]) -> Report:
     ckpt = open_target(target, jobs=plan.jobs)
+    if plan.options.verify_blobs and not blob_digests(ckpt.source):
+        raise CkptcheckError(
+            f"--verify-blobs means nothing for {target}: none of its files is named by its hash",
+            "give a snapshot of the Hugging Face cache; ckptcheck manifest and verify do it for any folder",
+        )
     if not isinstance(ckpt, Checkpoint):
         return _megatron(ckpt, plan, rows)
     if plan.fix:
@@ -106,6 +114,8 @@ def _megatron(megatron: Megatron, plan: Plan, rows: list[dict[str, object]]) -> 
     """Report on a Megatron checkpoint: the same rules about values, others about the rest."""
     if plan.fix:
         talk(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
+    if plan.options.verify_blobs:
+        talk(f"{megatron.target}: --verify-blobs is for snapshots of the Hugging Face cache, and nothing was hashed")
     megatron.options = plan.options
     with progress_bar(megatron.target) as progress:
         if plan.headers_only:

@@ -51,7 +51,7 @@ class Sides:
         dtype: str,
         ranks: int = 1,
         mode: str = "plain",
-        length: int = 512,
+        length: int | None = None,
         together: int = 1,
         switches: Switches | None = None,
         instead: Engine | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
+from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from ckptcheck.localize.localization import Localization
 
 
+OF_SIDES = (
+    "engine", "engine_source", "trainer", "tp", "pp", "ep", "engine_tp", "engine_mode", "tokens", "engine_python",
+    "trainer_python", "timeout",
+)  # fmt: skip
+"""They say how the two sides are run."""
+
+
 def localize(
+    ctx: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")
     ] = None,
@@ -46,14 +55,19 @@ def localize(
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Relative difference that is still equal.", show_default="by the dtype's rounding"),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Relative difference that is still equal.",
+            show_default="by the dtype's rounding",
+        ),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also draw the difference by layer (needs matplotlib).")
     ] = None,
     engine_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the engine.")] = None,
     trainer_python: Annotated[Path | None, typer.Option(help="A Python of yours that has the trainer.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each side.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for each side.")] = 900.0,
     format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
@@ -68,7 +82,11 @@ def localize(
     from ckptcheck import pack
     from ckptcheck.cli import output as out
     from ckptcheck.run import run
+    from ckptcheck.writing import writable
 
+    if dumps is not None:
+        Given(ctx).refuse(OF_SIDES, "with --dumps: nothing is run")
+    writable(output)
     if source is None and dumps is None:
         raise CkptcheckError("there is nothing to compare", hint="name a checkpoint, or two dumps with --dumps A B")
     if dumps is not None:
@@ -87,9 +105,7 @@ def localize(
         from ckptcheck.localize.plot import draw
 
         out.talk(f"drew {draw(seen, plots)}")
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _live(

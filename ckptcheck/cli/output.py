@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from ckptcheck.report import Report
+import typer
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.report import FailOn, Report
 from ckptcheck.rule import Rule
 
 if TYPE_CHECKING:
@@ -51,6 +54,36 @@ def deliver(
     from ckptcheck.writing import replace_file
 
     replace_file(output, content.encode())
+
+
+def conclude(
+    report: Report,
+    rules: Sequence[Rule],
+    form: str,
+    output: Path | None,
+    fail_on: FailOn,
+    *,
+    verbose: bool = False,
+    unwritten: CkptcheckError | None = None,
+) -> NoReturn:
+    """Write the report of what took minutes, and end the command with its exit code.
+
+    Where the file cannot be written any more, the report goes to stdout. unwritten: what else could not be. Both end with 2.
+    """
+    troubles = [unwritten.message] if unwritten is not None else []
+    try:
+        deliver([report], rules, form, output, verbose=verbose)
+    except (CkptcheckError, OSError) as error:
+        if output is None:
+            raise
+        troubles.append(
+            error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
+        )
+        deliver([report], rules, form, None, verbose=verbose)
+    sys.stdout.flush()
+    for trouble in troubles:
+        talk(f"ckptcheck: {trouble}")
+    raise typer.Exit(2 if troubles else report.exit_code(fail_on))
 
 
 PATIENCE = 0.5

@@ -15,6 +15,7 @@ import typer
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
 from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.scan import FailOn, Format
+from ckptcheck.cli.verbs import Verbs
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from ckptcheck.report import Report
     from ckptcheck.rollouts import Rollouts
 
+LIMITS = ("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequence_error")
+"""Options that --no-limits takes away."""
+
 parity = typer.Typer(
+    cls=Verbs,
     help="Measure the gap between an engine's logprobs and a trainer's.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,6 +47,7 @@ for command in (
 
 @parity.command()
 def judge(
+    ctx: typer.Context,
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: steps of one run.")
     ],
@@ -83,6 +89,7 @@ def judge(
     """
     from ckptcheck import pack, rollouts
     from ckptcheck.cli import output as out
+    from ckptcheck.cli.idle import Given
     from ckptcheck.metrics import floor as floors
     from ckptcheck.parity.gates import Gates
     from ckptcheck.parity.judged import Judged
@@ -90,6 +97,11 @@ def judge(
     from ckptcheck.run import run
     from ckptcheck.writing import keep_apart
 
+    given = Given(ctx)
+    if no_limits:
+        given.refuse(LIMITS, "with --no-limits")
+    if floor is None:
+        given.refuse(["max_floor_multiple"], "without --floor")
     keep_apart(output, *files, floor)
     gates = Gates(max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag)
     if no_limits:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.cli.numbers import finite
 from ckptcheck.errors import CkptcheckError
@@ -22,7 +23,7 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face ch
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine.")]
 EngineTp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the engine.")]
 EngineMode = Annotated[
-    str, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
+    Mode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
 ]
 EnginePython = Annotated[
     Path | None,
@@ -45,7 +46,7 @@ Temperature = Annotated[float, typer.Option(min=0, callback=finite, help="Of sam
 TopP = Annotated[float, typer.Option(min=0, max=1, callback=finite, help="1: off.")]
 TopK = Annotated[int, typer.Option(min=0, help="0: off.")]
 Seed = Annotated[int, typer.Option(help="Counted up from prompt to prompt.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds for any one call.")]
+Timeout = Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for any one call.")]
 Tp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")]
 Pp = Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")]
 Ep = Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")]
@@ -57,6 +58,7 @@ SPARE = 2
 
 
 def record(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -75,13 +77,14 @@ def record(
     step: Annotated[int | None, typer.Option(min=0, help="Of the training run, to be written down.")] = None,
     dtype: EngineDtype = Dtype.float32,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     timeout: Timeout = 900.0,
 ) -> None:
     """Have an engine answer prompts, and write down tokens and logprobs. No trainer is loaded."""
     from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
     from ckptcheck.engines.sampling import Sampling
     from ckptcheck.engines.switches import parsed
     from ckptcheck.parity.ask import Asking
@@ -92,7 +95,9 @@ def record(
     from ckptcheck.rollouts import Metadata, write
     from ckptcheck.writing import keep_apart, writable
 
+    refuse_lengths(ctx, prompts)
     keep_apart(output, prompts, Path(source))
+    registry.routes(engine)  # whether there is such an engine
     writable(output)
     switches = parsed(switch or [])
     sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
@@ -102,7 +107,7 @@ def record(
         room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=max(8, batch),
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, length=room, together=max(8, batch),
             switches=_wide(switches, batch),
         )  # fmt: skip
         try:
@@ -144,7 +149,9 @@ def score(
     ep: Ep = 1,
     dtype: EngineDtype = Dtype.float32,
     head_fp32: HeadFp32 = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch, padding included.")] = 8192,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that the trainer is handed at once, padding included.")
+    ] = 8192,
     trainer_python: TrainerPython = None,
     timeout: Timeout = 900.0,
 ) -> None:
@@ -178,6 +185,7 @@ def score(
 
 
 def calibrate(
+    ctx: typer.Context,
     source: Source,
     output: Output,
     engine: EngineName = "vllm",
@@ -195,7 +203,7 @@ def calibrate(
     pp: Pp = 1,
     ep: Ep = 1,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
@@ -205,6 +213,7 @@ def calibrate(
     from rich.console import Console
 
     from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
     from ckptcheck.engines.switches import parsed
     from ckptcheck.parity.ask import Asking
     from ckptcheck.parity.calibrate import calibrate as measured
@@ -212,6 +221,8 @@ def calibrate(
     from ckptcheck.trainers.layout import Layout
     from ckptcheck.writing import keep_apart, writable
 
+    refuse_lengths(ctx, prompts)
+    registry.routes(engine)  # whether there is such an engine
     keep_apart(output, prompts, Path(source))
     writable(output)
     switches = parsed(switch or [])
@@ -221,7 +232,7 @@ def calibrate(
         room = max(map(len, asked)) + response + SPARE
         out.talk(f"starting {engine} and {trainer.value}")
         running = live.engine(
-            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode, length=room, together=8,
+            engine, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, length=room, together=8,
             switches=_wide(switches, 8),
         )  # fmt: skip
         try:
@@ -243,6 +254,12 @@ def calibrate(
         finally:
             running.close()
     tables.write(Console(), noise.section())
+
+
+def refuse_lengths(ctx: typer.Context, prompts: Path | None) -> None:
+    """Refuse a length of built-in prompts where the user's own are taken whole."""
+    if prompts is not None:
+        Given(ctx).refuse(["length"], "with --prompts: a file's prompts are taken whole")
 
 
 def _wide(switches: Switches, batch: int) -> Switches:

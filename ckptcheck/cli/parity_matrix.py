@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.numbers import finite
 from ckptcheck.cli.parity_live import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 def matrix(
+    ctx: typer.Context,
     source: Source,
     lengths: Annotated[str, typer.Option(help="Tokens of prompt and response.")] = "100",
     data: Annotated[
@@ -70,7 +71,7 @@ def matrix(
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     head_fp32: HeadFp32 = False,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     max_mult_prob_error: Annotated[
@@ -119,6 +120,9 @@ def matrix(
             "the matrix compares the models' own logprobs, not processed ones",
             hint="ckptcheck parity probe --only semantics",
         )
+    given = Given(ctx)
+    if not calibrate and floor is None:
+        given.refuse(["max_floor_multiple"], "without --floor or --calibrate")
     least = floors.read(floor).metrics.get("mult_prob_error") if floor is not None else None
     plan = cells.Plan(
         lengths=tuple(sorted({_number(text, "--lengths") for text in _list(lengths)})),
@@ -129,6 +133,10 @@ def matrix(
         directions=cast(tuple[cells.Direction, ...], _words(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
     )  # fmt: skip
+    if "megatron" not in {trainer for trainer, _ in plan.pairs}:
+        given.refuse(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
+    if plan.decoding == ("greedy",):
+        given.refuse(["temperature", "top_p", "top_k"], "with --decoding greedy")
     if plan.temperature == 0 and "sampling" in plan.decoding:
         raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
     rules = pack.load()
@@ -140,7 +148,7 @@ def matrix(
         "dtype": dtype.value,
         "head_fp32": head_fp32,
     }
-    setting |= {"switches": sorted(switch or []), "mode": engine_mode}
+    setting |= {"switches": sorted(switch or []), "mode": engine_mode.value}
     with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
         trace = _measured(live, plan, setting, resume, calibrate)
     trace = replace(trace, gates=Gates(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))
@@ -149,9 +157,7 @@ def matrix(
     report = run(trace, rules)
     if markdown is not None:
         replace_file(markdown, trace.markdown().encode())
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _measured(live: Sides, plan: Plan, setting: Mapping[str, object], resume: Path | None, floors: bool) -> MatrixTrace:

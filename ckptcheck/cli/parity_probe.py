@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
@@ -23,6 +23,7 @@ from ckptcheck.cli.parity_live import (
     TopK,
     TopP,
     TrainerPython,
+    refuse_lengths,
 )
 from ckptcheck.cli.scan import FailOn, Format
 
@@ -31,6 +32,7 @@ DEAR = ("graphs", "inductor", "casts")
 
 
 def probe(
+    ctx: typer.Context,
     source: Source,
     engine: EngineName = "vllm",
     only: Annotated[
@@ -57,7 +59,7 @@ def probe(
     dtype: Annotated[Dtype, typer.Option(help="In which both sides compute.")] = Dtype.float32,
     head_fp32: HeadFp32 = False,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     timeout: Timeout = 900.0,
@@ -74,6 +76,7 @@ def probe(
     """
     from ckptcheck import pack
     from ckptcheck.cli import output as out
+    from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
     from ckptcheck.engines.sampling import Sampling
     from ckptcheck.engines.switches import parsed
@@ -83,7 +86,13 @@ def probe(
     from ckptcheck.parity.probes.runner import run_probes
     from ckptcheck.run import run
     from ckptcheck.trainers.base import Trainer
+    from ckptcheck.writing import writable
 
+    refuse_lengths(ctx, prompts)
+    if only:
+        Given(ctx).refuse(["compilation"], "with --only, which names the probes")
+    registry.routes(engine)  # whether there is such an engine
+    writable(output)
     probes = chosen(only or [], without or [])
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in DEAR}
@@ -98,7 +107,7 @@ def probe(
         def start(setup: Setup, instead: Engine | None) -> Engine:
             """Start the engine as a probe wants it."""
             return live.engine(
-                engine, dtype=setup.dtype or own, mode=engine_mode, length=setup.length or room,
+                engine, dtype=setup.dtype or own, mode=engine_mode.value, length=setup.length or room,
                 switches=setup.switches, instead=instead,
             )  # fmt: skip
 
@@ -114,6 +123,4 @@ def probe(
             dtype=dtype.value, head_fp32=head_fp32, say=out.talk,
         )  # fmt: skip
         report = run(run_probes(source, bench, start, probes), rules)
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)

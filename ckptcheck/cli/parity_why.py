@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck.cli.choices import Dtype, TrainerName
+from ckptcheck.cli.choices import Dtype, Mode, TrainerName
+from ckptcheck.cli.idle import Given
 from ckptcheck.cli.live_sides import Sides, sides
 from ckptcheck.cli.parity_live import (
     EngineMode,
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from ckptcheck.trainers.base import Trainer
 
 NO_ENGINE = "none"
+OF_THE_ENGINE = ("engine_source", "dtype", "switch", "engine_mode", "engine_tp", "engine_python")
+OF_SOURCE = (
+    "engine", *OF_THE_ENGINE, "trainer", "trainer_dtype", "head_fp32", "tp", "pp", "ep", "trainer_python", "timeout",
+)  # fmt: skip
+"""They say how the two sides are run."""
 FLOORS = {"float32": 1e-4}
 COARSE = 5e-3
 """Mean |Δ| in nats that such dtypes on both sides usually have at most; `parity calibrate` measures a model's own."""
@@ -43,6 +48,7 @@ LEAST = 1e-7
 
 
 def why(
+    ctx: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Rollouts: as record, score or convert wrote them.")],
     source: Annotated[
         str | None,
@@ -75,7 +81,7 @@ def why(
     pp: Pp = 1,
     ep: Ep = 1,
     switch: SwitchList = None,
-    engine_mode: EngineMode = "plain",
+    engine_mode: EngineMode = Mode.plain,
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
@@ -102,7 +108,15 @@ def why(
     from ckptcheck.cli import output as out
     from ckptcheck.rollouts import read
     from ckptcheck.run import run
+    from ckptcheck.writing import keep_apart, writable
 
+    given = Given(ctx)
+    if source is None:
+        given.refuse(OF_SOURCE, "without SOURCE: nothing is run", "name the trainer's checkpoint after FILE")
+    if engine == NO_ENGINE:
+        given.refuse(OF_THE_ENGINE, "with --engine none: no engine is run")
+    writable(output)
+    keep_apart(output, file, floor)
     rollouts = read(file)
     if rollouts.defects:
         raise CkptcheckError(f"{file} is malformed: {rollouts.defects[0].text}", hint=f"ckptcheck parity judge {file}")
@@ -119,15 +133,13 @@ def why(
     else:
         with sides(source, timeout=timeout, engine_python=engine_python, trainer_python=trainer_python) as live:
             rollouts, found = _climbed(
-                live, rollouts, least, (engine, engine_source, engine_mode, engine_tp, switch or []), dtype,
+                live, rollouts, least, (engine, engine_source, engine_mode.value, engine_tp, switch or []), dtype,
                 (trainer, head_fp32, (tp, pp, ep)), trainer_dtype,
             )  # fmt: skip
     about = rollouts.metadata
     names = _name(about.engine) or "engine", _name(about.trainer) or "trainer"
     report = run(Attribution(str(file), found, names, measured=least is not None), rules)
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
+    out.conclude(report, rules, format.value, output, fail_on.value, verbose=verbose)
 
 
 def _climbed(
@@ -206,8 +218,6 @@ def _engine(
 
     name, folder, mode, ranks, switch = asked
     if name == NO_ENGINE:
-        if folder is not None:
-            raise CkptcheckError("--engine-source is for an engine, and there is none")
         return None
     registry.routes(name)  # whether there is such an engine
     ckpt = live.ckpt if folder is None else open_checkpoint(str(folder))

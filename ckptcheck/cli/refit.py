@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptcheck.cli.choices import Device, Dtype, Mode, Quantizer, Scheme, TrainerName
+from ckptcheck.cli.numbers import finite, gpus
 from ckptcheck.cli.scan import FailOn, Format
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.host.exchange import Exchange
-    from ckptcheck.report import Report
-    from ckptcheck.rule import Rule
     from ckptcheck.trainers.base import Trainer
 
 
@@ -66,7 +62,10 @@ def refit(
         ),
     ] = None,
     quantize: Annotated[
-        Scheme | None, typer.Option(help="Pack the weights on their way, as an engine serves them that is quantized.")
+        Scheme | None,
+        typer.Option(
+            help="Pack the weights on their way; not by nccl and ipc, which carry them as the trainer holds them."
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
@@ -85,10 +84,12 @@ def refit(
         Device, typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank.")
     ] = Device.auto,
     trainer_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the trainer may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the trainer may see.", show_default="all"),
     ] = None,
     engine_gpus: Annotated[
-        str | None, typer.Option(metavar="N,…", help="GPUs that the engine may see.", show_default="all")
+        str | None,
+        typer.Option(metavar="N,…", callback=gpus, help="GPUs that the engine may see.", show_default="all"),
     ] = None,
     switch: Annotated[
         list[str] | None,
@@ -96,7 +97,9 @@ def refit(
             "--switch", metavar="NAME=VALUE", help="How the engine is set up: compilation=graphs, prefix_cache=off, …"
         ),
     ] = None,
-    bucket_mb: Annotated[float, typer.Option(min=0.001, help="MB of a bucket of the first sync.")] = 64.0,
+    bucket_mb: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
+    ] = 64.0,
     pause: Annotated[
         str | None,
         typer.Option(
@@ -105,9 +108,13 @@ def refit(
             show_default="none runs",
         ),
     ] = None,
+    sleep_level: Annotated[
+        int, typer.Option(min=1, max=2, help="Weights while the engine sleeps: 1 kept on the host, 2 dropped.")
+    ] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
-        float | None, typer.Option(min=0, help="Move every weight by noise of this scale in place of a step.")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Move every weight by noise of this scale in place of a step."),
     ] = None,
     check_weights: Annotated[
         bool,
@@ -159,10 +166,16 @@ def refit(
     from ckptcheck import pack
     from ckptcheck.cli import attach as attaching
     from ckptcheck.cli import output as out
+    from ckptcheck.cli.idle import Given
     from ckptcheck.cli.interruption import Interruption
+    from ckptcheck.cli.kept import put_away
+    from ckptcheck.cli.refit_options import refuse_idle, refuse_packed
     from ckptcheck.engines import registry
     from ckptcheck.engines.base import Engine
+    from ckptcheck.engines.context import USUAL, usual
     from ckptcheck.engines.switches import parsed
+    from ckptcheck.environments.interpreter import interpreter
+    from ckptcheck.history.record import Record
     from ckptcheck.host.exchange import Exchange
     from ckptcheck.refit import timeouts
     from ckptcheck.refit.recorded import append
@@ -173,18 +186,23 @@ def refit(
     from ckptcheck.run import run
     from ckptcheck.trainers import choosing
     from ckptcheck.trainers.layout import Layout
+    from ckptcheck.writing import keep_apart, writable
 
-    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    attaching.refuse_idle(given, attached=bool(attach), source=source is not None)
-    if not (check_weights or check_logprobs):
-        raise CkptcheckError("with both checks turned off there is nothing to check")
+    refuse_idle(
+        Given(ctx), attached=bool(attach), source=source is not None, weights=check_weights, logprobs=check_logprobs,
+        device=device.value, quantize=quantize is not None, steps=steps, timeouts=timeout or (),
+    )  # fmt: skip
     if source is None and not attach:
         raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     route = registry.route(engine, transport)
     if quantize is None and (ignore or trainer_quantizer is not Quantizer.compressed_tensors):
         raise CkptcheckError("--ignore and --trainer-quantizer say what is packed: give --quantize too")
-    if quantize is Scheme.w4a16 and engine == "vllm" and dtype is Dtype.float32:
-        raise CkptcheckError("vLLM computes packed integers in 16 bits only", hint="--dtype bfloat16")
+    if quantize is not None:
+        refuse_packed(quantize.value, engine, route, dtype.value)
+    writable(output)
+    keep_apart(output, record, Path(source) if source is not None else None)
+    if record is not None:
+        Record(record).check()
     switches = parsed(switch or [])
     rules = pack.load()
     settings = Settings(
@@ -196,11 +214,12 @@ def refit(
         weights=check_weights,
         logprobs=check_logprobs,
         timeouts=timeouts.read(timeout or ()),
-        pause=registry.pause(engine, pause, route),
+        pause=registry.pause(engine, pause, route, sleep_level),
+        sleep_level=sleep_level,
     )
     with Interruption() as interruption, contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
-        left.callback(_put_away, folder, keep)
+        left.callback(put_away, folder, keep)
         spared: list[str] | None = [] if despite_errors else None
         ckpt = opened(source, folder / "source", hf_config, spared=spared) if source is not None else None
         layout = Layout(tp=tp, pp=pp, ep=ep)
@@ -210,16 +229,9 @@ def refit(
             def scoring(checkpoint: Checkpoint, exchange: Exchange, computed: str) -> Trainer:
                 """Start the trainer that gives the logprobs."""
                 return choosing.trainer(
-                    chosen.value,
-                    checkpoint,
-                    exchange,
-                    layout,
-                    computed,
-                    device=device.value,
-                    gpus=trainer_gpus,
-                    python=trainer_python,
-                    scratch=(exchange.folder,),
-                )
+                    chosen.value, checkpoint, exchange, layout, computed, device=device.value, gpus=trainer_gpus,
+                    python=trainer_python, scratch=(exchange.folder,),
+                )  # fmt: skip
 
             wanted = attaching.Wanted(
                 attach, scoring, settings.timeouts, write=allow_write, remote=allow_remote, weights=check_weights,
@@ -228,9 +240,10 @@ def refit(
             report = run(attaching.attach(ckpt, wanted, out.talk), rules)
             interruption.overhear()
             left.close()
-            _deliver(told(report, spared), rules, format, output, fail_on, verbose)
+            out.conclude(told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose)
         assert ckpt is not None
         assert source is not None
+        interpreter(engine, engine_python)  # else a missing engine is noticed once the trainer has loaded
         held_by = trainer or TrainerName.megatron
         embedding = ckpt.anatomy.embedding
         if embedding is None:
@@ -260,36 +273,23 @@ def refit(
             """Start the engine in a process of its own."""
             return registry.start(
                 engine, checkpoint, dtype=dtype.value, ranks=engine_tp, mode=engine_mode.value, python=engine_python,
-                gpus=engine_gpus, switches=switches, transport=route, scratch=scratch,
+                gpus=engine_gpus, switches=switches, transport=route, sleep_level=sleep_level, scratch=scratch,
             )  # fmt: skip
 
-        rows = ckpt.tensors[embedding].shape[0]
+        room = usual(ckpt.source.local) if ckpt.source.local is not None else USUAL
         trial = Trial(
-            source, start_trainer, start, settings, vocabulary=rows, block=128, nbytes=size, text=Text(ckpt.source),
-            folder=folder, say=out.talk,
+            source, start_trainer, start, settings, vocabulary=ckpt.tensors[embedding].shape[0], block=128,
+            length=room, nbytes=size, text=Text(ckpt.source), folder=folder, say=out.talk,
         )  # fmt: skip
         trace = trial.run()
         interruption.overhear()
-        if record is not None:
-            append(trace, record)
         report = run(trace, rules)
-    _deliver(told(report, spared), rules, format, output, fail_on, verbose)
-
-
-def _deliver(
-    report: Report, rules: Sequence[Rule], format: Format, output: Path | None, fail_on: FailOn, verbose: bool
-) -> NoReturn:
-    from ckptcheck.cli import output as out
-
-    out.deliver([report], rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(report.exit_code(fail_on.value))
-
-
-def _put_away(folder: Path, keep: bool) -> None:
-    if keep:
-        from ckptcheck.cli.output import talk
-
-        talk(f"kept {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        unrecorded = None
+        try:
+            if record is not None:
+                append(trace, record)
+        except CkptcheckError as error:  # the trial is over, and what it found is worth more than the record
+            unrecorded = error
+    out.conclude(
+        told(report, spared), rules, format.value, output, fail_on.value, verbose=verbose, unwritten=unrecorded
+    )

@@ -32,7 +32,17 @@ class FailOn(enum.StrEnum):
     never = "never"
 
 
+OF_VALUES = ("no_mmap", "device", "near_zero_threshold", "identical_threshold")
+"""They say how values are read and judged."""
+OF_REPORTS = (
+    "headers_only", "values", "verify_blobs", "stats", *OF_VALUES, "select", "ignore", "format", "output", "fail_on",
+    "baseline", "write_baseline", "verbose",
+)  # fmt: skip
+"""They say what is looked at and reported. --diff judges nothing."""
+
+
 def scan(
+    ctx: typer.Context,
     targets: Annotated[
         list[str],
         typer.Argument(metavar="TARGET", help="A folder, a .safetensors file, an index, or hf://org/name@revision."),
@@ -113,14 +123,24 @@ def scan(
     from ckptcheck.checkpoint.options import Options
     from ckptcheck.cli import output as out
     from ckptcheck.cli.examine import Plan, examine, show_repairs
+    from ckptcheck.cli.idle import Given
     from ckptcheck.select import matching, selected
 
+    given = Given(ctx)
     if fix and diff:
         raise CkptcheckError("--fix makes the repairs and --diff only shows them; choose one")
     if headers_only and stats:
         raise CkptcheckError("--headers-only leaves the values out that --stats would write; choose one")
     if headers_only and values:
         raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
+    if diff:
+        given.refuse(OF_REPORTS, "with --diff, which only shows what --fix would change")
+    if write_baseline:
+        given.refuse(["baseline"], "with --write-baseline, which lists all findings anew")
+    if headers_only:
+        given.refuse(OF_VALUES, "with --headers-only: no values are read")
+    elif not values and all(target.startswith("hf://") for target in targets):
+        given.refuse(OF_VALUES, "for targets on the Hub: their values are not read", "give --values too")
     written = settings.load(config) if config else settings.find(Path.cwd(), targets)
     loaded = pack.load([*written.rule_folders, *rules])
     ignored = written.ignored_codes(loaded)

@@ -71,6 +71,7 @@ class Comparison:
 
     bridge: whose mapping brings Megatron's tensors and Hugging Face's together: builtin, mbridge, or both, which maps with the
     built-in tables and holds the other mapping against them. python: an interpreter with mbridge, default the one that is found.
+    previous: the version before the first side's, where it is known: what equals it was never updated.
     """
 
     first: Side
@@ -79,6 +80,7 @@ class Comparison:
     critic: bool = False
     bridge: str = "builtin"
     python: str | None = None
+    previous: Side | None = None
     jobs: int | None = None
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
@@ -147,10 +149,8 @@ class Comparison:
                 reason = next((side.unknown for side in sides if isinstance(side, Packed) and side.unknown), None)
                 if all(isinstance(side, Packed) for side in sides):
                     reason = "quantized on both sides, and not alike"
-                elif reason is None and not all(
-                    isinstance(side, Packed) or can_cast(side.dtype, "F32") for side in sides
-                ):
-                    reason = "quantized on one side, and of no plain dtype on the other"
+                elif not all(isinstance(side, Packed) or can_cast(side.dtype, "F32") for side in sides):
+                    reason = reason or "quantized on one side, and of no plain dtype on the other"
                 if reason is None:
                     packed.append(pair)
                 else:
@@ -202,6 +202,20 @@ class Comparison:
 
         return reasons(self)
 
+    @cached_property
+    def reshaped(self) -> dict[str, str]:
+        """Tensor of another shape than its counterpart → how the two are related, where that is known."""
+        from ckptcheck.comparison.reasons import reshaped
+
+        return reshaped(self)
+
+    @cached_property
+    def stand_ins(self) -> dict[str, str]:
+        """Quantized weight → the other tensor for which it stands, of those that do not stand for their own."""
+        from ckptcheck.comparison.stand_ins import stand_ins
+
+        return stand_ins(self)
+
     @property
     def undeclared(self) -> list[Undeclared]:
         """Tensors of unequal dtype whose cast no config declares."""
@@ -232,10 +246,9 @@ class Comparison:
             ]
             found.unread = {f"{file} ({plain[number][0].name})": why for number, (file, why) in outcome.unread.items()}
             for number, ((pair, _), seen) in enumerate(zip(plain, outcome.seen, strict=True)):
-                if seen.elements != prod(pair.first.shape) and number not in outcome.unread:
-                    found.unread[pair.name] = (
-                        f"the files hold {seen.elements:,} of its {prod(pair.first.shape):,} elements"
-                    )
+                elements = prod(pair.first.shape)
+                if seen.elements != elements and number not in outcome.unread:
+                    found.unread[pair.name] = f"the files hold {seen.elements:,} of its {elements:,} elements"
             done = sum(pair.first.nbytes for pair, _ in plain)
             with ThreadPoolExecutor(self.jobs or os.cpu_count() or 1) as pool:
                 for pair, near in zip(packed, pool.map(lambda pair: of_pair(pair, ours, theirs), packed), strict=True):
@@ -245,9 +258,8 @@ class Comparison:
                         found.near.append((pair, near, isinstance(pair.first, Packed)))
                     done += pair.first.nbytes
                     advance(done, total)
-            found.unread |= dict.fromkeys(
-                (*ours.changed(), *theirs.changed()), "it was written to while it was being read"
-            )
+            for file in (*ours.changed(), *theirs.changed()):
+                found.unread[file] = "it was written to while it was being read"
         return found
 
     @cached_property
@@ -284,8 +296,7 @@ class Comparison:
             lines.append(f"heads of their own: {few(accounts.heads)}")
         if accounts.padding:
             lines.append(f"{count(max(accounts.padding.values()), 'row')} of padding left out")
-        left = {**self.first.left_out, **self.second.left_out}
-        if left:
+        if left := {**self.first.left_out, **self.second.left_out}:
             lines.append(f"{len(left):,} that are no weights")
         if self._sorted[2]:
             lines.append(f"{len(self._sorted[2]):,} quantized, held to half a step")

@@ -10,6 +10,7 @@ from ckptcheck.bridge.hf_names import renamed
 from ckptcheck.comparison.cast import can_cast, cast
 from ckptcheck.comparison.matching import EMBEDDING, OUTPUT, is_score, is_score_in_output
 from ckptcheck.comparison.side import Side
+from ckptcheck.phrase import shape
 
 if TYPE_CHECKING:
     from ckptcheck.comparison.comparison import Comparison
@@ -36,6 +37,12 @@ def lm_head(side: Side) -> str | None:
     return stored
 
 
+def embedding(side: Side) -> str | None:
+    """Return the name of the embedding."""
+    names = {renamed(name): name for name in side.stored}
+    return names.get(side.embedding) or names.get(EMBEDDING)
+
+
 def is_first_row(side: Side, name: str, other: Side, stored: str) -> bool:
     """Whether a value head of one side is the first row of a weight of the other, rounded to its dtype. Raises Unreadable."""
     from ckptcheck.comparison.reading import Files
@@ -49,6 +56,27 @@ def is_first_row(side: Side, name: str, other: Side, stored: str) -> bool:
         head = ours.whole(own)
         row = cast(theirs.whole(rows.cut(0, 0, 1)), rows.dtype, own.dtype)
         return head.tobytes() == row.tobytes() and bool(head.any())
+
+
+def unfit(side: Side, name: str) -> str:
+    """Say why a value head cannot give a value of every token; "" where it can. Raises Unreadable."""
+    import numpy as np
+
+    from ckptcheck.comparison.reading import Files
+    from ckptcheck.values.dtypes import decode
+
+    area = side.stored[name]
+    rows = embedding(side)
+    hidden = side.stored[rows].shape[1] if rows is not None and len(side.stored[rows].shape) == 2 else None
+    wide = area.shape[-1] if area.shape else 0
+    if prod(area.shape[:-1]) != 1 or len(area.shape) > 2 or (hidden is not None and wide != hidden):
+        return f"it is {shape(area.shape)}, and gives no one value of {hidden or 'the'} hidden numbers"
+    if not can_cast(area.dtype, "F32"):
+        return ""
+    with Files(side.source) as files:
+        values = decode(area.dtype, files.whole(area))
+    bad = values.size - int(np.isfinite(values).sum())
+    return f"{bad:,} of its {values.size:,} numbers are not finite" if bad else ""
 
 
 def compared_heads(seen: Comparison) -> list[tuple[Pair, How]]:

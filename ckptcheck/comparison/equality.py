@@ -71,10 +71,11 @@ def compare(first: NDArray[Any], second: NDArray[Any], how: How, origin: tuple[i
     if FORMATS[how.target].packed or FORMATS[how.target].integer:
         values = ours[unequal].astype(np.float64), theirs[unequal].astype(np.float64)
     else:
-        values = (
-            decode(how.first, first[unequal]).astype(np.float64),
-            decode(how.second, second[unequal]).astype(np.float64),
-        )
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            values = (
+                decode(how.first, first[unequal]).astype(np.float64),
+                decode(how.second, second[unequal]).astype(np.float64),
+            )
     with np.errstate(invalid="ignore"):
         error = np.abs(values[0] - values[1])
         if how.rtol or how.atol:

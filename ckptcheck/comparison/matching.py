@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptcheck.bridge.area import Area, LayoutError
@@ -140,8 +141,14 @@ def _plain(
             else:
                 plain[part] = (name, what)
     for name, packed in side.packed.items():
-        if any(stored not in direct for stored in packed.names):
-            plain[renamed(name)] = (packed.names[0], packed)
+        if all(stored in direct for stored in packed.names):
+            continue
+        try:
+            experts = packed.cut(partial(parts, entries, name, geometry=geometry))
+        except LayoutError as error:
+            found.unfit[number, packed.names[0]] = str(error)
+            continue
+        plain |= {part: (packed.names[0], what) for part, what in (experts or {renamed(name): packed}).items()}
     return plain
 
 

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckptcheck.bridge.area import Area, LayoutError
 from ckptcheck.comparison.matching import Pair
-from ckptcheck.comparison.packed import Packed
+from ckptcheck.comparison.packed import Numbers, Packed
 from ckptcheck.comparison.reading import Files, Unreadable
 from ckptcheck.values.dtypes import decode
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 ROWS = 1 << 20
 """Numbers looked at together."""
+ROOM = 1 << 26
+"""Bytes of a dense tensor that are read at once."""
 HALF = 0.5
 FAR = 1.0
 """Steps in the mean (rms) from which weights are others: rounding makes 0.29 of them."""
@@ -34,11 +40,13 @@ ARITHMETIC = 2.0**-8
 class Nearness:
     """steps: the largest distance, in steps of the grid. rms: the root of the mean square of all, in steps.
 
-    beyond: numbers farther than rounding explains. largest: the largest distance itself. cosine: between the two, as vectors.
+    beyond: numbers farther than rounding explains. not_finite: those of which one side is NaN or infinite. largest: the largest
+    distance itself. cosine: between the two, as vectors.
     """
 
     elements: int = 0
     beyond: int = 0
+    not_finite: int = 0
     steps: float = 0.0
     largest: float = 0.0
     squares: float = 0.0
@@ -58,7 +66,11 @@ class Nearness:
     @property
     def is_other(self) -> bool:
         """Whether these are other weights: no method that quantizes the dense ones moves them so far."""
-        return bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE)
+        return bool(self.not_finite) or (bool(self.beyond) and (self.rms >= FAR or self.cosine < ALIKE))
+
+    def is_wrong(self, *, came_first: bool) -> bool:
+        """Whether the two are no pair. came_first: the quantized side is the reference."""
+        return self.is_other or (came_first and bool(self.beyond))
 
 
 def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_first: bool) -> Nearness:
@@ -68,28 +80,53 @@ def nearness(dense: Area, packed: Packed, files: tuple[Files, Files], *, came_fi
     Raises Unreadable.
     """
     found = Nearness()
-    rows, columns = packed.shape
-    step = max(1, ROWS // max(columns, 1))
-    for begin in range(0, rows, step):
-        end = min(rows, begin + step)
-        numbers, grid = packed.rows(files[1], begin, end)
-        weights = decode(dense.dtype, files[0].whole(dense.cut(0, begin, end))).astype(np.float32)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            error = np.abs(weights - numbers)
-            slack = ARITHMETIC * (np.abs(numbers) if packed.is_symmetric else grid * 2**packed.bits)
-            allowed = ARITHMETIC * np.abs(numbers) if came_first else HALF * grid + slack
-            far = ~(error <= allowed)
-            relative = np.where(error == 0, 0, error / grid)
-        finite = np.isfinite(relative)
-        found.elements += error.size
-        found.beyond += int(far.sum())
-        found.steps = max(found.steps, float(relative[finite].max(initial=0)))
-        found.largest = max(found.largest, float(error[np.isfinite(error)].max(initial=0)))
-        found.squares += float(np.square(relative[finite], dtype=np.float64).sum())
-        flat = weights[finite].astype(np.float64), numbers[finite].astype(np.float64)
-        sums = float(flat[0] @ flat[1]), float(flat[0] @ flat[0]), float(flat[1] @ flat[1])
-        found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
+    step = max(1, ROWS // max(packed.shape[1], 1))
+    for first, last in _slabs(dense):
+        raw = files[0].whole(dense.cut(0, first, last))
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            weights = decode(dense.dtype, raw[begin - first : end - first]).astype(np.float32)
+            with np.errstate(all="ignore"):  # scales may be anything
+                _add(found, weights, packed.rows(files[1], begin, end), came_first)
     return found
+
+
+def _slabs(dense: Area) -> list[tuple[int, int]]:
+    """Ranges of rows that are read at once: of a tensor that lies transposed, few reads of much."""
+    lies = any(chunk.strides[-1] != dense.itemsize for chunk in dense.chunks)
+    number = max(1, -(-dense.nbytes // (ROOM if lies else ROWS * dense.itemsize)))
+    return [(dense.shape[0] * at // number, dense.shape[0] * (at + 1) // number) for at in range(number)]
+
+
+def _add(found: Nearness, weights: NDArray[np.float32], packed: Numbers, came_first: bool) -> None:
+    """Take in some rows."""
+    numbers = packed.values
+    grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
+    error = np.abs(weights - numbers)
+    if came_first:
+        allowed = ARITHMETIC * np.abs(numbers)
+    else:
+        span = packed.span if packed.span is not None else np.abs(numbers)
+        allowed = HALF * grid + ARITHMETIC * span
+    far = ~(error <= allowed)
+    relative = np.where(error == 0, 0, error / grid)
+    found.elements += error.size
+    found.beyond += int(far.sum())
+    finite = np.isfinite(relative)
+    if not finite.all():
+        found.not_finite += int((~np.isfinite(error)).sum())
+        error = error[np.isfinite(error)]
+        relative, weights, numbers = relative[finite], weights[finite], numbers[finite]
+    found.steps = max(found.steps, float(relative.max(initial=0)))
+    found.largest = max(found.largest, float(error.max(initial=0)))
+    found.squares += _product(relative, relative)
+    sums = _product(weights, numbers), _product(weights, weights), _product(numbers, numbers)
+    found.products = tuple(map(sum, zip(found.products, sums, strict=True)))  # type: ignore[assignment]
+
+
+def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """Return the scalar product, added up in float64."""
+    return float(np.einsum("i,i->", first.reshape(-1), second.reshape(-1), dtype=np.float64))
 
 
 def of_pair(pair: Pair, ours: Files, theirs: Files) -> Nearness | str:

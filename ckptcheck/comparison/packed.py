@@ -1,230 +1,87 @@
-"""Quantized weights: which tensors make one up, and the numbers that they stand for.
-
-Formats: compressed_tensors/compressors pack_quantized (a stream of bits, lowest first, each number with 2^(bits - 1) added),
-naive_quantized, float_quantized (0.20); DeepSeek-V3's weight_scale_inv, which despite its name is multiplied, one for each
-block of 128 × 128; GPTQ's and AWQ's (turned.py). What is not among these is not guessed at.
-"""
+"""A quantized weight: the tensors that make it up, and the numbers that they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptcheck.bridge.area import Area
-from ckptcheck.checkpoint.quantization.stored import Stored
-from ckptcheck.comparison.turned import interleaved, turned
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.comparison.reading import Files
 
-SCALES = ("weight_scale", "weight_scale_inv")
-SCALE_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E8M0")
+Layout = Callable[[Area], "dict[str, Area] | None"]
+"""Plain name → part of a tensor; None where a family's table does not know the tensor."""
+
+
+class Numbers(NamedTuple):
+    """Rows of a quantized weight, all float32 [rows, columns].
+
+    below, above: the distance to the next number of the grid on either side, as far as a weight may have been rounded from.
+    span: the magnitude in which 16-bit arithmetic errs, beside that of the numbers themselves.
+    """
+
+    values: NDArray[np.float32]
+    below: NDArray[np.float32]
+    above: NDArray[np.float32]
+    span: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A quantized weight of O rows and I columns.
-
-    names: of its tensors, the numbers first. parts: role → tensor. bits: of a packed number, 8 where it is not packed.
-    block: rows and columns that share a scale. unknown: why it cannot be dequantised, None where it can. shift: what is added
-    to a stored zero point. interleaved: eight rows share a row of words, in AWQ's order.
-    """
+class Packed(ABC):
+    """names: of its tensors, the numbers first. shape: of the weight. parts: role → tensor."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     parts: Mapping[str, Area] = field(repr=False)
-    bits: int = 8
-    block: tuple[int, int] = (1, 1)
-    unknown: str | None = None
-    shift: int = 0
-    interleaved: bool = False
 
     @property
-    def weight(self) -> Area:
-        """The tensor that holds the numbers."""
-        return self.parts["weight_packed"] if "weight_packed" in self.parts else self.parts["weight"]
+    def unknown(self) -> str | None:
+        """Why it cannot be dequantised, None where it can."""
+        return None
 
     @property
-    def is_symmetric(self) -> bool:
-        """Whether the grid has zero in its middle."""
-        return "weight_zero_point" not in self.parts
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the tensor that holds the numbers."""
+
+    @abstractmethod
+    def rows(self, files: Files, begin: int, end: int) -> Numbers:
+        """Return rows [begin, end) of the weight, of outputs and inputs. Raises Unreadable, ValueError where parts do not fit."""
+
+    def cut(self, layout: Layout) -> dict[str, Packed] | None:
+        """Cut it as a family's table cuts the dense tensor of its name; None where nothing is to be cut."""
+        return None
+
+
+@dataclass(frozen=True)
+class Unknown(Packed):
+    """A weight that diff does not dequantise. why: in words."""
+
+    why: str = ""
+
+    @property
+    def unknown(self) -> str | None:
+        """Why it cannot be dequantised."""
+        return self.why
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor that holds the numbers."""
-        return self.weight.nbytes
+        """Bytes of the first tensor."""
+        return next(iter(self.parts.values())).nbytes
 
-    def rows(self, files: Files, begin: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the numbers of rows [begin, end) as float32, and the distance to the next number of the grid.
+    def cut(self, layout: Layout) -> dict[str, Packed] | None:
+        """Name the experts that it stacks: the other side has them one by one."""
+        if len(self.shape) < 3 or not self.nbytes:
+            return None
+        like_dense = Area("U8", 1, (self.shape[0], 2, 2), ())
+        return dict.fromkeys(layout(like_dense) or (), self) or None
 
-        Raises Unreadable.
-        """
-        import numpy as np
-
-        raw = files.whole(
-            self.weight.cut(0, begin // 8, -(-end // 8)) if self.interleaved else self.weight.cut(0, begin, end)
-        )
-        scale = self._scales(files, begin, end)
-        if self.weight.dtype == "F8_E4M3":
-            numbers = decode("F8_E4M3", raw)
-            _, exponent = np.frexp(numbers)  # numbers = m × 2^exponent with m in [0.5, 1)
-            finest = np.where(numbers == 0, -9, np.maximum(exponent - 4, -9))
-            step = np.ldexp(np.float32(1), finest).astype(np.float32)
-            return numbers * scale, step * scale
-        codes = raw.view(np.int8).astype(np.int32) if self.bits == 8 and self.weight.itemsize == 1 else None
-        if self.interleaved:
-            codes = interleaved(raw)[begin % 8 :][: end - begin]
-        elif codes is None:
-            codes = unpacked(raw, self.bits, self.shape[1])
-        if "weight_zero_point" in self.parts:
-            codes = codes - self._zero_points(files, begin, end)
-        numbers = codes.astype(np.float32) * scale
-        return numbers, np.broadcast_to(np.abs(scale), numbers.shape)
-
-    def _columns(self, files: Files) -> NDArray[Any]:
-        """Return for each column the number of its group."""
-        import numpy as np
-
-        if "weight_g_idx" in self.parts:
-            return files.whole(self.parts["weight_g_idx"]).view(np.int32).clip(0)
-        return np.arange(self.shape[1]) // self.block[1]
-
-    def _scales(self, files: Files, begin: int, end: int) -> NDArray[np.float32]:
-        """Return the scale of every number in these rows, in a shape that broadcasts."""
-        import numpy as np
-
-        area = next(self.parts[role] for role in SCALES if role in self.parts)
-        values = decode(area.dtype, files.whole(area)).astype(np.float32)
-        grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
-        if grid.shape[0] > 1:
-            grid = grid[np.arange(begin, end) // self.block[0]]
-        if grid.shape[1] > 1:
-            grid = grid[:, self._columns(files)]
-        return grid
-
-    def _zero_points(self, files: Files, begin: int, end: int) -> NDArray[np.int32]:
-        import numpy as np
-
-        area = self.parts["weight_zero_point"]
-        raw = files.whole(area)
-        if self.interleaved:
-            grid = interleaved(raw)
-        elif area.dtype == "I32":
-            grid = unpacked(np.ascontiguousarray(raw.T), self.bits, self.shape[0]).T
-        else:
-            grid = raw.view(np.int8).astype(np.int32).reshape((raw.shape[0], -1) if raw.size > 1 else (1, 1))
-        if grid.shape[0] not in (1, self.shape[0]) or grid.shape[1] not in (1, -(-self.shape[1] // self.block[1])):
-            raise ValueError("zero points that do not fit the weight")
-        if self.shift:
-            half = 1 << (self.bits - 1)
-            grid = (grid + half + self.shift) % (2 * half) - half
-        if grid.shape[0] > 1:
-            grid = grid[begin:end]
-        return grid[:, self._columns(files)] if grid.shape[1] > 1 else grid
-
-
-def unpacked(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.int32]:
-    """Return the signed numbers that rows of 32-bit words hold."""
-    import numpy as np
-
-    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
-    fields = stream[:, : columns * bits].reshape(words.shape[0], columns, bits)
-    weights = (1 << np.arange(bits)).astype(np.int32)
-    return (fields @ weights).astype(np.int32) - (1 << (bits - 1))
-
-
-def packed_of(ckpt: Checkpoint, stored: Mapping[str, Area]) -> tuple[dict[str, Packed], frozenset[str]]:
-    """Return weight → how it is quantized, and the names of all tensors that belong to those."""
-    quantization = ckpt.quantization
-    if quantization is None:
-        return {}, frozenset()
-    found: dict[str, Packed] = {}
-    consumed: set[str] = set()
-    for way, modules in quantization.stored.items():
-        if not way.is_quantized or way.weight is None:
-            continue
-        ending = ".weight" if way.weight.ending.startswith(".") else ""
-        for module in modules:
-            names = (way.name(module, way.weight.role), *(way.name(module, role) for role in way.companions))
-            areas = {role: stored[way.name(module, role)] for role in way.parts if way.name(module, role) in stored}
-            if len(areas) == len(way.parts):
-                consumed.update(names)
-                found[module + ending] = _packed(quantization, way, names, areas, ckpt, module)
-    return found, frozenset(consumed)
-
-
-def _packed(
-    quantization: Quantization,
-    way: Stored,
-    names: tuple[str, ...],
-    areas: Mapping[str, Area],
-    ckpt: Checkpoint,
-    module: str,
-) -> Packed:
-    weight = way.weight
-    assert weight is not None
-    area = areas[weight.role]
-    scale = next((areas[role] for role in SCALES if role in areas), None)
-    kind = f"{quantization.method or 'an undeclared method'}, {weight.role} {weight.dtype}"
-    unknown = Packed(names, area.shape, areas, unknown=f"quantized by {kind}, which diff does not dequantise")
-    if quantization.method in ("gptq", "awq"):
-        over, is_awq = turned(areas, quantization.method), quantization.method == "awq"
-        shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
-        if over is None:
-            return unknown
-        return Packed(names, over.shape, over.parts, over.bits, (1, over.group), None, shift, is_awq)
-    if len(area.shape) != 2 or scale is None or scale.dtype not in SCALE_DTYPES:
-        return unknown
-    bits, shape = 8, (area.shape[0], area.shape[1])
-    if weight.role == "weight_packed" and weight.dtype == "I32" and "weight_shape" in areas:
-        known = {scheme.weights.bits for scheme in quantization.schemes if scheme.weights is not None}
-        columns = _second_number(ckpt, areas["weight_shape"])
-        choices = {
-            width
-            for width in known
-            if width and columns and 1 <= width <= 8 and -(-columns * width // 32) == area.shape[1]
-        }
-        if columns is None or len(choices) != 1:
-            return unknown
-        bits, shape = choices.pop(), (area.shape[0], columns)
-    elif weight.role != "weight" or weight.dtype not in ("I8", "F8_E4M3"):
-        return unknown
-    block = _block(quantization, scale, shape)
-    return Packed(names, shape, areas, bits, block) if block is not None else unknown
-
-
-def _block(quantization: Quantization, scale: Area, shape: tuple[int, int]) -> tuple[int, int] | None:
-    """Return how many rows and columns share a scale, None where the shapes do not tell."""
-    if prod(scale.shape) == 1 or scale.shape in ((shape[0],), (shape[0], 1)):
-        return (1, shape[1])
-    sides = tuple(length for length in scale.shape if length != 1) if len(scale.shape) == 4 else scale.shape
-    if len(sides) != 2:
-        return None
-    for scheme in quantization.schemes:
-        block = scheme.weights.block if scheme.weights is not None else None
-        if block and (-(-shape[0] // block[0]), -(-shape[1] // block[1])) == sides:
-            return block
-    if sides[0] == shape[0] and sides[1] and shape[1] % sides[1] == 0:
-        return (1, shape[1] // sides[1])
-    return None
-
-
-def _second_number(ckpt: Checkpoint, area: Area) -> int | None:
-    """Return the columns that a `weight_shape` tensor tells."""
-    if prod(area.shape) != 2 or area.itemsize not in (4, 8):
-        return None
-    chunk = area.chunks[0]
-    try:
-        raw = ckpt.source.read(chunk.file, chunk.offset, area.nbytes)
-    except OSError:
-        return None
-    value = int.from_bytes(raw[area.itemsize :], "little")
-    return value if 0 < value < 1 << 31 else None
+    def rows(self, files: Files, begin: int, end: int) -> Numbers:
+        """There are none."""
+        raise ValueError(self.why)

@@ -60,7 +60,7 @@ class Side:
 def side_of(ckpt: Checkpoint) -> Side:
     """Describe a Hugging Face checkpoint. Raises EvidenceError where a file of the model is missing or cannot be read."""
     from ckptcheck.bridge.families import table_of
-    from ckptcheck.comparison.packed import packed_of
+    from ckptcheck.comparison.quantized import packed_of
 
     absent = [name for name in ckpt.loaded if name not in ckpt.shards or not ckpt.shards[name].readable]
     if absent:

@@ -75,7 +75,8 @@ class Search:
 
     def _compound(self, unit: Unit, where: Difference) -> Finding:
         label = unit.key.label
-        if self.unknown[label] < PATIENCE:
+        hasty = self.unknown[label] >= PATIENCE
+        if not hasty:
             costly = self._costly(unit) if label in self.costly else ()
             if causes := costly or self._two(unit, fused=False):
                 return _finding(unit, causes)
@@ -83,7 +84,8 @@ class Search:
                 self.costly.add(label)
                 return _finding(unit, causes)
         self.unknown[label] += 1
-        return Finding(unit.key, (Cause("unknown", "the cause is unknown", "unknown"),), described(unit, where))
+        cause = Cause("unknown", "the cause is unknown", "unknown")
+        return Finding(unit.key, (cause,), described(unit, where), hasty=hasty)
 
     def _simple(self, unit: Unit, where: Difference) -> Causes:
         """One cause, those that are cheap to try."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.diagnosis.bits import Bits
 from ckptcheck.diagnosis.geometry import Geometry
+from ckptcheck.diagnosis.place import place_of
 from ckptcheck.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.diagnosis.verdict import Cause
 from ckptcheck.diagnosis.view import same
@@ -18,7 +19,7 @@ from ckptcheck.values.dtypes import decode
 
 def misshapen(expected: Bits, actual: Bits, part: str, geometry: Geometry) -> Cause:
     """Say how two tensors of different shapes, or of dtypes that have nothing in common, are related."""
-    differ = f"has shape {shape(actual.shape)}, not {shape(expected.shape)}"
+    differ = _differ(expected, actual)
     if expected.dtype != actual.dtype and not {expected.dtype, actual.dtype} <= set(ROUNDED):
         text = f"is {actual.dtype}, not {expected.dtype}"
         return Cause("dtype", text if expected.shape == actual.shape else f"{text}, and {differ}")
@@ -40,6 +41,19 @@ def misshapen(expected: Bits, actual: Bits, part: str, geometry: Geometry) -> Ca
     if (shard := _shard(was, now, geometry)) is not None:
         return Cause("tp-shard", f"{differ}: the shard of tensor-parallel rank {shard[0]} of {shard[1]} alone")
     return Cause("shape", differ, "unknown")
+
+
+def shape_cause(expected: Bits, actual: Bits, name: str, geometry: Geometry) -> str:
+    """Say how a tensor of this name is related to its counterpart of another shape; "" where that is not known."""
+    cause = misshapen(expected, actual, place_of(name).part, geometry)
+    if cause.confidence == "unknown":
+        return ""
+    differ = _differ(expected, actual)
+    return cause.text.removeprefix(f"{differ}: ").removeprefix(f"{differ}, and ")
+
+
+def _differ(expected: Bits, actual: Bits) -> str:
+    return f"has shape {shape(actual.shape)}, not {shape(expected.shape)}"
 
 
 def _rows(was: int, now: int, part: str) -> Cause:

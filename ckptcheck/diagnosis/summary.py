@@ -15,10 +15,11 @@ SEEN = {
     "rounded": "every element follows from it, within the rounding of the dtype",
     "likely": "nothing can reproduce it; it only looks like this",
 }
-RULED_OUT = (
-    "ruled out: missing, zero, NaN, constant, stale, another layer or expert, transposed, QKV interleave, gate and up swapped, "
-    "tensor-parallel order, rope order, rows moved, offset, scale, dtype/quantization round trip, sign, byte order, partial write"
+CHEAP = (
+    "missing, zero, NaN, constant, {stale}another layer or expert, transposed, QKV interleave, gate and up swapped, "
+    "tensor-parallel order, rope order, rows moved, offset, scale, dtype round trip, sign, byte order, partial write"
 )
+COSTLY = "scale by group, quantization round trip, rows permuted, two causes at once"
 
 
 def summary(findings: list[Finding], sides: Sides) -> list[Verdict]:
@@ -41,11 +42,19 @@ def _verdict(findings: list[Finding], sides: Sides) -> Verdict:
         examples = "; ".join(
             f"{_named(item.key.names[0], item.key)}: {item.evidence}" for item in findings[:3] if item.evidence
         )
-        evidence = f"{examples}; {RULED_OUT}"
+        evidence = f"{examples}; {_ruled_out(findings, sides)}"
     else:
         evidence = SEEN[confidence]
     codes = tuple(cause.code for cause in first.causes)
     return Verdict(codes, f"{_who(findings, sides)}: {', and '.join(what)}", names, confidence, evidence)
+
+
+def _ruled_out(findings: list[Finding], sides: Sides) -> str:
+    """Say what was tried in vain, and on how many that takes long."""
+    cheap = CHEAP.format(stale="stale, " if sides.previous else "")
+    hasty = sum(finding.hasty for finding in findings)
+    few_only = f" (on {len(findings) - hasty} of the {len(findings):,})" if hasty else ""
+    return f"ruled out: {cheap}; {COSTLY}{few_only}"
 
 
 def _named(name: str, key: Key) -> str:

@@ -32,12 +32,16 @@ class Cause:
 
 @dataclass(frozen=True)
 class Finding:
-    """The causes of one difference; together they explain it. member: q, k, v, gate or up, where it is only that part."""
+    """The causes of one difference; together they explain it. member: q, k, v, gate or up, where it is only that part.
+
+    hasty: only the causes that are cheap to try were tried.
+    """
 
     key: Key
     causes: tuple[Cause, ...]
     evidence: str = ""
     member: str = ""
+    hasty: bool = False
 
     @property
     def confidence(self) -> Confidence:

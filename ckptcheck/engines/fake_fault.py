@@ -26,7 +26,6 @@ FaultKind = Literal[
     "draft",  # the draft model is not updated
     "silent",  # nothing is written, and success is said
     "lying",  # all is written, and failure is said
-    "busy",  # so it is where requests are running
     "version",  # the weight version goes down
     "ignores",  # a name that matches nothing is no error
     "cache",  # the prefix cache is not reset when asked

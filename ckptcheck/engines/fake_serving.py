@@ -33,8 +33,13 @@ FAULTS = (
     "grumbles",  # it takes an update under way and says that it has not
     "unversioned",  # it says nothing of versions
     "stamped",  # it gives all tokens the version of the end
-    "mixed",  # after an update under way, logprobs are a little those of the old weights
+    "mixed",  # after an update under way that keeps the caches, logprobs are a little those of the old weights
+    "uncleared",  # after one that clears them as well
+    "hasty",  # paused to wait for requests, it does not
+    "undying",  # paused to abort requests, it lets them go on
+    "cuts",  # logprobs are off where top-k or top-p cut something away
     "lost",  # a response under way ends at the update, as if it were at its length
+    "aborts",  # it is aborted there, however it was paused
     "deaf",  # end tokens do not end a response
     "bos",  # conversations and texts get a second BOS
     "text-bos",  # texts do
@@ -48,9 +53,12 @@ LENGTH = 512
 
 
 class FakeServing(FakeEngine):
-    """ends: tokens that end a response. chat: what it makes of a conversation. untaken: NAME=VALUE of switches that it ignores."""
+    """ends: tokens that end a response. chat: what it makes of a conversation. untaken: NAME=VALUE of switches that it ignores.
 
-    pauses: tuple[str, ...] = ("keep", "abort")
+    stock: of which distribution its logprobs would be if nobody said.
+    """
+
+    pauses: tuple[str, ...] = ("keep", "wait", "abort")
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class FakeServing(FakeEngine):
         ends: Collection[int] = (),
         chat: Sequence[int] = (),
         untaken: Collection[str] = (),
+        stock: str = "raw",
     ) -> None:
         self._flaws, self._asked = frozenset(faults), switches or Switches()
         self._length, self._ends, self._chat = length or LENGTH, frozenset(ends), tuple(chat)
@@ -71,7 +80,7 @@ class FakeServing(FakeEngine):
         self._kept: dict[tuple[str, tuple[int, ...]], State] = {}
         self._requests, self._version = 0, "0"
         super().__init__(tensors)
-        self.info = replace(self.info, dtype=dtype)
+        self.info = replace(self.info, dtype=dtype, facts={**self.info.facts, "stock_logprobs": stock})
 
     @property
     def ignored(self) -> Mapping[str, str]:
@@ -123,6 +132,7 @@ class FakeServing(FakeEngine):
         if "shifted" in self._flaws:
             values = [values[0], *values[:-1]]
         off = 0.1 * ("batch" in self._flaws and together > 1) + self._off(warm=warm)
+        off += 0.3 * ("cuts" in self._flaws and (asked.top_p < 1 or asked.top_k > 0))
         return tuple(value - off - 0.02 * place * ("drift" in self._flaws) for place, value in enumerate(values))
 
     def _off(self, *, warm: bool = False) -> float:
@@ -199,24 +209,29 @@ class FakeServing(FakeEngine):
         after: int,
         version: str,
     ) -> Inflight:
-        """Answer up to the update with the old weights, and from there on with the new ones, or abort."""
+        """Answer up to the update with the old weights, and from there on with the new ones, or abort; wait: all with the old."""
         asked = each(sampling, len(prompts))
+        waits = pause == "wait" and "hasty" not in self._flaws
         before = [
-            self._answered(p, replace(one, max_tokens=after), "", 1) for p, one in zip(prompts, asked, strict=True)
+            self._answered(p, one if waits else replace(one, max_tokens=after), "", 1)
+            for p, one in zip(prompts, asked, strict=True)
         ]
         old = self._version
         answer = self.refit(parcels, self.transports[0])
         self._version, self._kept = (version, {}) if answer.ok else (old, self._kept)
         if "grumbles" in self._flaws:
             answer = replace(answer, ok=False, message="the cache was not flushed")
-        if pause == "abort":
+        if waits:
+            return Inflight(answer, tuple(before))
+        if (pause == "abort" and "undying" not in self._flaws) or "aborts" in self._flaws:
             return Inflight(answer, tuple(replace(one, finish="abort", versions=()) for one in before))
         if "lost" in self._flaws:
             return Inflight(answer, tuple(before))
         found = []
         for prompt, one, first in zip(prompts, asked, before, strict=True):
             rest = self._answered((*prompt, *first.tokens), replace(one, max_tokens=one.max_tokens - after), "", 1)
-            late = tuple(value - 0.01 * ("mixed" in self._flaws) for value in rest.logprobs)
+            mixed = "uncleared" in self._flaws or ("mixed" in self._flaws and not clear_cache)
+            late = tuple(value - 0.01 * mixed for value in rest.logprobs)
             versions = (*first.versions, *rest.versions)
             if "stamped" in self._flaws:
                 versions = (self._version,) * len(versions)

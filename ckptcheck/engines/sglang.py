@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
-from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.base import Answer, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.cpus import binding
+from ckptcheck.engines.loading import EngineOptions, load
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
-from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
 from ckptcheck.host.patience import otherwise
-from ckptcheck.host.trouble import VerbError
+from ckptcheck.host.trouble import ERROR, VerbError, telling
 
 MODULE = "ckptcheck_far.sglang_engine"
-LOAD = 900.0
-"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 ANSWER = 600.0
 """Seconds for any other call: SGLang waits for ever for a scheduler that hangs."""
 TOKENS = 4096
@@ -33,24 +31,17 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-Mode = Literal["plain", "stock"]
-
 
 @dataclass(frozen=True)
-class SglangOptions:
+class SglangOptions(EngineOptions):
     """How SGLang is started. mode: plain computes quantized layers on a CPU, which stock SGLang does on GPUs only.
 
-    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. tokens: that the
-    cache has room for. switches: how it is set up. more: further arguments of sglang.Engine.
+    tokens: that the cache has room for. sleep_level: 2 drops its weights when it sleeps, 1 keeps them on the host. more: further
+    arguments of sglang.Engine.
     """
 
-    dtype: str = "float32"
-    ranks: int = 1
-    mode: Mode = "plain"
-    length: int = 512
     tokens: int = TOKENS
-    switches: Switches = field(default_factory=Switches)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    sleep_level: int = 1
 
 
 class SglangEngine:
@@ -110,32 +101,19 @@ class SglangEngine:
         the next one has a new process.
         """
         self.options = options = options or self.options
+        bare = {} if options.sleep_level == 1 else {"enable_weights_cpu_backup": False}
+        started = replace(options, more={**options.more, **bare})
         if self._spoilt:
             self._host.close()
             self._host, self._spoilt = self._new_host(), False
+        before = self._host.last_words()
         try:
-            said = self._host.call(
-                "start",
-                timeout=otherwise(LOAD) if timeout is None else timeout,
-                model=str(checkpoint.resolve()),
-                dtype=options.dtype,
-                ranks=options.ranks,
-                plain=options.mode == "plain",
-                length=options.length,
-                tokens=options.tokens,
-                switches=options.switches.given(),
-                options=dict(options.more),
-            )
-        except VerbError:
+            self.info, self.ignored = load(self._host, "SGLang", checkpoint, started, timeout, tokens=options.tokens)
+        except VerbError as error:
             self._spoilt = True
-            raise
-        self.info = EngineInfo(
-            "sglang", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
-        )
-        if said["facts"]["device"] != "cuda":
+            raise _scheduler(error, before, self._host.last_words()) from error
+        if self.info.facts["device"] != "cuda":
             self.transports = tuple(name for name in type(self).transports if name != "nccl")
-        where = f"SGLang {said['version']} on {said['facts']['device'].upper()}"
-        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
 
     def manifest(self, *, loader: bool = False) -> Manifest:
         """Digest every parameter, buffer and derived tensor on every rank, where they live.
@@ -144,13 +122,13 @@ class SglangEngine:
         """
         return reading.manifest(self._call("ask", method="manifest", arguments=[], loader=loader))
 
-    def scramble(self) -> Scrambled:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with marks."""
-        return reading.scrambled(self._ask("scramble"))
+    def scramble(self, *, loader: bool = False) -> Scrambled:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with marks. loader: as of `manifest`."""
+        return reading.scrambled(self._call("ask", method="scramble", arguments=[], loader=loader))
 
-    def leftovers(self) -> Mapping[tuple[int, str], Leftover]:
-        """Return the scrambled tensors that an update did not write wholly."""
-        return reading.leftovers(self._ask("leftovers"))
+    def leftovers(self, *, loader: bool = False) -> Mapping[tuple[int, str], Leftover]:
+        """Return the scrambled tensors that an update did not write wholly. loader: as of `manifest`."""
+        return reading.leftovers(self._call("ask", method="leftovers", arguments=[], loader=loader))
 
     def refit(
         self, parcels: Sequence[Parcel], transport: str, *, timeout: float | None = None, flush: bool = True
@@ -258,14 +236,17 @@ class SglangEngine:
         found: str = self._call("version", value=value)
         return found
 
-    def sleep(self, tags: Sequence[str] | None = None) -> None:
-        """Give device memory away (release_memory_occupation): weights, kv_cache, or all. Weights are kept on the host. On a CPU
-        all stays.
+    def sleep(self, level: int = 1) -> None:
+        """Give device memory away (release_memory_occupation); on a CPU all stays.
+
+        level: see `nap.Sleeper`. SGLang is started for one, see `SglangOptions`; raises CkptcheckError for the other one.
         """
-        self._call("sleep", tags=None if tags is None else list(tags))
+        if level != self.options.sleep_level:
+            raise CkptcheckError(f"this SGLang was started to sleep at level {self.options.sleep_level}, not {level}")
+        self._call("sleep", tags=None)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again (resume_memory_occupation)."""
+        """Take the memory again (resume_memory_occupation). tags: only that of weights, kv_cache or cuda_graph."""
         self._call("wake", tags=None if tags is None else list(tags))
 
     def check(self, action: str) -> Mapping[str, Any]:
@@ -295,3 +276,13 @@ class SglangEngine:
 
 def _lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(map(int, tokens)) for tokens in sequences]
+
+
+def _scheduler(error: VerbError, before: Sequence[str], words: Sequence[str]) -> VerbError:
+    """Return the error of the scheduler that died while SGLang started: SGLang itself only says that one did, and not why."""
+    new = tuple(line for line in words if line not in before)
+    found = ERROR.search(telling(new)) if new and "scheduler died" in error.said else None
+    if found is None or not found[1]:
+        return error
+    kind, _, said = found.string[found.start() :].partition(": ")
+    return VerbError("sglang", "start", kind, said, error.trace)

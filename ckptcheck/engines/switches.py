@@ -65,10 +65,12 @@ def parsed(texts: list[str]) -> Switches:
     values: dict[str, Any] = {}
     names = [each.name for each in fields(Switches)]
     for text in texts:
-        name, _, value = text.partition("=")
+        name, given, value = text.partition("=")
         name = name.replace("-", "_")
         if name not in names:
             raise CkptcheckError(f"there is no switch {name}", hint=f"there are {', '.join(names)}")
+        if not given:
+            raise CkptcheckError(f"the switch {name} is given no value", hint=f"write it as {name}=VALUE")
         values[name] = _value(name, value)
     return Switches(**values)
 

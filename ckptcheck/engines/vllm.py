@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptcheck.engines import reading
 from ckptcheck.engines.activations import Activations, assembled
-from ckptcheck.engines.base import Answer, EngineInfo, Leftover, Manifest, Parcel, Scores, Scrambled
+from ckptcheck.engines.base import Answer, Leftover, Manifest, Parcel, Scores, Scrambled
 from ckptcheck.engines.cpus import binding
+from ckptcheck.engines.loading import EngineOptions, load
 from ckptcheck.engines.sampling import Generation, Inflight, Sampling, each
-from ckptcheck.engines.switches import Switches, untaken
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.gpus import visible
 from ckptcheck.host.host import Host
-from ckptcheck.host.patience import otherwise
 
 MODULE = "ckptcheck_far.vllm_engine"
-LOAD = 900.0
-"""Seconds for a checkpoint to load: the first start on a cold disk takes a minute before it begins."""
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler in the process that we speak to
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings would pass for last words
@@ -33,28 +30,20 @@ VARIABLES = {
     "OMP_WAIT_POLICY": "PASSIVE",  # a trainer computes on the same cores: threads that wait sleep
 }
 
-Mode = Literal["plain", "stock"]
 BACKENDS = ("gloo", "nccl", "ipc")
 """Transports of vLLM's weight-transfer API: gloo on a CPU, the others on GPUs."""
 
 
 @dataclass(frozen=True)
-class VllmOptions:
-    """How vLLM is started. mode: plain makes CPU weights readable, stock leaves vLLM as it is; nothing off the CPU.
+class VllmOptions(EngineOptions):
+    """How vLLM is started. mode: plain makes CPU weights readable; it changes nothing off the CPU. more: arguments of vllm.LLM.
 
-    dtype: float32, bfloat16, float16 or auto. length: tokens of the longest sequence with what is decoded. cache_bytes:
-    of keys and values, per rank. switches: how it is set up. transport: by which weights will come: on GPUs vLLM makes the
-    backend for it when it starts. more: further arguments of vllm.LLM.
+    cache_bytes: of keys and values, per rank. transport: by which weights will come: on GPUs vLLM makes the backend for it
+    when it starts.
     """
 
-    dtype: str = "float32"
-    ranks: int = 1
-    mode: Mode = "plain"
-    length: int = 512
     cache_bytes: int = 256 << 20
-    switches: Switches = field(default_factory=Switches)
     transport: str = ""
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class VllmEngine:
@@ -97,30 +86,18 @@ class VllmEngine:
         self.close()
 
     def restart(self, checkpoint: Path, options: VllmOptions | None = None, *, timeout: float | None = None) -> None:
-        """Load another checkpoint, or the same anew, in the same process: a cold load without the import.
-
-        timeout: seconds, None for `LOAD` or what a block around it leaves (host/patience.py).
-        """
+        """Load another checkpoint, or the same anew, in the same process: a cold load without the import. timeout: see `load`."""
         self.options = options = options or self.options
-        said = self._host.call(
-            "start",
-            timeout=otherwise(LOAD) if timeout is None else timeout,
-            model=str(checkpoint.resolve()),
-            dtype=options.dtype,
-            ranks=options.ranks,
-            plain=options.mode == "plain",
-            length=options.length,
+        self.info, self.ignored = load(
+            self._host,
+            "vLLM",
+            checkpoint,
+            options,
+            timeout,
             cache_bytes=options.cache_bytes,
-            switches=options.switches.given(),
-            options=dict(options.more),
             transport=options.transport,
         )
-        self.info = EngineInfo(
-            "vllm", said["version"], said["dtype"], said["ranks"], said["architecture"], said["facts"]
-        )
-        where = f"vLLM {said['version']} on {said['facts']['device'].upper()}"
-        self.ignored: Mapping[str, str] = untaken(options.switches, said["switches"], where)
-        backend = said["facts"]["weight_transfer"]
+        backend = self.info.facts["weight_transfer"]
         self.transports = ("reload", *([backend] if backend in BACKENDS else []), "load_weights")
 
     def manifest(self) -> Manifest:
@@ -241,9 +218,9 @@ class VllmEngine:
         """Give device memory away (no-op on CPU); 2 also drops the weights."""
         self._host.call("sleep", level=level)
 
-    def wake(self) -> None:
-        """Take the memory again."""
-        self._host.call("wake")
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again; tags: only that of weights or kv_cache. vLLM has no others."""
+        self._host.call("wake", tags=None if tags is None else [tag for tag in tags if tag in ("weights", "kv_cache")])
 
     def poke(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a tensor on every rank: a fault, for tests."""

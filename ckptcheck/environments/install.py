@@ -47,7 +47,9 @@ def install(recipe: Recipe, options: Options) -> Environment:
     with locked(look(recipe), options.say) as waited:
         environment = look(recipe)
         if environment.state == "ready" and (waited or not options.force):
-            options.say(f"{recipe.name} is ready: {environment.folder}")
+            other = options.python or options.index or options.torch_index
+            anew = "; --force builds it anew, as you say how" if other else ""
+            options.say(f"{recipe.name} is ready: {environment.folder}{anew}")
             return environment
         if environment.state in ("stale", "broken"):
             why = "from another recipe" if environment.state == "stale" else "only half built"

@@ -70,6 +70,17 @@ class Contents(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     variable: tuple[Variable, ...] = ()
 
 
+class Difference(msgspec.Struct, frozen=True):
+    """One thing in which an environment is not what upstream installs. kind: pin, left out, stand-in, patch or variable.
+
+    of: the package (a pin with its version), the packages, the file below site-packages, or ``NAME=value``.
+    """
+
+    kind: str
+    of: str
+    why: str
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """A recipe as read. requirements: the further packages, ``name==version`` each."""
 
@@ -102,6 +113,18 @@ class Recipe(msgspec.Struct, frozen=True):
     def variables(self) -> dict[str, str]:
         """The environment variables the engine is started with."""
         return {variable.name: variable.value for variable in self.contents.variable}
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """All in which the environment is not what upstream installs, with the reasons."""
+        told = self.contents
+        return (
+            *(Difference("pin", pin.package, pin.why) for pin in told.pin),
+            *(Difference("left out", ", ".join(out.packages), out.why) for out in told.leave_out),
+            *(Difference("stand-in", Path(each.folder).name, each.why) for each in told.stand_in),
+            *(Difference("patch", patch.file, patch.why) for patch in told.patch),
+            *(Difference("variable", f"{each.name}={each.value}", each.why) for each in told.variable),
+        )
 
     def digest(self) -> str:
         """Return what changes when the environment would come out different; a reworded reason changes nothing."""

@@ -94,7 +94,7 @@ def calibrate(
         twice = [trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)]
         longest = max(map(len, sequences))
         padded = [(*tokens, *tokens)[:longest] for tokens in sequences[:1]]  # the others are padded to it
-        together = trainer.score([*sequences, *padded])[: len(sequences)]
+        together = trainer.padded([*sequences, *padded])[: len(sequences)]
         found["trainer-repeat"] = metrics(single, twice)
         found["trainer-batch"] = metrics(
             single, [each[start - 1 :] for each, start in zip(together, starts, strict=True)]

@@ -139,7 +139,7 @@ def from_file(path: Path, reader: Reader | None) -> list[tuple[int, ...]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CkptcheckError(f"cannot read {path}: {error}") from error
+        raise CkptcheckError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     found = [_read(line, reader, f"line {number} of {path}") for number, line in zip(count(1), lines) if line.strip()]
     if not found:
         raise CkptcheckError(f"{path} holds no prompts")

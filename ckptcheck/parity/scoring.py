@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOKENS = 8192
-"""Tokens of one batch, padding included: what bounds the memory of the trainer and of a message to it."""
+"""Tokens that the trainer is handed at once, padding included. Megatron fills a batch up; transformers takes one by one."""
 
 
 def score(

@@ -123,38 +123,26 @@ def attached(
     truth: Truth | None = None,
     untold: str = "",
     broken: Mapping[str, str] | None = None,
+    traits: frozenset[str] = frozenset(),
+    architecture: str = "",
 ) -> Attached:
-    """Put together what was seen. source: what they should serve, None where they are held against each other alone."""
+    """Put together what was seen. source: what they should serve, None where they are held against each other alone.
+
+    traits, architecture: of it, see engines/known.toml.
+    """
     evidence = Attached(
         source or servers[0].url,
         tuple(servers),
         asked.sequences,
         reference,
-        unfit or _unlike(servers, reference),
+        unfit,
         truth.info if truth else None,
         truth.scores if truth else (),
         untold,
+        traits=traits,
+        architecture=architecture,
     )
     return replace(evidence, broken=broken or uncompared(evidence, source))
-
-
-def _unlike(servers: Sequence[Seen], reference: Seen | None) -> str:
-    """Say why checksums of the reference mean nothing beside those of a server; "" where they do."""
-    if reference is None:
-        return ""
-    ours = reference.about
-    for seen in servers:
-        theirs = seen.about
-        pairs = {
-            "version": (theirs.name, ours.name),
-            "dtype": (theirs.dtype, ours.dtype),
-            "ranks": (str(theirs.ranks or ""), str(ours.ranks or "")),
-            "device": (theirs.device, ours.device),
-        }
-        for what, (there, here) in pairs.items():
-            if there and here and there != here and "auto" not in (there, here):
-                return f"{seen.url} has another {what} than the reference: {there}, not {here}"
-    return ""
 
 
 def _about(server: Server, seconds: float) -> About:

@@ -9,6 +9,7 @@ from functools import cached_property
 from ckptcheck.engines.base import Scores
 from ckptcheck.engines.known import Running, traits_told
 from ckptcheck.servers.base import NOTHING, About, Answered
+from ckptcheck.servers.layout import copied, of_draft
 from ckptcheck.trainers.base import TrainerInfo
 
 
@@ -46,7 +47,32 @@ class Seen:
     @cached_property
     def readable(self) -> dict[str, str]:
         """The checksums that are of something: a packed weight leaves that of no bytes behind."""
-        return {name: value for name, value in self.checksums.items() if value not in NOTHING}
+        return {place: value for place, value in self.checksums.items() if value not in NOTHING}
+
+    @cached_property
+    def weights(self) -> dict[str, frozenset[str]]:
+        """``rank/name`` within one copy of the model → what its copies have there: more than one where they disagree."""
+        return self.held(self.checksums)
+
+    @cached_property
+    def drafts(self) -> dict[str, str]:
+        """The checksums that are readable and of a draft model."""
+        return {place: value for place, value in self.readable.items() if of_draft(place)}
+
+    def held(self, checksums: Mapping[str, str]) -> dict[str, frozenset[str]]:
+        """Put together the checksums of the copies of the model, without its draft models and what is not readable."""
+        found: dict[str, set[str]] = {}
+        for place, value in checksums.items():
+            if value not in NOTHING and not of_draft(place):
+                found.setdefault(copied(place) if self.about.layout.copies > 1 else place, set()).add(value)
+        return {place: frozenset(values) for place, values in found.items()}
+
+    @cached_property
+    def silent(self) -> str:
+        """Which of its ranks gave no checksum; "" where all did, or where it does not say how many there are."""
+        ranks = self.about.layout.ranks * self.about.layout.copies
+        told = len({place.partition("/")[0] for place in self.checksums if not of_draft(place)})
+        return f"{self.url} gives checksums of {told} of its {ranks} ranks" if 0 < told < ranks else ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +81,8 @@ class Attached:
 
     sequences: token ids that all of them scored. reference: the same engine, started here from the checkpoint; unfit: why
     its checksums do not compare. truth: the trainer's logprobs of the sequences; untold: why there are none.
-    broken: what could not be compared → why.
+    broken: what could not be compared → why. traits, architecture: of what they should serve, see
+    engines/known.toml; "" where nobody says.
     """
 
     target: str
@@ -67,6 +94,8 @@ class Attached:
     truth: tuple[tuple[float, ...], ...] = ()
     untold: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+    architecture: str = ""
     kind: str = "servers"
     failed_to: str = "compare"
 
@@ -93,14 +122,12 @@ class Attached:
         """Offer rules on ``engines`` what runs."""
         if kind != "engines":
             return None
-        return tuple(
-            Running(
-                about.engine,
-                about.version,
-                about.architecture,
-                traits_told([about.device], about.architecture),
-                seen.url,
-            )
-            for seen in self.servers
-            if (about := seen.about).version
-        )
+        return tuple(self._running(seen) for seen in self.servers if seen.about.version)
+
+    def _running(self, seen: Seen) -> Running:
+        about = seen.about
+        architecture = about.architecture or self.architecture  # vLLM 0.32 does not say it
+        told = [about.device, "draft" if about.layout.drafts else ""]
+        names = [place.partition("/")[2] for place in seen.checksums if not of_draft(place)]
+        traits = self.traits | traits_told(told, architecture, about.layout.quantization, names)
+        return Running(about.engine, about.version, architecture, traits, seen.url)

@@ -91,10 +91,10 @@ def unforced(info: EngineInfo) -> str:
     )
 
 
-def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]]) -> Floor:
+def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]], decode: int = OWN) -> Floor:
     """Score the same sequences again, alone, and by decoding. The engine's prefix cache is reset before each.
 
-    An engine that cannot be made to follow tokens, as one that speculates, decodes its own; these are then scored.
+    An engine that cannot be made to follow tokens, as one that speculates, decodes `decode` of its own; these are then scored.
     """
 
     def fresh(some: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
@@ -105,7 +105,7 @@ def measured(engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]
     alone = [fresh([tokens])[0] for tokens in sequences]
     engine.reset_prefix_cache()
     if unforced(engine.info):
-        said = engine.score(sequences, decode=OWN)
+        said = engine.score(sequences, decode=decode)
         longer = fresh([(*tokens, *one.decoded) for tokens, one in zip(sequences, said, strict=True)])
         decoding = apart(
             [one.decode for one in said], [all_of[-len(one.decode) :] for all_of, one in zip(longer, said, strict=True)]

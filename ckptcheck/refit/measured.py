@@ -51,6 +51,12 @@ def measured(trace: RefitTrace) -> Iterator[Section]:
             tuple(rows),
             (f"the trainer's tokens were not decoded: {cannot}",) if cannot else (),
         )
+    if passages := [(sync.number, sync.passage) for sync in trace.syncs if sync.passage is not None]:
+        columns = ("sync", "pause", "finish", "tokens", "of", "new weights from", "said so from")
+        passed = (
+            (number, one.pause, one.finish, one.tokens, one.wanted, one.first, one.said) for number, one in passages
+        )
+        yield Section("the request that ran when the weights came (tokens are counted from 1)", columns, tuple(passed))
     if trace.steps:
         yield Section(
             "optimizer steps",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptcheck.engines.base import Engine, Scores
+from ckptcheck.engines.context import USUAL
 from ckptcheck.refit import sequences
 from ckptcheck.refit.floor import unforced
 from ckptcheck.refit.speech import Speech, speech
@@ -13,6 +14,8 @@ from ckptcheck.refit.text import Text
 from ckptcheck.refit.trace import Scoring
 from ckptcheck.trainers.base import Trainer
 
+SPARE = 4
+"""Tokens of the model's context that are left free: sequences differ in length by two, and an engine adds one to what it scores."""
 LEAD = 16
 """Tokens that are gone on from where there is no tokenizer to say a prompt in."""
 
@@ -30,11 +33,18 @@ class Questions:
     text: Text
 
     @classmethod
-    def of(cls, vocabulary: int, block: int, text: Text, decode: int) -> Questions:
-        """Make those of a trial. vocabulary: rows of the embedding; block: tokens that the prefix cache keeps together, or 0."""
-        some = sequences.sequences(vocabulary)
-        probe = sequences.probe(vocabulary, block) if block else ()
-        return cls(some, probe, tuple(text.prompt(vocabulary)) or some[0][:LEAD], decode, text)
+    def of(cls, vocabulary: int, block: int, text: Text, decode: int, length: int = USUAL) -> Questions:
+        """Make those of a trial. vocabulary: rows of the embedding; block: tokens that the prefix cache keeps together, or 0.
+
+        length: tokens that the model has room for. Where these are few, all is shorter, and the cache is not asked what it could
+        not keep.
+        """
+        decode = max(1, min(decode, length // 4))
+        room = max(1, length - decode - SPARE)
+        some = sequences.sequences(vocabulary, length=min(sequences.LENGTH, room))
+        probe = sequences.probe(vocabulary, block)[: length - SPARE] if block else ()
+        prompt = tuple(text.prompt(vocabulary)) or some[0][:LEAD]
+        return cls(some, probe if len(probe) > block else (), prompt[:room], decode, text)
 
     def scores(self, engine: Engine) -> tuple[Scores, ...]:
         """Have the engine score the sequences, and go on greedily."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 
+LENGTH = 48
+"""Tokens of the shortest."""
 
-def sequences(vocabulary: int, *, number: int = 3, length: int = 48) -> tuple[tuple[int, ...], ...]:
+
+def sequences(vocabulary: int, *, number: int = 3, length: int = LENGTH) -> tuple[tuple[int, ...], ...]:
     """Return sequences of ordinary ids: random, and the same every time. vocabulary: rows of the embedding.
 
     The first few ids are left out, for the sake of padding and control tokens.

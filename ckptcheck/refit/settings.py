@@ -13,6 +13,7 @@ class Settings:
 
     perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeouts: of each phase.
     decode: tokens that are decoded greedily. pause: what the engine does with a request that runs when a sync comes; "": none runs.
+    sleep_level: 2 where the engine drops its weights when it sleeps, and the sync comes before it has its cache again.
     """
 
     steps: int = 1
@@ -25,3 +26,4 @@ class Settings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     decode: int = 16
     pause: str = ""
+    sleep_level: int = 1

@@ -5,42 +5,21 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptcheck.engines.base import Answer, Engine, Parcel
 from ckptcheck.engines.group import PLANES, addressed, rendezvous
-from ckptcheck.engines.sampling import Sampling
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.patience import left
 from ckptcheck.host.trouble import HostDied, VerbError
+from ckptcheck.refit.passage import Busy
 from ckptcheck.trainers.base import Lender, Trainer
 
 LONGEST = 3600.0
 """Seconds that a side waits for the other in a group, where nothing else limits it."""
-TOKENS = 32
-"""That a request is asked for which runs meanwhile."""
 GRACE = 5.0
 """Seconds in which a side notices by itself that the other has failed."""
-
-
-@dataclass(frozen=True)
-class Busy:
-    """A request that runs when an update comes. pause: what the engine does with it; version: of the weights that are sent."""
-
-    pause: str
-    prompt: tuple[int, ...]
-    version: str
-
-    def refit(self, engine: Engine, parcels: Sequence[Parcel]) -> Answer:
-        """Update by the engine's one route for that, once the request has a few tokens."""
-        asked = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-        done = engine.inflight(
-            [self.prompt], asked, parcels, pause=self.pause, clear_cache=True, after=TOKENS // 4, version=self.version
-        )
-        return done.answer
 
 
 def send(

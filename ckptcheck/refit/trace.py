@@ -12,6 +12,7 @@ from ckptcheck.engines.known import Running, traits
 from ckptcheck.refit.cost import costs
 from ckptcheck.refit.floor import Floor
 from ckptcheck.refit.nap import Nap
+from ckptcheck.refit.passage import Passage
 from ckptcheck.refit.speech import Speech
 from ckptcheck.report import Section
 from ckptcheck.trainers.base import Step, TrainerInfo, Weight
@@ -31,7 +32,8 @@ class Sync:
     exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
     there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
     digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all.
+    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. passage: what became of a request
+    that ran meanwhile, None where none did.
     """
 
     number: int
@@ -50,6 +52,7 @@ class Sync:
     sent_seconds: float = 0.0
     verdicts: tuple[Verdict, ...] = ()
     unexplained: str = ""
+    passage: Passage | None = None
 
     @cached_property
     def differing(self) -> dict[Key, tuple[Entry, Entry]]:
@@ -121,11 +124,11 @@ class RefitTrace:
     """A trial from the cold load to the last sync.
 
     weights: what the trainer exports. streamed: the transport, where it makes one stream of all buckets, else "". ignored:
-    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured then.
-    marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep. memory:
-    bytes of the engine after the cold load and after every sync.
-    unlike: step → weights of which the trainer's ranks hold different copies, () for none; empty where it has one rank.
-    broken: phase → why it could not be finished; the rules then judge what was seen until there.
+    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured
+    then. marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep.
+    unkept: why the prefix cache cannot keep anything of this model, "" where it can. memory: bytes of the engine after the
+    cold load and after every sync. unlike: step → weights of which the trainer's ranks hold different copies, () for none;
+    empty where it has one rank. broken: phase → why it could not be finished; the rules then judge what was seen until there.
     """
 
     target: str
@@ -145,6 +148,7 @@ class RefitTrace:
     unlike: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     nap: Nap | None = None
     awake: str = ""
+    unkept: str = ""
     broken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "refit"
     failed_to: str = "finish"

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.engines.base import Engine, Manifest, Scores
+from ckptcheck.engines.context import USUAL
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.history.record import now
 from ckptcheck.host.patience import within
 from ckptcheck.host.trouble import HostDied, HostHung, VerbError
 from ckptcheck.refit import floor, placement
-from ckptcheck.refit.nap import Nap, sleeper
+from ckptcheck.refit.nap import REST, WEIGHTS, Nap, idle, sleeper
+from ckptcheck.refit.passage import Busy
 from ckptcheck.refit.questions import Questions
 from ckptcheck.refit.reasons import explained
 from ckptcheck.refit.settings import Settings
-from ckptcheck.refit.sync import Busy, send
+from ckptcheck.refit.sync import send
 from ckptcheck.refit.text import Text
 from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.trainers.base import Trainer
@@ -48,8 +50,8 @@ class Trial:
     time in a process of its own.
 
     vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0 where it has none.
-    nbytes: of the weights. text: the tokenizer, for a prompt that means something. folder: for checkpoints that are written on the
-    way. say: told what is being done.
+    length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt that means something.
+    folder: for checkpoints that are written on the way. say: told what is being done.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trial:
         *,
         vocabulary: int,
         block: int = 0,
+        length: int = USUAL,
         nbytes: int = 0,
         text: Text | None = None,
         folder: Path,
@@ -70,8 +73,9 @@ class Trial:
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._trainer: Trainer
         self._phase = ""
-        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode)
-        self._trace = RefitTrace(target)
+        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode, length)
+        small = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
+        self._trace = RefitTrace(target, unkept=small if block and not self._questions.probe else "")
 
     def run(self) -> RefitTrace:
         """Run it. What dies, hangs, is refused or interrupted on the way ends it, and is in the trace with its last words.
@@ -122,7 +126,8 @@ class Trial:
                 self._scored(engine, 0, self._questions.scores(engine))
             with self._within("score", "measure the noise of both sides"):
                 self._trace = replace(
-                    self._trace, floor=floor.measured(engine, self._trainer, self._questions.sequences)
+                    self._trace,
+                    floor=floor.measured(engine, self._trainer, self._questions.sequences, self._questions.decode),
                 )
         with self._within("sync", "scramble"):
             scrambled = engine.scramble()
@@ -131,15 +136,18 @@ class Trial:
         with self._within("score", "score after the first sync"):
             self._scored(engine, 1, self._trace.scorings[0].engine if self._trace.scorings else ())
         for step in range(1, self._settings.steps + 1):
-            with self._asleep(engine):
+            dropped = self._settings.sleep_level == 2
+            if dropped:
+                self._warm(engine, step)
+            with self._asleep(engine) as wake:
                 with self._within("step", f"step {step}"):
                     self._step(step)
                 with self._within("start", f"reference for step {step}"):
                     reference, scores = self._reference(step)
-            if self._settings.logprobs:
-                with self._within("score", f"fill the cache before the sync after step {step}"):
-                    self._questions.warm(engine)
-            self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
+                wake()
+                if not dropped:
+                    self._warm(engine, step)
+                self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
             with self._within("score", f"score after step {step}"):
                 self._scored(engine, len(self._trace.syncs), scores)
             self._sync(engine, step, self._settings.bucket_bytes, reference, "the same sync with other buckets")
@@ -155,23 +163,38 @@ class Trial:
             known = self._trace.floor
             self._trace = replace(self._trace, floor=replace(known, trainer=replace(known.trainer, rounding=moved)))
 
+    def _warm(self, engine: Engine, step: int) -> None:
+        if self._settings.logprobs:
+            with self._within("score", f"fill the cache before the sync after step {step}"):
+                self._questions.warm(engine)
+
     @contextmanager
-    def _asleep(self, engine: Engine) -> Iterator[None]:
-        """Let the engine sleep while others need the device, where it can; what it holds afterwards is compared once."""
-        able = sleeper(engine)
+    def _asleep(self, engine: Engine) -> Iterator[Callable[[], None]]:
+        """Let the engine sleep while others need the device, where it can, and give what wakes it for a sync.
+
+        What it holds then is compared once. Where weights were dropped, it has the memory of its cache again after the sync.
+        """
+        able, level = sleeper(engine), self._settings.sleep_level
         if isinstance(able, str):
             self._trace = replace(self._trace, awake=able)
-            yield
+            yield lambda: None
             return
         with self._within("sync", "sleep"):
             before, held = engine.manifest() if self._trace.nap is None else {}, engine.memory()
-            able.sleep()
+            able.sleep(level)
             freed = held - engine.memory()
-        yield
-        with self._within("sync", "wake"):
-            able.wake()
-            if before:
-                self._trace = replace(self._trace, nap=Nap(before, engine.manifest(), freed))
+
+        def wake() -> None:
+            with self._within("sync", "wake"):
+                able.wake(WEIGHTS if level == 2 else None)
+                if before:
+                    nap = Nap(before, engine.manifest(), freed, level, idle(engine))
+                    self._trace = replace(self._trace, nap=nap)
+
+        yield wake
+        if level == 2:
+            with self._within("sync", "wake the rest"):
+                able.wake(REST)
 
     @contextmanager
     def _within(self, kind: str, phase: str) -> Iterator[None]:
@@ -243,6 +266,7 @@ class Trial:
                 reference=reference if weights else {},
                 seconds=synced - digested,
                 sent_seconds=digested - began,
+                passage=busy.passage if busy else None,
             )
             memory = (*self._trace.memory, engine.memory())
             different = bool(sync.differing)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.engines.base import Scores
+from ckptcheck.servers.layout import Layout
 
 NOTHING = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "e3b0c44298fc1c14")
 """SHA-256 of no bytes, whole and as SGLang cuts it: what packed weights leave behind."""
@@ -15,11 +16,11 @@ NOTHING = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "
 
 @dataclass(frozen=True)
 class About:
-    """What a server says of itself; "" and 0 where it does not say.
+    """What a server says of itself; "" where it does not say.
 
     model: the path or name it says it serves. weights: its weight version. dtype: as torch spells it, "auto" where the
-    checkpoint decides. ranks: of tensor and pipeline parallelism. device: cpu, cuda. sampled: which logprobs it returns
-    (vLLM's logprobs_mode).
+    checkpoint decides. device: cpu, cuda. sampled: which logprobs it returns (vLLM's logprobs_mode). instance: what tells this
+    server, since it was started, from every other. layout: how it spreads the model.
     """
 
     engine: str
@@ -27,10 +28,11 @@ class About:
     model: str = ""
     weights: str = ""
     dtype: str = ""
-    ranks: int = 0
     device: str = ""
     architecture: str = ""
     sampled: str = ""
+    instance: str = ""
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def name(self) -> str:
@@ -79,13 +81,3 @@ class Server(Protocol):
     def update(self, checkpoint: Path, version: str, *, seconds: float) -> Answered:
         """Have it load a checkpoint from its disk into the running engine, and forget its caches."""
         ...
-
-
-def rank_of(tp: int, pp: int, dp: int = 0, role: str = "target") -> str:
-    """Spell the place of a rank, the same for every engine.
-
-    >>> rank_of(1, 0), rank_of(0, 2, 1, "draft")
-    ('tp1', 'tp0.pp2.dp1.draft')
-    """
-    parts = [f"tp{tp}", f"pp{pp}" if pp else "", f"dp{dp}" if dp else "", role if role != "target" else ""]
-    return ".".join(part for part in parts if part)

@@ -10,7 +10,9 @@ import contextlib
 import http.client
 import ipaddress
 import socket
+import ssl
 import threading
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -28,6 +30,7 @@ ASK = 60.0
 """Seconds until an answer is there, where the caller names no other time."""
 WORDS = 200
 """Characters of a refusal that are repeated."""
+AS = "write it as http://127.0.0.1:30000"
 WHY = {
     HTTPStatus.UNAUTHORIZED: "it wants a key: set CKPTCHECK_API_KEY",
     HTTPStatus.FORBIDDEN: "it wants another key: set CKPTCHECK_API_KEY to that of an administrator",
@@ -48,9 +51,12 @@ class Client:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise CkptcheckError(f"{url} is no address: {error}", "write it as http://127.0.0.1:30000") from None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise CkptcheckError(f"{url} is no address of a server", "write it as http://127.0.0.1:30000")
+            raise CkptcheckError(f"{url} is no address: {error}", AS) from None
+        slip = url.isdigit() or (
+            url.startswith(("http:/", "https:/")) and "://" not in url
+        )  # http:/host, or a port alone
+        if slip or parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise CkptcheckError(f"{url or 'an empty text'} is no address of a server", AS)
         if parts.username or parts.password:
             raise CkptcheckError(
                 "an address with a user name or password is not taken", "set CKPTCHECK_API_KEY instead"
@@ -64,6 +70,11 @@ class Client:
                 f"{self.url} is not on this machine, and only servers here are asked",
                 "--allow-remote asks it all the same",
             )
+
+    @cached_property
+    def places(self) -> frozenset[tuple[str, int, str]]:
+        """Where it leads: machine, port and path; all addresses of this machine count as one. Raises CkptcheckError for none."""
+        return frozenset(("" if _here(each) else each, self._port, self._prefix) for each in self._addresses())
 
     def get(self, path: str, kind: type[T], *, timeout: float = ASK) -> T:
         """Ask for a path and read the answer as a type of msgspec. Raises Refused, Silent, Gone or Junk."""
@@ -81,8 +92,8 @@ class Client:
         try:
             return msgspec.json.decode(raw, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            start = _words(raw, 40)
-            raise Junk(f"{self.url}{path} answers {start!r}, which is not what an engine says: {error}") from None
+            start = repr(_words(raw, 40)) if not raw.lstrip().startswith(b"<") else "a web page"
+            raise Junk(f"{self.url}{path} answers {start}, which is not what an engine says: {error}") from None
 
     def _ask(self, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
         """Exchange one request; a clock cuts the line when time is up, however slowly the server still talks."""
@@ -105,6 +116,10 @@ class Client:
             if late.is_set() or isinstance(error, TimeoutError):
                 raise Silent(f"{self.url}{path} did not answer within {timeout:g} seconds") from None
             what = getattr(error, "strerror", None) or f"{type(error).__name__} {error}".strip()
+            if isinstance(error, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+                raise Gone(
+                    f"{self.url} speaks no TLS", f"write it as {self.url.replace('https:', 'http:', 1)}"
+                ) from None
             raise Gone(f"{self.url} cannot be reached: {what}") from None
         finally:
             clock.cancel()
@@ -144,6 +159,18 @@ def _loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def _here(address: str) -> bool:
+    """Whether an address is one of this machine's own: only there can a socket be bound to it."""
+    if _loopback(address):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
 def _cut(held: list[socket.socket], late: threading.Event) -> None:
     late.set()
     for each in held:
@@ -152,4 +179,7 @@ def _cut(held: list[socket.socket], late: threading.Event) -> None:
 
 
 def _words(raw: bytes, most: int) -> str:
+    """Return the beginning of what was said, in one line; a web page says nothing."""
+    if raw.lstrip()[:1] == b"<":
+        return ""
     return " ".join(raw[: 4 * most].decode("utf-8", "replace").split())[:most]

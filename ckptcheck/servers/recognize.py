@@ -37,6 +37,7 @@ def recognize(client: Client, *, seconds: float) -> Server:
     if refusal is not None:
         raise refusal
     raise CkptcheckError(
-        f"{client.url} answers, but neither as SGLang (/model_info) nor as vLLM (/version) does: {said[-1].message}",
+        f"{client.url} answers, but neither as SGLang (/model_info) nor as vLLM (/version) does: "
+        f"{said[-1].message.removeprefix(client.url)}",
         "give the address of an engine, not of a router or gateway before it",
     )

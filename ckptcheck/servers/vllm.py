@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from ckptcheck.engines.base import Scores
-from ckptcheck.servers.base import About, Answered, rank_of
+from ckptcheck.engines.known import EXPERTS
+from ckptcheck.servers.base import About, Answered
 from ckptcheck.servers.client import ASK, Client
+from ckptcheck.servers.layout import Layout, Size, Word, rank_of
 from ckptcheck.servers.trouble import Junk, Refused, ServerTrouble
 
-PLACE = re.compile(r"dp(\d+):pp(\d+):pcp(\d+):tp(\d+):(.+)")
+PLACE = re.compile(r"dp(\d{1,6}):pp(\d{1,6}):pcp(\d{1,6}):tp(\d{1,6}):(.+)")
 """What stands before a name in its checksums (v1/worker/gpu_worker.py)."""
 
 
@@ -45,30 +47,76 @@ class Models(msgspec.Struct):
 class ModelConfig(msgspec.Struct):
     """Of /server_info."""
 
-    dtype: str = ""
+    dtype: Word = ""
     logprobs_mode: str = ""
     architectures: list[str] | None = None
+    quantization: Word | None = None
+    hf_overrides: Any = None
+    model_impl: Any = None
 
 
 class ParallelConfig(msgspec.Struct):
     """Of /server_info."""
 
-    tensor_parallel_size: int = 0
-    pipeline_parallel_size: int = 1
+    tensor_parallel_size: Size = 0
+    pipeline_parallel_size: Size = 1
+    data_parallel_size: Size = 1
+    prefill_context_parallel_size: Size = 1
+    enable_expert_parallel: bool = False
+    enable_eplb: bool = False
+    is_moe_model: bool | None = None
+
+
+class SpeculativeConfig(msgspec.Struct):
+    """Of /server_info."""
+
+    method: str | None = None
 
 
 class DeviceConfig(msgspec.Struct):
-    """Of /server_info."""
+    """Of /server_info. 0.32.0 says device; architectures it does not say at all."""
 
+    device: str | None = None
     device_type: str = ""
 
 
 class VllmConfig(msgspec.Struct):
-    """Of /server_info."""
+    """Of /server_info. instance_id: the nanosecond in which it was started (config/vllm.py)."""
 
     model_config: ModelConfig = msgspec.field(default_factory=ModelConfig)
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     device_config: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+    instance_id: str = ""
+    speculative_config: SpeculativeConfig | None = None
+    lora_config: dict[str, Any] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How it spreads the model. Of a mixture, the ranks of data parallelism share the experts (config/parallel.py)."""
+        model, parallel = self.model_config, self.parallel_config
+        copies = parallel.data_parallel_size or 1
+        architecture = (model.architectures or [""])[0]
+        moe = parallel.is_moe_model if parallel.is_moe_model is not None else bool(EXPERTS.search(architecture))
+        shared = moe and copies > 1
+        further = {
+            f"data_parallel_size={copies} with experts": shared,
+            f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}": (
+                parallel.prefill_context_parallel_size > 1
+            ),
+            "enable_eplb": parallel.enable_eplb,
+            "lora_config": self.lora_config is not None,
+            "hf_overrides": bool(model.hf_overrides),
+            f"model_impl={model.model_impl}": model.model_impl not in (None, "auto", "vllm"),
+        }
+        return Layout(
+            tp=parallel.tensor_parallel_size,
+            pp=parallel.pipeline_parallel_size,
+            ep=parallel.tensor_parallel_size * copies if parallel.enable_expert_parallel else 1,
+            copies=1 if shared else copies,
+            quantization=model.quantization or "",
+            further=tuple(name for name, there in further.items() if there),
+            draft=(self.speculative_config.method or "") if self.speculative_config is not None else "",
+        )
 
 
 class ServerInfo(msgspec.Struct):
@@ -132,17 +180,18 @@ class VllmServer:
             weights = self._client.get("/weight_info", WeightInfo, timeout=seconds).weight_version or ""
         except ServerTrouble:
             pass  # not started in dev mode, or older than /weight_info: the rest is not known
-        model, parallel = config.model_config, config.parallel_config
+        model = config.model_config
         return About(
             "vllm",
             version=version,
             model=card.root or card.id,
             weights=weights,
             dtype=model.dtype.removeprefix("torch."),
-            ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
-            device=config.device_config.device_type,
+            device=(config.device_config.device or config.device_config.device_type).partition(":")[0],
             architecture=(model.architectures or [""])[0],
             sampled=model.logprobs_mode,
+            instance=config.instance_id,
+            layout=config.layout,
         )
 
     def weight_version(self, *, seconds: float) -> str:
@@ -171,8 +220,8 @@ class VllmServer:
             if place is None:
                 found[f"{rank_of(0, 0)}/{spelled}"] = value
                 continue
-            dp, pp, _, tp, name = place.groups()
-            found[f"{rank_of(int(tp), int(pp), int(dp))}/{name}"] = value
+            dp, pp, pcp, tp = map(int, place.groups()[:4])
+            found[f"{rank_of(tp, pp, dp, pcp=pcp)}/{place[5]}"] = value
         return found
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int, seconds: float) -> list[Scores]:

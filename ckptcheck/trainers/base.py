@@ -60,6 +60,10 @@ class Trainer(Protocol):
         """Return the logprob of each token after the first: log_softmax(logits / temperature)."""
         ...
 
+    def padded(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """Return the same where all are filled up to the length of the longest, as in a training batch."""
+        ...
+
     def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
 

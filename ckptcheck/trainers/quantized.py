@@ -142,6 +142,10 @@ class QuantizedTrainer:
         """Write the checkpoint that the engine is to serve: packed where the engine reads that it is packed."""
         self._write(folder, packed=True)
 
+    def padded(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """Return the same where all are filled up to the longest; see `base.Trainer`."""
+        return self._unpacked().padded(sequences, temperature=temperature)
+
     def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary; see `base.Trainer`."""
         return self._unpacked().full(sequences, folder)

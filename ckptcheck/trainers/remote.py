@@ -67,6 +67,11 @@ class RemoteTrainer:
         found = self._ask("score", sequences=_lists(sequences), temperature=temperature)
         return [tuple(values) for values in found]
 
+    def padded(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """Return the same where all are filled up to the longest: Megatron's microbatches are, transformers takes them at once."""
+        found = self._ask("padded", sequences=_lists(sequences), temperature=temperature)
+        return [tuple(values) for values in found]
+
     def full(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
         path = folder.resolve() / "full-trainer.safetensors"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale, vital
-from ckptcheck.values.stats import RUN
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
+from ckptcheck.values.stats import RUN, TensorStats
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -67,10 +67,41 @@ def _elements(shard: Shard, name: str, begin: int, end: int) -> tuple[int, int]:
 def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int) -> bool:
     """Whether zeros at [begin, end) of the data are no wonder in this tensor."""
     stats = ckpt.values.tensors.get(name)
-    if stats is None or stats.zero or not is_matrix(stats) or is_scale(name) or STARTS_AT_ZERO.search(name):
-        return True
-    if name in vital(ckpt) or "embed" in name:
+    if stats is None or stats.zero or is_scale(name) or STARTS_AT_ZERO.search(name):
         return True
     low, high = shard.tensors[name].data_offsets
+    if is_packed(stats):
+        return 2 * (end - begin) != high - low
+    if not is_matrix(stats):
+        return True
     row = (high - low) // stats.shape[0]
-    return end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)
+    if name in vital(ckpt):
+        whole = ckpt.config is not None  # a Megatron run has them in parts, and padding in the last
+        share = whole and _is_share(begin - low, end - low, high - low)
+        return not (share or _is_torn(begin - low, end - low, row))
+    if "embed" in name:
+        return True
+    at_the_end = end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)
+    return at_the_end and _may_be_padded(ckpt, stats)
+
+
+def _is_torn(begin: int, end: int, row: int) -> bool:
+    """Whether half a row or more is zero beside numbers of the same row: rows that nobody uses are zero from end to end."""
+    first, last = -(-begin // row) * row, end // row * row
+    pieces = (end - begin,) if first > last else (first - begin, end - last)
+    return any(2 * piece >= row for piece in pieces)
+
+
+def _is_share(begin: int, end: int, nbytes: int) -> bool:
+    """Whether it is what one of 2, 4 or 8 ranks holds; what the last one holds may be padding, if it is not half of all."""
+    return any(
+        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2)
+        for ranks in (2, 4, 8)
+    )
+
+
+def _may_be_padded(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a matrix may have rows beyond the model's own at its end: not a stack of experts, not one row per hidden number."""
+    embedding = ckpt.values.tensors.get(ckpt.anatomy.embedding or "")
+    hidden = embedding.shape[-1] if embedding is not None and embedding.shape else None
+    return len(stats.shape) == 2 and stats.shape[0] != hidden and not is_router(ckpt, stats)

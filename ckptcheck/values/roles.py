@@ -30,6 +30,19 @@ def is_matrix(stats: TensorStats) -> bool:
     return shaped and stats.dtype in PLAIN and not stats.name.endswith("bias")
 
 
+def is_norm(stats: TensorStats) -> bool:
+    """Whether a tensor is the weight of a norm."""
+    return len(stats.shape) == 1 and stats.shape[0] > 1 and stats.dtype in PLAIN and bool(NORM.search(stats.name))
+
+
+def is_packed(stats: TensorStats) -> bool:
+    """Whether a tensor holds quantized weights as integers: packed words, or int8."""
+    last = stats.name.rpartition(".")[2]
+    return len(stats.shape) >= 2 and (
+        last in ("weight_packed", "qweight") or (last == "weight" and stats.dtype in ("I8", "U8", "I32"))
+    )
+
+
 def is_scale(name: str) -> bool:
     """Whether a tensor holds scales of a quantization."""
     return "scale" in name.rpartition(".")[2]

@@ -2,7 +2,8 @@
 
 ## What it checks
 Counterparts have equal shapes, and tensors that a layout cuts into parts have the rows for it. Rows that pad the vocabulary of
-a Megatron checkpoint are left out before.
+a Megatron checkpoint are left out before. Where the numbers tell how the two are related, the finding says so: transposed,
+padding that was not cut off, the shard of one rank alone, shards put together along the wrong axis.
 
 ## Why it matters
 Loaders refuse it, or, where they only count elements, read rows for columns.
@@ -28,16 +29,16 @@ from ckptcheck.phrase import shape
 
 @rule("CMP003", "shape-difference", severity="error", on="comparison")
 def check(seen: Comparison) -> Iterator[Problem]:
-    alike: dict[tuple[object, ...], list[Pair]] = {}
+    alike: dict[tuple[object, object, object, str], list[Pair]] = {}
     for pair in seen.accounts.shapes:
-        alike.setdefault((template(pair.name), pair.first.shape, pair.second.shape), []).append(pair)
-    for first, *more in alike.values():
-        transposed = " (transposed)" if first.second.shape == first.first.shape[::-1] else ""
+        why = seen.reshaped.get(pair.name, "")
+        alike.setdefault((template(pair.name), pair.first.shape, pair.second.shape, why), []).append(pair)
+    for (*_, why), (first, *more) in alike.items():
         who = f"{len(more) + 1:,} tensors are" if more else "it is"
         which = f": {together(pair.name for pair in (first, *more))}" if more else ""
         yield Problem(
             f"{who} {shape(first.first.shape)} in the first checkpoint and {shape(first.second.shape)} in the second"
-            f"{transposed}{which}",
+            f"{f' ({why})' if why else ''}{which}",
             file=seen.second.files.get(first.names[1]),
             key=first.name,
             hint="ckptcheck scan says which of them fits its config",

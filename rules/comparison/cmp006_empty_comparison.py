@@ -7,7 +7,8 @@ At least one tensor was compared, which takes a counterpart of the same shape (C
 A gate that compares nothing passes everything. It is how a wrong prefix or a wrong folder looks.
 
 ## How to fix
-See that both are the same model. A family that has no table is compared by names alone.
+See that both are the same model. A family that has no table is compared by names alone. Where all names of one side have a
+prefix before them (`module.` of DDP, `_orig_mod.` of torch.compile, `base_model.model.` of PEFT) the finding names it.
 
 ## When it can be wrong
 Two checkpoints that were each written with names of their own, of a family for which there is no table, are the same
@@ -18,7 +19,8 @@ is enough to be quiet; what remained unpaired is CMP001 and CMP002.
 NVIDIA-NeMo/Megatron-Bridge#2892, sgl-project/sglang#38616 (a check that filtered all names away)
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.comparison.comparison import Comparison
@@ -36,7 +38,19 @@ def check(seen: Comparison) -> Iterator[Problem]:
         yield Problem(f"nothing was compared: {others}", hint="see that both are the same model")
     elif not seen.accounts.pairs:
         ours, theirs = (next(iter(side.stored), "nothing") for side in (seen.first, seen.second))
-        yield Problem(
-            f"nothing was compared: no tensor has a counterpart; the first checkpoint holds {ours}, the second {theirs}",
-            hint="see that both are the same model",
-        )
+        text, hint = f"the first checkpoint holds {ours}, the second {theirs}", "see that both are the same model"
+        for one, other, which in ((seen.first, seen.second, "second"), (seen.second, seen.first, "first")):
+            if prefix := _prefix(one.stored, other.stored):
+                text = f"the names of the {which} are those of the other with {prefix} before them"
+                hint = "save the model without its wrapper, or take the prefix off"
+        yield Problem(f"nothing was compared: no tensor has a counterpart; {text}", hint=hint)
+
+
+def _prefix(plain: Collection[str], wrapped: Collection[str]) -> str:
+    """Return what stands before nine of ten of these names and makes them the others; "" where nothing does."""
+    names, found = set(plain), Counter[str]()
+    for name in wrapped:
+        parts = name.split(".")
+        found.update({".".join(parts[:cut]) + "." for cut in range(1, len(parts)) if ".".join(parts[cut:]) in names})
+    prefix, number = found.most_common(1)[0] if found else ("", 0)
+    return prefix if number >= 0.9 * len(wrapped) else ""

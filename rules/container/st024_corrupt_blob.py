@@ -28,11 +28,18 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.source import blob_digests
 
 
-@rule("ST024", "corrupt-blob", severity="error", when=lambda ckpt: bool(blob_digests(ckpt.source)))
+@rule(
+    "ST024",
+    "corrupt-blob",
+    severity="error",
+    when=lambda ckpt: ckpt.options.verify_blobs or bool(blob_digests(ckpt.source)),
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.options.verify_blobs:
         raise Skip("needs --verify-blobs")
-    for name, digest in blob_digests(ckpt.source).items():
+    if not (blobs := blob_digests(ckpt.source)):
+        raise Skip("this is no snapshot of the Hugging Face cache: no file says which hash it should have")
+    for name, digest in blobs.items():
         state, at = hashlib.sha256(), 0
         while part := ckpt.source.read(name, at, 1 << 22):
             state.update(part)

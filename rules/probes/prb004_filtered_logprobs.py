@@ -2,7 +2,8 @@
 
 ## What it checks
 With the job's top-k and top-p, the engine's logprobs fit those of the trainer's logits divided by the temperature, cut in the
-same order (top-k, then top-p) and normalised again.
+same order (top-k, then top-p) and normalised again. Where the job cuts nothing the engine is asked with top-k 20 and top-p 0.9 all
+the same: it passes if its logprobs are not of what they leave, and if they are the rule is skipped, for the job is not hurt.
 
 ## Why it matters
 A trainer scores over the whole vocabulary. Every logprob of the engine is then too high by the logarithm of what was cut
@@ -20,17 +21,23 @@ vLLM's documentation of `logprobs_mode`; ServiceNow/PipelineRL's migration to vL
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.parity.probes.limits import apart
-from ckptcheck.parity.probes.semantics import SemanticsSeen
+from ckptcheck.parity.probes.semantics import SemanticsSeen, cuts
 from ckptcheck.parity.probes.trace import ProbeTrace, asked
 
 
 @rule("PRB004", "filtered-logprobs", severity="warning", on="probe", when=asked("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("semantics", SemanticsSeen)
+    both = trace.of("semantics", SemanticsSeen)
+    seen = both.cut
     if seen.meaning == "processed" and apart(seen.gaps["temperature"], "float32"):
         gap = seen.gaps["temperature"]
+        if not cuts(both.own.sampling):
+            raise Skip(
+                "nothing is cut at top-p 1 and top-k 0; with either, logprobs would be of what is left,"
+                f" {gap.mean:.3g} nats a token from a trainer that does not cut"
+            )
         yield Problem(
             f"with top-p {seen.sampling.top_p:g} and top-k {seen.sampling.top_k} logprobs are of the tokens that"
             f" were left, made to sum"

@@ -2,7 +2,8 @@
 
 ## What it checks
 Of the three meanings that an engine's logprobs can have, the best one is within a mult_prob_error of 1.05. Where none is,
-the temperature is looked for that brings the trainer's logprobs nearest (golden section over 0.05 to 20).
+the temperature is looked for that brings the trainer's logprobs nearest (golden section over 0.05 to 20). That is asked of the
+job's own sampling and, where that has neither top-k nor top-p, of one with both.
 
 ## Why it matters
 If one temperature explains the gap, a division by it is missing or made twice. If none does, the two sides compute different
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.parity.probes.limits import LOOSE
-from ckptcheck.parity.probes.semantics import SemanticsSeen
+from ckptcheck.parity.probes.semantics import Round, SemanticsSeen
 from ckptcheck.parity.probes.trace import ProbeTrace, asked
 
 HOT = 10.0
@@ -33,10 +34,12 @@ HOT = 10.0
 
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=asked("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("semantics", SemanticsSeen)
-    gap = seen.gaps[seen.meaning]
-    if gap.mult_prob_error <= LOOSE or seen.shift:
+    both = trace.of("semantics", SemanticsSeen)
+    seen = next((each for each in both.rounds if _unexplained(each)), None)
+    if seen is None:
         return
+    gap = seen.gaps[seen.meaning]
+    where = "" if seen is both.own else f"at {seen.asked} "
     if seen.remains < gap.mean / 3 and HOT > seen.solved > 1 / HOT:
         told = f"temperature {seen.solved:.3g} closes it to {seen.remains:.3f} nats; asked for was {seen.sampling.temperature:g}"
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
@@ -44,7 +47,11 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
         told = f"no temperature closes the gap; the best, {seen.solved:.3g}, leaves {seen.remains:.3g} nats a token"
         hint = "compare the weights first (ckptcheck refit), then decode and prefill (the probe decode)"
     yield Problem(
-        f"the engine's logprobs are none of those that the trainer's logits give (mult_prob_error"
+        f"{where}the engine's logprobs are none of those that the trainer's logits give (mult_prob_error"
         f" {gap.mult_prob_error:.4g}): {told}",
         hint=hint,
     )
+
+
+def _unexplained(seen: Round) -> bool:
+    return seen.gaps[seen.meaning].mult_prob_error > LOOSE and not seen.shift

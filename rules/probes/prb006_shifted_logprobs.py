@@ -31,7 +31,7 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 
 @rule("PRB006", "shifted-logprobs", severity="error", on="probe", when=asked("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("semantics", SemanticsSeen)
+    seen = trace.of("semantics", SemanticsSeen).own
     if best := seen.shift:
         where = "before" if best < 0 else "after"
         yield Problem(

@@ -1,7 +1,8 @@
 """The trainer gives a sequence other logprobs when it is padded to a longer one.
 
 ## What it checks
-Sequences are scored one by one, and in one batch with a sequence twice as long.
+Sequences are scored one by one, and then with a sequence twice as long, to which all are filled up on the right: transformers
+gets one batch with an attention mask, as from a collator; Megatron gets microbatches of that length.
 
 ## Why it matters
 Rollouts differ in length, so training batches are padded or packed. If padding is attended to, or shifts positions, every short

@@ -32,6 +32,8 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
     seen = trace.of("stale", StaleSeen)
     if not seen.ok:
         raise Skip(f"the engine refused the update: {seen.answer}")
+    if not seen.warm:
+        raise Skip("no token came from the prefix cache before the update either")
     if seen.stale:
         off = "the first token is another" if seen.other else f"logprobs are up to {seen.gap.largest:.3g} nats other"
         yield Problem(

@@ -1,7 +1,8 @@
 """A response that goes on across an update is decoded from the old weights' keys and values.
 
 ## What it checks
-The tokens after an update under way are decoded again by the new weights with clean caches.
+The tokens after an update under way that keeps the caches are decoded again by the new weights with clean ones. Where caches were
+to be cleared, that is PRB026.
 
 ## Why it matters
 Neither the old nor the new policy gives such tokens these logprobs. In-flight updates accept that for speed; how much it is
@@ -29,7 +30,7 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     seen = trace.of("inflight", InflightSeen)
     for each in seen.passages:
-        if each.off is not None and each.off > seen.unlike:
+        if not each.clear and each.off is not None and each.off > seen.unlike:
             yield Problem(
                 f"{each.way}: after the update {each.tokens - (each.changed or 0)} tokens were decoded partly from"
                 f" keys and values of the old"

@@ -1,8 +1,8 @@
 """A response under way when the weights change is cut short unsaid, or the update is misreported.
 
 ## What it checks
-In every way to pause, a response either goes on to the tokens that were asked for or is called aborted, and the engine's answer to
-the update is true.
+In every way to pause, a response either goes on to the tokens that were asked for or, where the pause aborts, is called aborted,
+and the engine's answer to the update is true.
 
 ## Why it matters
 A truncated answer that is called finished gets a reward as if the policy had meant to stop there. A trainer that believes in a
@@ -32,7 +32,8 @@ from ckptcheck.parity.probes.trace import ProbeTrace, asked
 @rule("PRB017", "lost-response", severity="error", on="probe", when=asked("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     for each in trace.of("inflight", InflightSeen).passages:
-        if each.finish in ("", "length", "stop") and each.tokens < each.wanted:
+        said = each.finish not in ("", "length", "stop")
+        if each.tokens < each.wanted and not (said and each.pause == "abort"):
             yield Problem(
                 f"{each.way}: a response under way ended after {each.tokens} of {each.wanted} tokens, and the engine calls it"
                 f" {each.finish or 'nothing'}",

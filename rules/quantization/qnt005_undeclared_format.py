@@ -3,7 +3,9 @@
 ## What it checks
 Every quantized weight is stored in the format of one of the declared schemes, none is in a module that `dynamic` of a GPTQ
 config leaves alone (`-:`; what the engines make of it is QNT020's), and where weights are quantized there is a
-config that says so: `quantization_config` in config.json, or hf_quant_config.json or quantize_config.json beside it.
+config that says so: `quantization_config` in config.json, or hf_quant_config.json or quantize_config.json beside it. Floats under
+the name of packed numbers (`gate_up_proj_blocks`) without such a config are a finding too: transformers 5.23 writes them where
+a gpt-oss model was loaded with `Mxfp4Config(dequantize=True)` and saved.
 
 ## Why it matters
 Loaders build modules after the config. Without one they look for `weight`, find `weight_packed` and start the weight from
@@ -38,20 +40,35 @@ from ckptcheck.phrase import count
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.quantization is not None
     if ckpt.quantization.main is None:
-        places = [
-            (stored.name(module, stored.weight.role), stored.weight.dtype)
-            for stored, modules in ckpt.quantization.stored.items()
-            if stored.is_quantized and stored.companions and stored.weight is not None
-            for module in modules
-        ]
-        first, dtype = min(places)
-        yield Problem(
-            f"{count(len(places), 'weight is', 'weights are')} quantized, this one as {dtype}, and no config says how: "
-            "transformers starts them from random numbers, vLLM stops",
-            file=ckpt.holders[first],
-            key=first,
-            hint="add the quantization_config that the tool which quantized them wrote",
+        places, misnamed = (
+            sorted(
+                (stored.name(module, stored.weight.role), stored.weight.dtype)
+                for stored, modules in ckpt.quantization.stored.items()
+                if stored.is_quantized
+                and stored.weight is not None
+                and (stored.is_misnamed if plain else stored.companions)
+                for module in modules
+            )
+            for plain in (False, True)
         )
+        if places:
+            first, dtype = places[0]
+            yield Problem(
+                f"{count(len(places), 'weight is', 'weights are')} quantized, this one as {dtype}, and no config says how: "
+                "transformers starts them from random numbers, vLLM stops",
+                file=ckpt.holders[first],
+                key=first,
+                hint="add the quantization_config that the tool which quantized them wrote",
+            )
+        if misnamed:
+            first, dtype = misnamed[0]
+            yield Problem(
+                f"{count(len(misnamed), 'weight has', 'weights have')} plain numbers, this one {dtype}, under the name of packed "
+                f"ones: transformers looks for {first.removesuffix('_blocks')} and starts it from random numbers",
+                file=ckpt.holders[first],
+                key=first,
+                hint="rename them without _blocks",
+            )
         return
     left = {first_expert(clash.module) for clash in clashes(ckpt, quantized=True)}  # QNT020 says what comes of it
     for found in told(ckpt, "excluded"):

@@ -21,7 +21,7 @@ NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.apart import apart
 from ckptcheck.refit.trace import RefitTrace
 
@@ -31,9 +31,13 @@ from ckptcheck.refit.trace import RefitTrace
     "stale-prefix-cache",
     severity="warning",
     on="refit",
-    when=lambda trace: any(scoring.warm for scoring in trace.scorings),
+    when=lambda trace: (
+        any(scoring.warm for scoring in trace.scorings) or (bool(trace.unkept) and len(trace.scorings) > 2)
+    ),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
+    if trace.unkept:
+        raise Skip(trace.unkept)
     for scoring in trace.scorings:
         for kept, fresh in scoring.warm:
             gap = apart([kept.decode], [fresh.decode]).most

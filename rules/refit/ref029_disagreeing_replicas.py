@@ -1,8 +1,9 @@
 """Two servers that should serve the same do not.
 
 ## What it checks
-Servers of the same engine, version, dtype and layout give the same checksum for every tensor, report the same weight version,
-and give the same tokens the same logprobs: within 1e-4 in float32, else within 0.1 on average.
+Servers of the same engine, version, dtype and layout (see REF030; how many data-parallel copies they have may differ, and one may
+have a draft model) give the same checksum for every tensor, report the same weight version, and give the same tokens the same
+logprobs: within 1e-4 in float32, else within 0.1 on average. So do the copies of one server.
 
 ## Why it matters
 A router sends each request to another replica. One that missed a sync, or that recovered without one, samples from an old
@@ -25,7 +26,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.phrase import count, few
 from ckptcheck.refit.allowed import between, fits
 from ckptcheck.refit.attached import Attached, Seen
-from ckptcheck.refit.compared import both_told, comparable
+from ckptcheck.refit.compared import both_told, comparable, differing
 
 
 @rule("REF029", "disagreeing-replicas", severity="error", on="servers", when=lambda evidence: len(evidence.servers) > 1)
@@ -48,17 +49,18 @@ def check(evidence: Attached) -> Iterator[Problem]:
 
 
 def _between(one: Seen, other: Seen) -> Iterator[Problem]:
-    differing = sorted(
-        name
-        for name in one.checksums.keys() | other.checksums.keys()
-        if one.checksums and other.checksums and one.checksums.get(name) != other.checksums.get(name)
-    )
+    told_both = bool(one.checksums and other.checksums)
+    wrong = sorted(differing(one.weights, other.weights)) if told_both else []
+    held = len(one.weights.keys() | other.weights.keys())
+    if one.drafts and other.drafts:
+        held += len(one.drafts.keys() | other.drafts.keys())
+        wrong += sorted(place for place, _ in one.drafts.items() ^ other.drafts.items())
     versions = one.about.weights, other.about.weights
     told = f" (weight versions {versions[0]} and {versions[1]})" if versions[0] != versions[1] and all(versions) else ""
-    if differing:
-        names = [name.partition("/")[2] for name in differing]
+    if wrong:
+        names = [place.partition("/")[2] for place in dict.fromkeys(wrong)]
         yield Problem(
-            f"{one.url} and {other.url} differ in {count(len(names), 'tensor')} of {len(one.checksums):,}: {few(names)}{told}",
+            f"{one.url} and {other.url} differ in {count(len(names), 'tensor')} of {held:,}: {few(names)}{told}",
             key=names[0],
             hint="give the checkpoint as SOURCE to see which is right",
         )

@@ -2,8 +2,8 @@
 
 ## What it checks
 The logprobs of fixed sequences by prefill are those of the trainer (`--trainer`, transformers by default): within 1e-4 where the
-server says that it computes in float32, else within twice the gap of an engine started here from the same checkpoint; where
-none could be started, within 0.1 nats on average.
+server says that it computes in float32 and quantizes nothing, else within twice the gap of an engine started here from the same
+checkpoint with the same quantization; where none could be started, within 0.1 nats on average.
 
 ## Why it matters
 It is the one check that needs nothing of the server but its ordinary API, and that no packed copy and no stale cache can
@@ -38,16 +38,19 @@ from ckptcheck.refit.attached import Attached
 def check(evidence: Attached) -> Iterator[Problem]:
     if not evidence.truth or evidence.trainer is None:
         raise Skip(evidence.untold)
-    floor = between(evidence.reference.scores, evidence.truth) if evidence.reference is not None else None
     unseen = ""
     for seen in evidence.servers:
         apart = between(seen.scores, evidence.truth)
         if apart is None:
             unseen = unseen or seen.dead or seen.refused.get("logprobs") or f"{seen.url} gave no logprobs"
             continue
-        if fits(apart, seen.about.dtype, floor):
+        reference, method = evidence.reference, seen.about.layout.quantization
+        alike = reference is not None and reference.about.layout.quantization == method
+        floor = between(reference.scores, evidence.truth) if reference is not None and alike else None
+        dtype = seen.about.dtype if not method else ""  # numbers of few bits stay so, whatever they are computed in
+        if fits(apart, dtype, floor):
             continue
-        path = floor is not None and not fits(floor, seen.about.dtype)
+        path = floor is not None and not fits(floor, dtype)
         yield Problem(
             f"{seen.url} and {evidence.trainer.name} with {evidence.target} are up to {apart.most:.3g} nats apart,"
             f" {apart.mean:.3g} on average"

@@ -1,8 +1,9 @@
 """An engine of this version is known to serve wrong weights after an update.
 
 ## What it checks
-Engine, version, kind of device and architecture, of a trial's own engine also the kinds of its weights (tied, INT4, a draft model),
-against the reports in `ckptcheck/engines/known.toml`, each with where it was seen.
+Engine, version, kind of device, architecture and the kinds of its weights (tied, INT4, a draft model) against the reports in
+`ckptcheck/engines/known.toml`, each with where it was seen. Of a server they are what it says of itself and, of its weights, what
+SOURCE has.
 
 ## Why it matters
 These faults say nothing: the update call answers success, and the first sync may be right. Many show only on the hardware, or with

@@ -26,7 +26,10 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.phrase import count, few
 from ckptcheck.refit.attached import Attached, Seen, Written
+from ckptcheck.refit.compared import unlike
+from ckptcheck.servers.layout import of_draft
 
+NEVER: frozenset[str] = frozenset()
 RESTART = "restart it: its weights are those of no checkpoint"
 
 
@@ -51,17 +54,30 @@ def _of(seen: Seen, written: Written, evidence: Attached) -> Iterator[Problem]:
             hint=RESTART,
         )
         return
-    cold = evidence.reference.checksums if evidence.reference is not None and not evidence.unfit else {}
-    expected = cold or written.before
-    wrong = [name for name, value in expected.items() if written.after.get(name) != value]
-    kept = {name for name in wrong if name in written.after and written.after[name] == written.scrambled.get(name)}
-    left = [name.partition("/")[2] for name in wrong if name in kept]
-    other = [name.partition("/")[2] for name in wrong if name not in kept] if cold else []
+    reference = evidence.reference
+    cold = reference.weights if reference is not None and not unlike(seen, reference) else {}
+    expected = cold or seen.held(written.before)
+    scrambled, after = seen.held(written.scrambled), seen.held(written.after)
+    wrong = [place for place, value in expected.items() if after.get(place) != value]
+    kept = {place for place in wrong if after.get(place, NEVER) & scrambled.get(place, NEVER)}
+    left = [place.partition("/")[2] for place in wrong if place in kept]
+    other = [place.partition("/")[2] for place in wrong if place not in kept] if cold else []
+    drafts = [
+        place.partition("/")[2]
+        for place, value in written.after.items()
+        if of_draft(place) and value == written.scrambled.get(place) != written.before.get(place)
+    ]
     if left:
         yield Problem(
             f"{seen.url} answered success and left {count(len(left), 'tensor')} of {len(expected):,} overwritten: {few(left)}",
             key=left[0],
             hint=RESTART,
+        )
+    if drafts:
+        yield Problem(
+            f"{seen.url} answered success and left {count(len(drafts), 'tensor')} of its draft model overwritten: {few(drafts)}",
+            key=drafts[0],
+            hint="update the draft model by itself, or restart it: what it drafts is noise",
         )
     if other:
         yield Problem(
@@ -70,7 +86,7 @@ def _of(seen: Seen, written: Written, evidence: Attached) -> Iterator[Problem]:
             key=other[0],
             hint=RESTART,
         )
-    if not (left or other) and written.told and written.told != written.asked:
+    if not (left or drafts or other) and written.told and written.told != written.asked:
         yield Problem(
             f"{seen.url} was given the weight version {written.asked} with the update and reports {written.told}",
             hint="set the version by itself after every update",

@@ -2,8 +2,8 @@
 
 ## What it checks
 Of the control tokens that the chat template writes between an answer and the next question, at least one is an end of
-generation: in generation_config.json, in config.json, or as the tokenizer's `eos_token`. The template is rendered in a
-sandbox for that; nothing is said where it writes no control token there.
+generation: in generation_config.json (in config.json where that gives none), or as the tokenizer's `eos_token`. The template
+is rendered in a sandbox for that; nothing is said where it writes no control token there.
 
 ## Why it matters
 vLLM and SGLang stop at the ids of generation_config.json and at the tokenizer's `eos_token`, `generate` of transformers
@@ -40,7 +40,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     end = tokenizer.turn_end
     if end is None or end not in tokenizer.ids:
         return
-    stops = tokenizer.eos("generation_config.json") | tokenizer.eos("config.json")
+    stops = tokenizer.eos("generation_config.json") or tokenizer.eos("config.json")
     own = tokenizer.tokenizer_eos
     names = {own.token} if own is not None else set()
     if stops or own is not None:

@@ -1,9 +1,10 @@
 """The chat template does not parse, or fails on every ordinary conversation.
 
 ## What it checks
-Each chat template parses as transformers' jinja does it, and the default one renders at least one of twelve small
-conversations (with a system prompt, an answer, tools; contents as texts and as lists of parts). It is rendered in
-transformers' sandbox, in a process of its own with hard limits of time and memory; one that strikes them is reported.
+chat_template.jinja is a UTF-8 text. Each chat template parses as transformers' jinja does it, and the default one renders at
+least one of twelve small conversations (with a system prompt, an answer, tools; contents as texts and as lists of parts). It is
+rendered in transformers' sandbox, in a process of its own with hard limits of time and memory; one that strikes them is
+reported.
 
 ## Why it matters
 `apply_chat_template` of transformers stops, and vLLM and SGLang answer every chat with an error. A template that takes
@@ -35,6 +36,12 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     assert ckpt.tokenizer is not None
+    if (at := ckpt.tokenizer.undecodable) is not None:
+        yield Problem(
+            f"the chat template is no UTF-8 text, from byte {at:,} on: transformers does not load the tokenizer",
+            file="chat_template.jinja",
+            hint="take the template of the model this one was made from",
+        )
     for template in ckpt.tokenizer.templates.values():
         said = None
         if template.unbounded is not None:

@@ -2,8 +2,8 @@
 
 ## What it checks
 No matrix is all zero, except what starts at zero by design (`lora_B`, zero points), the tensors of VAL003, and parts of a
-Megatron weight whose other parts are not (VAL005). Biases may be zero. A
-checkpoint that looks freshly initialised as a whole is left out.
+Megatron weight whose other parts are not (VAL005); nor is a packed or int8 weight, all of whose bytes are zero. Biases may be
+zero. A checkpoint that looks freshly initialised as a whole is left out.
 
 ## Why it matters
 A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_router, is_scale, looks_untrained, vital
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, looks_untrained, vital
 from ckptcheck.values.shards import zero_shards
 
 
@@ -39,7 +39,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         stats
         for name, stats in ckpt.values.tensors.items()
         if stats.zero
-        and is_matrix(stats)
+        and (is_matrix(stats) or is_packed(stats))
         and not is_scale(name)
         and not STARTS_AT_ZERO.search(name)
         and name not in told

@@ -1,9 +1,9 @@
 """A tensor holds a value that is absurdly large beside its siblings.
 
 ## What it checks
-The largest magnitude of each matrix is compared with the median over the same matrix in the other layers (and experts):
-10,000 times as large is absurd. Embedding, head and score, which have no siblings, are compared with all matrices: there it
-takes a million times.
+The largest magnitude of each matrix and norm is compared with the median over the same one in the other layers (and experts):
+10,000 times as large is absurd. Embedding, head, score and the final norm, which have no siblings, are compared with all
+matrices: there it takes a million times.
 
 A matrix of F16 is not spread as weights are only when read as BF16, and none of BF16 when read as F16. Three samples of
 1 KiB have to agree, of 64 siblings at most. Nobody looks for that on the Hub.
@@ -35,7 +35,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.label import OTHER, mislabelled
-from ckptcheck.values.roles import is_matrix, is_scale, template, vital
+from ckptcheck.values.roles import is_matrix, is_norm, is_scale, template, vital
 from ckptcheck.values.stats import TensorStats
 
 FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
@@ -45,7 +45,7 @@ FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     siblings: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():
-        if is_matrix(stats) and not is_scale(name):
+        if (is_matrix(stats) or is_norm(stats)) and not is_scale(name):
             siblings.setdefault(template(name), []).append(stats)
     for alike in siblings.values():
         usual = median(stats.absmax for stats in alike)
@@ -58,7 +58,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                     key=stats.name,
                     hint="compare the file's hash with the original's",
                 )
-    yield from _singletons(ckpt, [stats.absmax for alike in siblings.values() for stats in alike])
+    yield from _singletons(ckpt, [stats.absmax for alike in siblings.values() for stats in alike if is_matrix(stats)])
     yield from _mislabelled(ckpt)
     ckpt.require_values()
     if ckpt.source.local is None:
@@ -68,9 +68,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 def _singletons(ckpt: Checkpoint, magnitudes: list[float]) -> Iterator[Problem]:
     """Compare what there is once with all matrices."""
     usual = median(magnitudes) if len(magnitudes) >= 3 else 0
-    for name in dict.fromkeys((*vital(ckpt), *ckpt.anatomy.scores)):
+    inside = ckpt.anatomy.stack.prefix + "." if ckpt.anatomy.stack is not None else None
+    norms = [
+        name for name, stats in ckpt.values.tensors.items() if is_norm(stats) and inside and not name.startswith(inside)
+    ]
+    for name in dict.fromkeys((*vital(ckpt), *ckpt.anatomy.scores, *norms)):
         stats = ckpt.values.tensors.get(name)
-        if stats is not None and usual and is_matrix(stats) and stats.absmax > FACTOR_WITHOUT_SIBLINGS * usual:
+        whole = stats is not None and (is_matrix(stats) or is_norm(stats))
+        if stats is not None and usual and whole and stats.absmax > FACTOR_WITHOUT_SIBLINGS * usual:
             yield Problem(
                 f"its largest magnitude is {stats.absmax:.3g}, in the model's matrices it is {usual:.3g}: "
                 "a flipped bit or a wrong dtype",

@@ -102,7 +102,7 @@ def test_the_floor_is_measured_or_assumed_by_what_is_known_of_the_dtypes(here: P
         (("unscored.safetensors",), "unscored.safetensors has no logprobs of a trainer"),
         (("none.safetensors",), "none.safetensors"),
         (("noisy.safetensors", "tiny", "--engine", "tgi"), "there is no engine tgi"),
-        (("noisy.safetensors", "tiny", "--engine", "none", "--engine-source", "tiny"), "--engine-source is for an engine"),
+        (("noisy.safetensors", "tiny", "--engine", "none", "--engine-source", "tiny"), "--engine-source means nothing with"),
         (("noisy.safetensors", "nowhere"), "nowhere"),
         (("noisy.safetensors", "tiny", "--switch", "cache=on"), "there is no switch cache"),
         (("noisy.safetensors", "--floor", "no-mean.json"), "no-mean.json has no abs_mean"),

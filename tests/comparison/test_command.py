@@ -117,6 +117,20 @@ def test_what_differs_is_called_what_it_is(tmp_path: Path) -> None:
     assert said([0, 2, 3, 4], [-0.0, 5, nan, 4]) == "3 of 4 elements, at most 3 apart, 1 NaN or infinite on one side"
 
 
+def test_the_first_place_is_told_of_one_tensor_only(tmp_path: Path) -> None:
+    import numpy as np
+
+    values = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
+    ours = {f"model.layers.{layer}.mlp.up_proj.weight": values[layer] for layer in range(2)}
+    moved = np.where(np.arange(8) == 5, np.float32(0.37), np.float32(0))
+    theirs = {name: value + moved * np.arange(4, dtype=np.float32)[:, None] for name, value in ours.items()}
+    (both,) = _held_against(tmp_path, ours, theirs)[1]
+    assert "2 tensors differ" in both
+    assert ", the first at " not in both
+    (one,) = _held_against(tmp_path, ours, theirs | dict(list(ours.items())[:1]))[1]
+    assert ", the first at [1, 5] → " in one
+
+
 def test_hints_about_critics_are_for_heads(tmp_path: Path) -> None:
     import numpy as np
 
@@ -170,3 +184,46 @@ def test_heavy_libraries_are_not_loaded(other: Path) -> None:
         [sys.executable, "-c", program, str(TINY), str(other)], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_how_a_tensor_of_another_shape_is_related_is_said(tmp_path: Path) -> None:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    whole = draw.standard_normal((16, 8)).astype(np.float32)
+    name, embedding = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"
+    for key, other, due in (
+        (name, whole.T.copy(), "it is [16, 8] in the first checkpoint and [8, 16] in the second (transposed)"),
+        (name, whole[8:], "[8, 8] in the second (the shard of tensor-parallel rank 1 of 2 alone)"),
+        (name, whole[:5] + 1, "it is [16, 8] in the first checkpoint and [5, 8] in the second →"),
+        (embedding, np.vstack([whole, whole[:4] * 0]),
+         "[20, 8] in the second (padding of the vocabulary was not cut off: 20 rows instead of 16, the first 16 are right)"),
+    ):  # fmt: skip
+        _, found = _held_against(tmp_path, {key: whole}, {key: other})
+        assert due in found[0]
+        assert found[0].startswith("CMP003")
+
+
+def test_what_was_not_updated_is_stale_where_the_version_before_is_known(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    changed = shutil.copytree(TINY, tmp_path / "new")
+    held = load_file(changed / "model.safetensors")
+    save_file({name: value * 2 + 1 for name, value in held.items()}, changed / "model.safetensors", {"format": "pt"})
+    result = command(changed, TINY, "--previous", TINY)
+    assert result.returncode == 1
+    assert "still the previous version" in result.stdout
+    assert "still the previous version" not in command(changed, TINY).stdout
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "model.language_model."])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_prefix_before_all_names_is_named(tmp_path: Path, prefix: str, turned: bool) -> None:
+    import numpy as np
+
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)] + ["lm_head.weight"]
+    plain = {name: np.ones((2, 3), np.float32) for name in names}
+    wrapped = {prefix + name: value for name, value in plain.items()}
+    _, found = _held_against(tmp_path, *((wrapped, plain) if turned else (plain, wrapped)))
+    said = f"the names of the {'first' if turned else 'second'} are those of the other with {prefix} before them"
+    assert [line for line in found if line.startswith("CMP006") and said in line]

@@ -80,6 +80,25 @@ def test_it_is_row_0_of_what_was_loaded_into_it(key: str, copied: Copied, in_out
     ]
 
 
+def test_a_head_of_no_numbers_is_none(copied: Copied) -> None:
+    folder = copied("critic", "other")
+    edit(folder, {"elements": {"value_head.weight": [{"hex": np.full(3, np.nan, "<f4").tobytes().hex()}]}})
+    found, _ = compare(MEGATRON / "dense", folder)
+    assert len(found) == 1
+    assert "the value head is none: 3 of its " in found[0]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_it_is_not_row_0_of_its_own_embedding(copied: Copied, side: int) -> None:
+    folder = copied("critic", "other")
+    row = megatron(folder).read("embedding.word_embeddings.weight", [slice(0, 1)])
+    edit(folder, {"elements": {"value_head.weight": [{"hex": row.tobytes().hex()}]}})
+    found, _ = compare(*((MEGATRON / "critic", folder), (folder, MEGATRON / "critic"))[side])
+    assert "value_head.weight: the value head is row 0 of its own checkpoint's embedding, byte for byte" in " ".join(
+        found
+    )
+
+
 def test_a_row_that_was_widened_is_that_row(tmp_path: Path) -> None:
     """A GPT in bf16 loaded into a critic in float32."""
     gpt, critic = (Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / name)) for name in ("gpt", "critic"))

@@ -147,3 +147,85 @@ def test_that_a_tensor_was_too_large_is_said(tmp_path: Path) -> None:
     ((message, hint),) = _findings(tmp_path, theirs)
     assert message.startswith("1 tensor differs: lm_head.weight; 8,192 of 8,192 elements")
     assert hint.startswith("too large (32.8 kB) to look for a cause but in slabs")
+
+
+MOE = """{"architectures": ["AForCausalLM"], "model_type": "%s", "hidden_size": 32, "num_hidden_layers": 3,
+"num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 24, "intermediate_size": 24}"""
+
+
+def _stacked(family: str) -> Tensors:
+    """Experts in one tensor, as transformers 5 holds them; those of gpt-oss lie transposed, gate and up in turn."""
+    random = np.random.default_rng(0)
+    shapes = {"gate_up_proj": (4, 48, 32), "down_proj": (4, 32, 24)}
+    return {
+        f"model.layers.{layer}.mlp.experts.{name}": random.normal(
+            0, 0.1, (shape[0], *shape[:0:-1]) if family == "gpt_oss" else shape
+        ).astype(np.float32)
+        for layer in range(3)
+        for name, shape in shapes.items()
+    }
+
+
+def _experts_permuted(tensors: Tensors, family: str) -> None:
+    for name in tensors:
+        tensors[name] = np.ascontiguousarray(tensors[name][[0, 2, 1, 3]])
+
+
+def _halves_swapped(tensors: Tensors, family: str) -> None:
+    for name in [name for name in tensors if "gate_up" in name]:
+        value = tensors[name]
+        turned = (
+            value.reshape(4, 32, 24, 2)[..., ::-1].reshape(value.shape)
+            if family == "gpt_oss"
+            else np.roll(value, 24, 1)
+        )
+        tensors[name] = np.ascontiguousarray(turned)
+
+
+def _one_is_zero(tensors: Tensors, family: str) -> None:
+    tensors["model.layers.1.mlp.experts.down_proj"][3] = 0
+
+
+def _layer_again(tensors: Tensors, family: str) -> None:
+    for name in [name for name in tensors if ".layers.2." in name]:
+        tensors[name] = tensors[name.replace(".2.", ".1.")]
+
+
+EXPERTS: list[tuple[Callable[[Tensors, str], None], str]] = [
+    (_experts_permuted, "experts are permuted: 1 is 2, 2 is 1"),
+    (_halves_swapped, "gate and up are swapped"),
+    (_one_is_zero, "every element is zero"),
+    (_layer_again, "layer 2 equals layer 1: pipeline offset 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), EXPERTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "of_nobody"])
+@pytest.mark.usefixtures("few_bytes")
+def test_experts_that_share_a_large_tensor_are_looked_at_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, change: Callable[[Tensors, str], None], said: str
+) -> None:
+    monkeypatch.setitem(globals(), "CONFIG", MOE % family)
+    monkeypatch.setitem(globals(), "_model", lambda: _stacked(family))
+    theirs = _stacked(family)
+    change(theirs, family)
+    held, real = [], reasons.Files.whole
+    monkeypatch.setattr(reasons.Files, "whole", lambda *at: held.append(at[1].nbytes) or real(*at))
+    found = _findings(tmp_path, theirs)
+    assert len(found) == 1
+    assert said in found[0][0], found
+    assert held
+    assert max(held) < 8000, "no large tensor is read whole"
+
+
+@pytest.mark.usefixtures("few_bytes")
+def test_experts_that_differ_for_no_known_cause_are_not_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "CONFIG", MOE % "qwen3_moe")
+    monkeypatch.setitem(globals(), "_model", lambda: _stacked("qwen3_moe"))
+    theirs = _stacked("qwen3_moe")
+    for value in theirs.values():
+        value[2] += np.random.default_rng(1).normal(0, 1, value[2].shape).astype(np.float32)
+    ((message, _),) = _findings(tmp_path, theirs)
+    assert message.startswith("6 tensors differ: model.layers.{0-2}.mlp.experts.down_proj")

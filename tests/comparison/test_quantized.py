@@ -21,7 +21,7 @@ import real_formats
 
 RULES = [rule for rule in pack.load() if rule.on == "comparison"]
 NAME = "model.layers.0.mlp.up_proj"
-KNOWN = ("pack-quantized", "int-quantized", "float-quantized")
+KNOWN = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 SCHEMES = [
     pytest.param(form, group, rows, columns, id=f"{form}-{number}-{rows}x{columns}")
     for number, (form, group) in enumerate(real_formats.schemes())
@@ -94,7 +94,7 @@ def test_the_numbers_are_those_of_the_decompressor(
     _, packed, tensors = sides(tmp_path, form, group, rows, columns)
     side = open_side(str(packed))
     with Files(side.source) as files:
-        numbers, _ = side.packed[f"{NAME}.weight"].rows(files, 0, rows)
+        numbers = side.packed[f"{NAME}.weight"].rows(files, 0, rows).values
     module = torch.nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16)
     del module.weight
     for name, value in tensors.items():
@@ -139,7 +139,7 @@ def test_dequantised_again_is_held_to_one_rounding(tmp_path: Path) -> None:
     dense, packed, _ = sides(tmp_path, "pack-quantized", group, 64, 128)
     side = open_side(str(packed))
     with Files(side.source) as files:
-        numbers, _ = side.packed[f"{NAME}.weight"].rows(files, 0, 64)
+        numbers = side.packed[f"{NAME}.weight"].rows(files, 0, 64).values
     exact = folder(tmp_path / "exact", {"weight": torch.from_numpy(numbers.copy()).to(torch.bfloat16)})
     assert diff(packed, exact).verdict == "clean"
     report = diff(packed, dense)  # the weight before quantization is not what the quantized one stands for
@@ -287,7 +287,7 @@ def test_rows_of_awq_may_begin_within_a_word(tmp_path: Path) -> None:
     side = open_side(str(folder(tmp_path / "awq", tensors, declared)))
     packed = side.packed[f"{NAME}.weight"]
     with Files(side.source) as files:
-        whole, _ = packed.rows(files, 0, 48)
-        part, _ = packed.rows(files, 5, 21)
+        whole = packed.rows(files, 0, 48).values
+        part = packed.rows(files, 5, 21).values
     np.testing.assert_array_equal(part, whole[5:21])
     assert np.abs(whole - weight).max() < 0.5

@@ -238,3 +238,16 @@ def test_importing_loads_no_numpy() -> None:
     program = "import sys, ckptcheck.diagnosis; print('numpy' in sys.modules, 'torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("experts", [[2], [0, 1, 2, 3]])
+def test_gate_and_up_swapped_in_an_engines_stacked_experts(experts: list[int]) -> None:
+    """FusedMoE of vLLM and SGLang holds gate above up, [experts, 2 × intermediate, hidden]."""
+    name = "model.layers.3.mlp.experts.w13_weight"
+    whole = bits(4, 16, 8)
+    other = whole.patterns.copy()
+    for expert in experts:
+        other[expert] = np.concatenate([other[expert][8:], other[expert][:8]])
+    (verdict,) = one(whole, Bits(whole.dtype, other), name)
+    assert verdict.causes == ("gate-up-swapped",)
+    assert "gate and up are swapped" in verdict.sentence or "gate and up swapped" in verdict.sentence

@@ -66,6 +66,18 @@ def test_noise_is_unknown(noise: str, layout: Layout) -> None:
     assert verdicts[0].confidence == "unknown"
     assert "elements differ" in verdicts[0].evidence
     assert "ruled out" in verdicts[0].evidence
+    assert "stale, " in verdicts[0].evidence
+    without = diagnose(sides_of(sync.new, NOISES[noise](sync), layout))
+    assert "ruled out" in without[0].evidence
+    assert "stale" not in without[0].evidence
+
+
+def test_what_was_tried_on_some_only_is_said() -> None:
+    draw = np.random.default_rng(0)
+    names = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(12)]
+    one, other = ({name: draw.standard_normal((8, 8)).astype("<f4").view("<u4") for name in names} for _ in range(2))
+    (verdict,) = diagnose(sides_of(one, other, Layout(dtype="F32")))
+    assert verdict.evidence.endswith("two causes at once (on 8 of the 12)")
 
 
 def back_to_front(sync: Sync) -> Callable[[int, int], int]:

@@ -87,6 +87,14 @@ def test_traits_are_read_from_what_an_engine_holds() -> None:
 def test_of_a_server_only_its_words_are_known() -> None:
     assert traits_told(["cuda"], "Qwen3MoeForCausalLM") == {"cuda", "stock", "experts"}
     assert traits_told([""], "Glm4ForCausalLM") == {"stock"}, "GLM-4 is dense"
+    assert traits_told(["cuda", "draft"], "LlamaForCausalLM", "w8a8_fp8") == {"cuda", "stock", "draft", "fp8", "dense"}
+    assert traits_told([""], "Qwen3MoeForCausalLM", "moe_wna16") == {"stock", "experts", "int4"}
+    packed = ["model.layers.0.mlp.experts.w13_weight_packed", "model.layers.0.self_attn.o_proj.weight"]
+    assert traits_told([""], "", "compressed-tensors", packed) == {"stock", "experts", "int4"}
+
+
+def test_versions_of_absurd_length_are_versions_too() -> None:
+    assert not any(fault.concerns(Running("sglang", "9" * 5000, "LlamaForCausalLM")) for fault in known())
 
 
 def test_a_trial_offers_what_it_runs() -> None:

@@ -72,6 +72,19 @@ def test_it_can_sleep_where_the_package_for_it_is(forms: Host) -> None:
     assert all(forms.call("knows", names=list(given)))
 
 
+def test_n_grams_propose_tokens_on_gpus_alone(forms: Host) -> None:
+    given, made = forms.call("proposes", gpu=True, tokens=3)
+    assert (given["speculative_algorithm"], given["speculative_num_draft_tokens"], made["speculative"]) == (
+        "NGRAM",
+        4,
+        3,
+    )
+    assert all(forms.call("knows", names=list(given)))
+    given, made = forms.call("proposes", gpu=False, tokens=3)
+    assert given == {}
+    assert "speculative" not in made  # "has no such switch"
+
+
 def test_an_sglang_without_update_sessions_is_updated_without(forms: Host) -> None:
     """0.5.17. Last: the process stays such a one."""
     forms.call("older")

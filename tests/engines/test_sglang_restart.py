@@ -1,4 +1,4 @@
-"""A start of SGLang that fails: the next one has a process of its own."""
+"""How SGLang is started and asked to sleep; and a start that fails: the next one has a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.engines import sglang
+from ckptcheck.engines import lacking, registry, sglang
 from ckptcheck.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.engines.switches import Switches
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import VerbError
 
 SAID = {
@@ -21,6 +22,10 @@ SAID = {
     "facts": {"device": "cpu"},
     "switches": {},
 }
+TRACE = (
+    "  File sglang/srt/layers",
+    "NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now.",
+)
 hosts: list[FakeHost] = []
 
 
@@ -28,15 +33,23 @@ class FakeHost:
     """Refuses to start without chunks, as SGLang may."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.starts, self.closed = 0, False
+        self.starts, self.closed, self.failed = 0, False, False
+        self.told: list[tuple[str, object]] = []
         hosts.append(self)
 
-    def call(self, verb: str, *, switches: dict[str, Any], **_: object) -> dict[str, Any]:
+    def call(self, verb: str, *, switches: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         assert not self.closed
+        self.told.append((verb, more.get("options", more.get("tags"))))
+        if switches is None:
+            return {}
         self.starts += 1
         if switches.get("chunked_prefill") is False:
-            raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died", "")
+            self.failed = True
+            raise VerbError("sglang", verb, "RuntimeError", "Rank 0 scheduler died during initialization", "")
         return SAID
+
+    def last_words(self) -> tuple[str, ...]:
+        return ("ValueError: of an update long ago", *((*TRACE, "sglang: bye") if self.failed else ()))
 
     def close(self) -> None:
         self.closed = True
@@ -65,3 +78,59 @@ def test_a_first_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(VerbError):
         SglangEngine(tmp_path, SglangOptions(switches=Switches(chunked_prefill=False)))
     assert [host.closed for host in hosts] == [True]
+
+
+def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path) -> None:
+    dropping = SglangOptions(sleep_level=2, more={"log_level": "info"})
+    with SglangEngine(tmp_path, dropping) as engine:
+        engine.sleep(2)
+        engine.wake(["weights"])
+        engine.wake(["kv_cache", "cuda_graph"])
+        with pytest.raises(CkptcheckError, match="was started to sleep at level 2, not 1"):
+            engine.sleep()
+        engine.restart(tmp_path)
+        engine.restart(tmp_path, SglangOptions())
+        engine.sleep()
+        engine.wake()
+    bare = {"log_level": "info", "enable_weights_cpu_backup": False}
+    assert hosts[0].told == [
+        ("start", bare),
+        ("sleep", None),
+        ("wake", ["weights"]),
+        ("wake", ["kv_cache", "cuda_graph"]),
+        ("start", bare),
+        ("start", {}),
+        ("sleep", None),
+        ("wake", None),
+    ]
+
+
+def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(registry, "room", lambda *_: (64, 64))
+    whole = Switches(chunked_prefill=False)
+    with pytest.raises(VerbError) as caught:
+        registry.start("sglang", tmp_path, switches=whole)
+    assert caught.value.message == (
+        "sglang could not start: NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now"
+    )
+    assert caught.value.hint == lacking.EXPERTS
+    monkeypatch.setattr("test_sglang_restart.TRACE", ())
+    with pytest.raises(VerbError, match="RuntimeError: Rank 0 scheduler died") as caught:
+        registry.start("sglang", tmp_path, switches=whole)
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No WNA16 MoE backend supports the deployment configuration.",
+        "No Int8 MoE backend supports the deployment configuration (weight_key=QuantKey(i8)).",
+        "Unsupported FP8 MoE backend: NONE",
+    ],
+)
+def test_what_vllm_says_of_experts_for_which_it_has_no_kernel(said: str) -> None:
+    assert lacking.hint("vllm", said) == lacking.EXPERTS
+    assert lacking.hint("sglang", said) is None

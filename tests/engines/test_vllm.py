@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 from ckptcheck.engines import group, reading
 from ckptcheck.engines.base import Manifest
 from ckptcheck.engines.digest import digest
-from ckptcheck.engines.vllm import Mode, VllmEngine, VllmOptions
+from ckptcheck.engines.loading import Mode
+from ckptcheck.engines.vllm import VllmEngine, VllmOptions
 from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.exchange import Exchange

@@ -50,6 +50,8 @@ def happen(what: str, group: dict[str, Any] | None = None) -> None:
         bytearray(1 << 32)
     elif what == "disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/full")
+    elif what.startswith("away="):
+        os.rmdir(what.partition("=")[2])
     elif what == "taken" and group is not None:
         KEPT.append(socket.create_server((group["host"], group["port"])))
     else:  # signals to the command, half a second apart
@@ -62,7 +64,7 @@ def happen(what: str, group: dict[str, Any] | None = None) -> None:
 def faulty(side: str, verbs: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Wrap verbs, and start what a process should not leave behind: children, one of them deaf, and a temporary file."""
     wanted, _, rest = os.environ.get("CKPTCHECK_FAULT", "").partition(":")
-    verb, number, what = rest.split(":") if wanted == side else ("", "0", "")
+    verb, number, what = rest.split(":", 2) if wanted == side else ("", "0", "")
     for program in ("sleep 600", "trap '' TERM; while :; do sleep 600; done"):
         subprocess.Popen(["sh", "-c", program], start_new_session=True)
     tempfile.mkstemp(prefix="socket-")

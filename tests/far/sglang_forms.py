@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from ckptcheck_far import plane, sglang_engine, sglang_update
+from ckptcheck_far import plane, sglang_launch, sglang_switches, sglang_update
 from sglang.srt.utils import MultiprocessingSerializer
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -81,7 +81,18 @@ def started(saver: bool) -> dict[str, Any]:
         sys.modules["torch_memory_saver"].__spec__ = ModuleSpec("torch_memory_saver", None)
     else:
         sys.modules.pop("torch_memory_saver", None)
-    return sglang_engine.on_gpu()
+    return sglang_launch.on_gpu()
+
+
+def proposes(gpu: bool, tokens: int) -> list[Any]:
+    """Say what SGLang is given for the switch `speculative`, and what is made of its answer."""
+    known, torch.cuda.is_available = torch.cuda.is_available, lambda: gpu
+    try:
+        given = sglang_switches.options({"speculative": tokens})
+    finally:
+        torch.cuda.is_available = known
+    told = {**given, "device": "cuda" if gpu else "cpu"}
+    return [given, sglang_switches.resolved(told.get, "raw")]
 
 
 def knows(names: list[str]) -> list[bool]:
@@ -100,4 +111,4 @@ def older() -> None:
             del kind.begin_weight_update  # type: ignore[attr-defined]
 
 
-VERBS = {"updated": updated, "notes": notes, "started": started, "knows": knows, "older": older}
+VERBS = {"updated": updated, "notes": notes, "started": started, "proposes": proposes, "knows": knows, "older": older}

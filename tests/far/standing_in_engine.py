@@ -86,7 +86,7 @@ def sleep(level: int) -> None:
     pass
 
 
-def wake() -> None:
+def wake(tags: list[str] | None) -> None:
     pass
 
 

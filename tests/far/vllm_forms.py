@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ckptcheck_far import ipc, vllm_engine, vllm_forced, vllm_transfer
+from ckptcheck_far import ipc, vllm_forced, vllm_launch, vllm_transfer
 from vllm import platforms
 from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
 from vllm.engine.arg_utils import EngineArgs
@@ -160,7 +160,7 @@ def started() -> list[dict[str, Any]]:
     found = []
     for cpu, sleeps in ((True, False), (False, True), (False, False)):
         platforms.current_platform = SimpleNamespace(is_cpu=lambda: cpu, is_sleep_mode_available=lambda: sleeps)  # noqa: B023
-        found.append(vllm_engine.off_cpu())
+        found.append(vllm_launch.off_cpu())
     return found
 
 

@@ -17,7 +17,13 @@ BAD = [
     (("record", "tiny", "-o", "r.safetensors", "--engine", "tgi"), "there is no engine tgi"),
     (("record", "tiny", "-o", "r.safetensors", "--switch", "cache=on"), "there is no switch cache"),
     (("record", "broken", "-o", "r.safetensors"), "broken has 1 error of its own"),
-    (("record", "tiny", "-o", "r.safetensors", "--prompts", "none.jsonl"), "cannot read none.jsonl"),
+    (
+        ("record", "tiny", "-o", "r.safetensors", "--prompts", "none.jsonl"),
+        "cannot read none.jsonl: No such file or directory\n",
+    ),
+    (("record", "tiny", "-o", "r.safetensors", "--engine-mode", "fast"), "'fast' is not one of 'plain', 'stock'"),
+    (("probe", "tiny", "--engine", "tgi"), "there is no engine tgi"),
+    (("calibrate", "tiny", "-o", "r.safetensors", "--engine", "tgi"), "there is no engine tgi"),
     (("record", "critic", "-o", "r.safetensors"), "is a critic or another scoring model"),
     (("score", "torn.safetensors", "tiny", "-o", "s.safetensors"), "torn.safetensors cannot be scored"),
     (("matrix", "tiny", "--lengths", "long"), "--lengths takes whole numbers, not long"),
@@ -54,5 +60,6 @@ def test_what_cannot_be_run_is_one_sentence(arguments: tuple[str, ...], said: st
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+    assert "starting" not in result.stderr
     assert not result.stdout
     assert not (here / "r.safetensors").exists()

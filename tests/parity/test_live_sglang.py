@@ -95,15 +95,30 @@ def test_the_probes_of_one_setup(both: tuple[Asking, Any, Any, Path]) -> None:
     )  # fmt: skip
 
     def start(setup: Setup, instead: Engine | None) -> Engine:
-        assert setup == Setup(), "one set-up is enough for these"
+        logprobs = setup.switches.logprobs
+        assert setup == Setup(Switches(logprobs=logprobs)), "one set-up is enough for these"
+        engine._ask("settle", logprobs or "raw")  # a new start would do no more
         return cast(Engine, Kept(engine))
 
-    names = ("decode", "semantics", "padding", "routing", "stale")
+    assert engine.info.facts["stock_logprobs"] == "processed"
+    report = run(run_probes("moe", bench, start, chosen(["semantics"], ())), RULES)
+    assert set(report.passed) == {"PRB003", "PRB004", "PRB005", "PRB006"}, "divided by the temperature, and never cut"
+    told = replace(bench, setup=Setup(Switches(logprobs="raw")))
+    report = run(run_probes("moe", told, start, chosen(["semantics"], ())), RULES)
+    assert [finding.code for finding in report.findings] == ["PRB003"], report.findings
+    names = ("decode", "padding", "routing", "stale", "inflight")  # the last two leave other weights in the trainer
     report = run(run_probes("moe", bench, start, chosen(names, ())), RULES)
     assert not report.crashed
     assert not report.skipped
-    assert [finding.code for finding in report.findings] == ["PRB003"], report.findings
-    assert {"PRB002", "PRB005", "PRB006", "PRB009", "PRB013", "PRB018", "PRB020", "PRB021"} <= set(report.passed)
+    found = [(finding.code, finding.message.partition(":")[0]) for finding in report.findings]
+    assert set(found) <= {
+        ("PRB017", "in_place, caches cleared"), ("PRB016", "in_place, caches kept"), ("PRB016", "retract, caches kept"),
+    }, report.findings  # fmt: skip
+    assert {("PRB017", "in_place, caches cleared"), ("PRB016", "in_place, caches kept")} <= set(found)
+    assert set(report.passed) == {
+        "PRB002", "PRB009", "PRB013", "PRB015", "PRB018", "PRB020", "PRB021", "PRB025",
+        "PRB026",
+    }  # fmt: skip
 
 
 def test_tokens_are_forced_while_sglang_plans_ahead(both: tuple[Asking, Any, Any, Path]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import live
 import numpy as np
 import pytest
 from probed import CHAT, PROMPTS, ScoringTrainer, probed
 from refitted import VOCABULARY, weights
 
 from ckptcheck import pack
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.engines.base import Engine
 from ckptcheck.engines.fake_serving import FAULTS, FakeServing
 from ckptcheck.engines.sampling import Sampling
@@ -19,11 +22,11 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.host.trouble import HostDied, VerbError
 from ckptcheck.metrics.processed import processed
 from ckptcheck.parity.probes.bench import Bench, Setup
-from ckptcheck.parity.probes.catalogue import PROBES, chosen
-from ckptcheck.parity.probes.inflight import split
+from ckptcheck.parity.probes.catalogue import PROBES, chosen, has_experts
 from ckptcheck.parity.probes.runner import run_probes
 from ckptcheck.parity.probes.semantics import solve
 from ckptcheck.parity.probes.trace import ProbeTrace
+from ckptcheck.refit.passage import split
 from ckptcheck.run import run
 
 RULES = pack.load()
@@ -51,13 +54,14 @@ def test_a_sound_engine_passes_every_probe_with_few_starts(tmp_path: Path) -> No
             chat=CHAT[1],
         )
 
-    trace = tried(tmp_path, start, sampling=Sampling(1.0))
+    trace = tried(tmp_path, start, sampling=Sampling(0.7), setup=Setup(Switches(logprobs="processed")))
     assert set(trace.seen) == set(PROBES)
     assert len(started) == len(set(started)), "no set-up is started twice"
     report = run(trace, RULES)
     assert report.findings == ()
     assert not report.crashed
-    assert len(report.passed) == 21
+    assert {code for code, _ in report.skipped} == {"PRB004"}, "the job cuts nothing"
+    assert len(report.passed) == 25
     assert {section.title.partition(" ")[0] for section in report.sections} >= {
         "Decoding",
         "What",
@@ -96,6 +100,34 @@ def test_a_setup_that_does_not_start_costs_only_those_that_want_it(tmp_path: Pat
         "PRB010": "the engine did not start with compilation=inductor: fake could not start: RuntimeError: no compiler here"
     }
     assert "PRB002" in report.passed
+
+
+def test_a_switch_of_the_user_that_the_engine_does_not_take_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def start(setup: Setup, instead: Engine | None) -> Engine:
+        return FakeServing(weights(), switches=setup.switches, untaken=("async_scheduling=True",))
+
+    own = Setup(Switches(async_scheduling=True, prefix_cache=True))
+    trace = tried(tmp_path, start, "decode", "chunks", "scheduling", setup=own, say=said.append)
+    report = run(trace, RULES)
+    told = "async_scheduling: fake made it False by itself"
+    lines = {section.title: section.lines for section in report.sections}
+    assert lines["Switches that the engine did not take"] == (told,)
+    assert lines["Probes that could not look"] == (f"scheduling: {told}",)
+    assert said.count(told) == 1
+    assert {"PRB002", "PRB024"} <= set(report.passed), "what does not need it looks all the same"
+    assert dict(report.skipped) == {"PRB014": told}
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"), [("moe_num_experts", True), ("n_experts", True), ("num_attention_heads", False)]
+)
+def test_a_mixture_of_experts_is_known_by_any_of_its_names(config: str, experts: bool, tmp_path: Path) -> None:
+    live.write("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), config: 4}))
+    assert has_experts(open_checkpoint(str(tmp_path))) is experts
 
 
 def test_an_engine_that_refuses_what_is_too_long_is_asked_for_what_has_room(tmp_path: Path) -> None:
@@ -151,6 +183,7 @@ def test_unknown_probes_and_switches_are_refused() -> None:
     for text, said in (
         ("caching=on", "no switch caching"),
         ("chunk=-1", "whole number"),
+        ("prefix-cache", "the switch prefix_cache is given no value"),
         ("async_scheduling=yes", "on or off"),
     ):
         with pytest.raises(CkptcheckError, match=said):

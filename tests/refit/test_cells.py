@@ -1,13 +1,15 @@
-"""Cells of the matrix that have every value once: trainer layouts, engine ranks, transports, dtypes, families of models."""
+"""Eight cells of the matrix that have every value once: trainer layouts, engine ranks, transports, dtypes, families of models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cell import Bench, Cell
 from conftest import needs_engine
-from matrix import Bench, Cell, passed
+from matrix import passed
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.judging import gaps
@@ -17,16 +19,25 @@ from ckptcheck.trainers.layout import Layout
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
 CELLS = (
-    Cell("llama", Layout(tp=2), transport="gloo", steps=2),
+    Cell("llama-nine", Layout(tp=3), transport="gloo", steps=2),
     Cell("qwen3", Layout(pp=2), dtype="bfloat16", transport="gloo"),
     Cell("qwen3-moe", Layout(ep=2)),
-    Cell("llama-nine", Layout(tp=3)),
     Cell("qwen3", Layout(tp=2, pp=2), ranks=2, steps=0),
     Cell("qwen3-moe", Layout(ep=2), transport="gloo", engine="sglang"),
     Cell("llama", Layout(tp=2), dtype="bfloat16", transport="flattened_bucket", engine="sglang"),
     Cell("qwen3-tied", Layout(pp=2), transport="tensor", engine="sglang", steps=2),
     Cell("qwen3", Layout(), transport="disk", engine="sglang", steps=0),
 )
+QUANTIZED = (
+    Cell("llama", Layout(tp=2), dtype="bfloat16", quantize="w4a16"),
+    Cell("llama", Layout(tp=2), dtype="bfloat16", quantize="fp8"),
+    Cell("qwen3-wide", Layout(ep=2), transport="tensor", engine="sglang", quantize="w4a16"),
+    Cell("llama", Layout(tp=2), transport="tensor", engine="sglang", quantize="w8a8"),
+)
+"""Those of the others that CPUs can compute are in the matrix alone."""
+CODES = {"I32", "I8", "F8_E4M3"}
+"""dtypes of quantized numbers."""
+LEFT_ALONE = ("lm_head", "model.embed_tokens", r"re:.*mlp\.gate(\.weight)?$")
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +92,75 @@ def test_an_engine_that_rounds_what_it_is_sent_is_named(bench: Bench) -> None:
     trace, report = bench.run(Cell("llama", Layout(), engine_dtype="bfloat16", steps=0))
     assert [finding.code for finding in report.findings] == ["REF035"], trace.broken
     assert "tensors are kept in BF16 and sent in F32" in report.findings[0].message
+
+
+@pytest.mark.parametrize("cell", QUANTIZED, ids=str)
+def test_weights_packed_on_their_way_are_a_cold_load_of_the_packed_checkpoint(bench: Bench, cell: Cell) -> None:
+    """Megatron takes a step between the syncs, and every quantized matrix is another one then."""
+    needs_engine(cell.engine)
+    trace, report = bench.run(cell)
+    assert not trace.broken
+    assert [f"{finding.code} {finding.message}" for finding in report.findings if finding.code not in cell.known] == []
+    assert passed(cell, report)
+    assert {"REF001", "REF003", "REF010", "REF012", "REF023"} <= set(report.passed)
+    assert trace.trainer is not None
+    assert (trace.trainer.name, trace.trainer.facts["scheme"]) == ("megatron", cell.quantize)
+    packed = {weight.name for weight in trace.weights if weight.dtype in CODES}
+    assert len(packed) == 2 * (4 + (3 if cell.model == "llama" else 12))
+    assert {entry.dtype for _, entry in trace.cold.items()} & CODES
+    first, second, again = (sync.sent for sync in trace.syncs)
+    assert {name for name in packed if first[name] == second[name]} == set()
+    assert second == again
+    assert trace.steps[0].grad_norm > 0
+    if cell.quantize == "w4a16" and cell.dtype == "float32":  # else inputs are rounded, or much else
+        assert max(gaps(scoring).trainer.most for scoring in trace.scorings) <= 1e-5
+
+
+def test_experts_that_the_list_covers_by_the_engines_reading_alone(bench: Bench) -> None:
+    """SGLang drops them and logs nothing (tests/quantization/test_served_sglang.py looks into its log)."""
+    needs_engine("sglang")
+    ignore = (*LEFT_ALONE, r"re:.*mlp\.experts\.\d+\.\w+_proj$")
+    trace, report = bench.run(
+        Cell(
+            "qwen3-wide",
+            Layout(),
+            transport="tensor",
+            engine="sglang",
+            steps=0,
+            quantize="w4a16",
+            quantizer="slime",
+            ignore=ignore,
+        )
+    )
+    assert not trace.broken
+    found = {finding.code: finding for finding in report.findings}
+    assert {"REF001", "REF009", "REF010", "REF012", "REF023"} <= found.keys()
+    assert found["REF023"].message.startswith(
+        "24 modules are packed by slime and built plain by sglang: model.layers.0.mlp.experts.0.down_proj"
+    )
+    assert found["REF023"].hint == (
+        r'write "re:.*mlp\.experts\.\d+\.\w+_proj(\.weight)?$" in place of "re:.*mlp\.experts\.\d+\.\w+_proj$" in the ignore list,'
+        " which both then read alike"
+    )
+    assert "experts.w13_weight" in found["REF001"].message
+    assert trace.syncs[0].answer.ok
+    assert gaps(trace.scorings[0]).trainer.most < 1e-5, "the cold load is what the list says"
+    assert gaps(trace.scorings[1]).most > 0.1
+
+
+def test_one_bit_of_packed_experts_that_sglangs_own_check_does_not_see(bench: Bench) -> None:
+    needs_engine("sglang")
+    at, said = "model.layers.1.mlp.experts.w13_weight_packed", []
+
+    def touch(engine: Any) -> None:
+        said.append(engine.check("snapshot"))
+        engine.poke(at, 100, 0)
+        said.append(engine.check("compare"))
+
+    cell = Cell("qwen3-wide", Layout(), transport="tensor", engine="sglang", steps=0, quantize="w4a16")
+    trace, report = bench.run(cell, after=touch)
+    assert not trace.broken
+    assert [each["ok"] for each in said] == [True, True], said
+    found = {finding.code: finding.message for finding in report.findings}
+    assert "REF003" in found
+    assert at in found["REF003"]

@@ -130,6 +130,9 @@ def test_greedy_text_of_both_sides_is_told_where_it_parts(tmp_path: Path) -> Non
 
 def test_an_engine_sleeps_where_it_can() -> None:
     assert sleeper(FakeEngine(weights(), device="cpu")) == "the sleep of fake does nothing on a CPU"
+    named = FakeEngine(weights(), device="cpu")
+    named.info = replace(named.info, name="sglang")  # puts its buffers away and back there too
+    assert sleeper(named) is named
     engine = FakeEngine(weights())
     assert sleeper(engine) is engine
     assert sleeper(object.__new__(type("Plain", (), {"info": engine.info}))) == "fake is not put to sleep here"

@@ -39,3 +39,21 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCHECK_VLLM_PYTHON", "/python")
     monkeypatch.setenv("CKPTCHECK_TRAINER_PYTHON", "/python")
     assert gpu.lacking(CELL) == ""
+
+
+def test_what_has_to_pass_on_a_gpu() -> None:
+    all_but = [{"passed": sorted(gpu.DUE - {code}), "skipped": []} for code in ("REF008", "REF010", "REF012")]
+    assert [gpu.overdue(gpu.Cell("vllm", "reload"), report) for report in all_but] == [set(), {"REF010"}, {"REF012"}]
+    assert gpu.overdue(gpu.Cell("sglang", "disk"), all_but[0]) == set()
+    assert gpu.overdue(gpu.Cell("sglang", "tensor"), all_but[0]) == {"REF008"}
+    why = "rounding explains more, and on a GPU another process may choose other kernels"
+    assert gpu.overdue(CELL, {**all_but[1], "skipped": [{"code": "REF010", "reason": why}]}) == set()
+
+
+def test_every_kind_of_refit_has_a_cell() -> None:
+    """As the transports of each engine that need GPUs, graphs, speculative decoding and packed weights."""
+    for engine in ("vllm", "sglang"):
+        own = [cell for cell in gpu.CELLS if cell.engine == engine]
+        assert {cell.switch for cell in own} == {"", "compilation=graphs", "speculative=3"}
+        assert {cell.quantize for cell in own} == {"", "fp8"}
+    assert len({str(cell) for cell in gpu.CELLS}) == len(gpu.CELLS)

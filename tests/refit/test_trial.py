@@ -125,6 +125,8 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
         (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
         (("tiny-llama", "--pause", "retract"), "vllm does not retract requests"),
         (("tiny-llama", "--pause", "keep", "--transport", "load_weights"), "requests run beside reload only"),
+        (("tiny-llama", "--pause", "keep", "--sleep-level", "2"), "--pause needs the cache"),
+        (("tiny-llama", "--sleep-level", "2", "--steps", "0"), "--sleep-level means nothing with --steps 0"),
         (("nowhere",), "nowhere"),
     ],
 )

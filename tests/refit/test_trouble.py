@@ -222,6 +222,38 @@ def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
+    ("flag", "name"),
+    [("-o", "nowhere/file"), ("-o", "tmp"), *(("--record", name) for name in ("nowhere/file", "tmp", "readme"))],
+)
+def test_what_could_not_be_written_at_the_end_is_refused_at_the_beginning(place: Path, flag: str, name: str) -> None:
+    (place / "readme").write_text("it is no record\n")
+    outcome = refit(place, "", flag, str(place / name))
+    assert (outcome.code, outcome.out, outcome.notes) == (2, "", []), outcome.err
+    assert str(place / name) in outcome.err
+    assert (place / "readme").read_text() == "it is no record\n"
+
+
+def test_a_report_is_not_written_over_what_is_read(place: Path) -> None:
+    source = shutil.copytree(CHECKPOINTS / "tiny-llama", place / "source")
+    outcome = refit(place, "", "-o", str(source / "config.json"), source=source)
+    assert (outcome.code, outcome.notes) == (2, [])
+    assert "is what the command reads, and would be overwritten" in outcome.err
+
+
+@pytest.mark.parametrize("flag", ["-o", "--record"])
+def test_a_trial_is_told_also_where_its_file_cannot_be_written_any_more(place: Path, flag: str) -> None:
+    """The folder is gone when the trial ends: the stand-in for the trainer takes it away."""
+    (place / "reports").mkdir()
+    outcome = refit(place, f"trainer:step:1:away={place / 'reports'}", flag, str(place / "reports" / "file"))
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert outcome.report["verdict"] == "clean"
+    assert (
+        f"ckptcheck: cannot write {'the record ' if flag == '--record' else ''}{place / 'reports' / 'file'}: No such"
+        in outcome.err
+    )
+
+
+@pytest.mark.parametrize(
     ("moment", "signals", "said"),
     [
         ("trainer:load:1", "SIGINT", "interrupted"),
@@ -297,6 +329,13 @@ def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(p
     assert "vllm 0 on CPU is not updated by ipc" in outcome.err
     assert "there is reload, gloo, load_weights" in outcome.err
     assert "engine:ask-scramble" not in outcome.notes
+
+
+def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: Path) -> None:
+    outcome = refit(place, "", "--engine-python", str(place / "nowhere"))
+    assert (outcome.code, outcome.out, outcome.files) == (2, "", []), outcome.err
+    assert outcome.err.startswith(f"ckptcheck: cannot run {place / 'nowhere'}: No such file or directory")
+    assert outcome.notes == []
 
 
 def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:

@@ -201,6 +201,22 @@ def test_interrupted_while_the_weights_are_gone(number: signal.Signals, words: s
     assert {each["error"] for each in report["crashed"]} == {f"could not compare the servers: {words}"}
 
 
+def test_what_is_kept_and_where_there_is_nothing_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CkptcheckError, match="cannot be reached"):
+        app("refit")(["refit", str(TINY), "--attach", "http://127.0.0.1:1", "--keep"], standalone_mode=False)
+    assert "nothing was written that could be kept\n" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    run_of_megatron = str(ROOT / "fixtures/megatron/tp2-pp2")
+    with pytest.raises(CkptcheckError, match="cannot be reached"):
+        app("refit")(["refit", run_of_megatron, "--attach", "http://127.0.0.1:1", "--keep"], standalone_mode=False)
+    (kept,) = tmp_path.iterdir()
+    assert f"kept {kept}\n" in capsys.readouterr().err
+    assert (kept / "source" / "config.json").is_file()
+
+
 def test_the_reference_is_not_somebody_elses_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with JunkServer(sglang()) as other:
         monkeypatch.setattr(reference, "_free", lambda: int(other.url.rpartition(":")[2]))

@@ -20,12 +20,16 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.engines.cpus import binding
 from ckptcheck.host.exchange import Exchange
 from ckptcheck.refit import attach as attaching
 from ckptcheck.refit import sequences
 from ckptcheck.refit.attach import Asked, Truth, attached
 from ckptcheck.report import Report
 from ckptcheck.run import run
+from ckptcheck.servers.client import Client
+from ckptcheck.servers.layout import Layout
+from ckptcheck.servers.recognize import recognize
 from ckptcheck.servers.reference import Reference
 from ckptcheck.trainers.transformers import start_transformers
 
@@ -105,10 +109,14 @@ def test_sglang(models: Models) -> None:
 def test_vllm(models: Models) -> None:
     needs_engine("vllm")
     with Reference("vllm", models.served, dtype="float32") as other:
-        with Reference("vllm", models.wanted, dtype="float32") as own:
+        more, env = ["--data-parallel-size", "2"], binding("vllm", 2)
+        with Reference("vllm", models.wanted, dtype="float32", more=more, env=env) as own:
             reference = attaching.look(own.server, ASKED)
             unlike(other.client.url, own.client.url)
-        assert (reference.about.version, reference.about.dtype) == ("0.32.0", "float32")
+        about = reference.about
+        assert (about.version, about.dtype, about.device) == ("0.32.0", "float32", "cpu")
+        assert about.layout == Layout(1, copies=2), "it has two copies of the model, which say the same"
+        assert (len(reference.checksums), len(reference.weights), reference.silent) == (38, 11, "")
 
         found = report(models, attaching.look(other.server, ASKED), reference)
         assert codes(found) == {"REF030": NORM, "REF031": None, "REF032": "model.layers.0.self_attn.qkv_proj.weight"}
@@ -121,6 +129,8 @@ def test_vllm(models: Models) -> None:
         assert {"REF028", "REF030", "REF031", "REF034"} <= set(told["passed"])
         assert "vllm 0.32.0 started here and transformers 5" in told["subject"]
         assert other.server.weight_version(seconds=60) == "ckptcheck"
+        twice = report(models, reference, attaching.look(other.server, ASKED))
+        assert (twice.verdict, "REF030" in twice.passed, twice.skipped) == ("clean", True, ()), "two copies of the same"
 
         worker = below(other.pid, "VLLM::EngineCor")
         os.kill(worker, signal.SIGSTOP)
@@ -138,7 +148,11 @@ def for_user(source: Path, url: str) -> None:
 
 
 def unlike(one: str, other: str) -> None:
-    """What a user sees of two replicas of which one is behind."""
+    """What a user sees of two replicas of which one is behind. Each says which it is, and says the same again."""
+    mine, again, theirs = (recognize(Client(url), seconds=60).about(seconds=60).instance for url in (one, one, other))
+    assert mine == again != theirs
+    assert mine
+    assert theirs
     code, told = refit("--attach", one, "--attach", other)
     assert (code, next((finding["code"], finding["key"]) for finding in told["findings"])) == (1, ("REF029", NORM))
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -30,10 +31,11 @@ def no_trainer(*_: object) -> Any:
 
 
 def reported(*servers: JunkServer, timeout: float = 1.0) -> Report:
-    """Attach to servers without a checkpoint, and report. One is always asked for twice: alone it is held against nothing."""
-    addresses = [server.url for server in servers]
-    addresses = addresses * 2 if len(addresses) == 1 else addresses
-    return run(attach(None, Wanted(addresses, no_trainer, Timeouts(score=timeout)), lambda _: None), RULES)
+    """Attach to servers without a checkpoint, and report. One alone is held against a twin that answers alike."""
+    with ExitStack() as stack:
+        twins = [stack.enter_context(JunkServer(servers[0].answers))] if len(servers) == 1 else []
+        wanted = Wanted([server.url for server in (*servers, *twins)], no_trainer, Timeouts(score=timeout))
+        return run(attach(None, wanted, lambda _: None), RULES)
 
 
 @pytest.mark.parametrize("answers", [sglang(), vllm()], ids=["sglang", "vllm"])
@@ -103,6 +105,10 @@ def test_nobody_there() -> None:
         ("http://[2001:db8::1]:30000", "is not on this machine"),
         ("ftp://127.0.0.1", "is no address of a server"),
         ("http://127.0.0.1:port", "is no address"),
+        ("30000", "30000 is no address of a server"),
+        (":30000", "is no address of a server"),
+        ("http:/127.0.0.1:30000", "http:/127.0.0.1:30000 is no address of a server"),
+        ("", "an empty text is no address of a server"),
         ("http://me:secret@127.0.0.1", "is not taken"),
         ("http://nowhere.invalid", "leads nowhere"),
     ],
@@ -135,6 +141,26 @@ def test_another_program_is_not_taken_for_an_engine() -> None:
     assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in caught.value.message
 
 
+def test_a_web_page_is_not_read_aloud() -> None:
+    page = b"\n<!DOCTYPE HTML><html><body>Error code: 404</body></html>"
+    with JunkServer({"/model_info": status(404, page), "/version": status(404, page)}) as server:
+        with pytest.raises(CkptcheckError) as caught:
+            recognize(Client(server.url), seconds=5)
+        assert caught.value.message == (
+            f"{server.url} answers, but neither as SGLang (/model_info) nor as vLLM (/version) does: /version refuses with 404"
+        )
+        server.answers["/model_info"] = status(200, page)
+        with pytest.raises(Junk, match="/model_info answers a web page, which is not what an engine says"):
+            Client(server.url).get("/model_info", dict[str, str], timeout=5)
+
+
+def test_a_server_without_tls() -> None:
+    with JunkServer(sglang()) as server, pytest.raises(Gone) as caught:
+        recognize(Client(server.url.replace("http:", "https:")), seconds=5)
+    assert caught.value.message.endswith(" speaks no TLS")
+    assert caught.value.hint == f"write it as {server.url}"
+
+
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCHECK_API_KEY", "sesame")
     with JunkServer(vllm()) as server:
@@ -147,9 +173,10 @@ def test_a_server_that_refuses_weights_is_skipped_with_its_reason() -> None:
     with JunkServer(sglang(weights_checker=refusal, generate=refusal)) as server:
         report = reported(server)
     assert report.findings == ()
-    assert [(code, f"{server.url}/" in why, "403" in why, "administrator" in why) for code, why in report.skipped] == [
-        ("REF029", True, True, True)
-    ]
+    assert [
+        (code, why.startswith("http://127.0.0.1:"), "403" in why, "administrator" in why)
+        for code, why in report.skipped
+    ] == [("REF029", True, True, True)]
 
 
 def test_a_vllm_out_of_dev_mode_is_held_by_its_logprobs_alone() -> None:
@@ -207,11 +234,23 @@ def test_the_command() -> None:
         command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    with JunkServer(sglang()) as one, JunkServer(vllm()) as other, JunkServer({"/": b"<html>"}) as page:
-        done = refit("--attach", one.url, "--attach", one.url, "-v")
+    with (
+        JunkServer(sglang()) as one,
+        JunkServer(sglang()) as two,
+        JunkServer(vllm()) as other,
+        JunkServer({"/": b"<html>"}) as page,
+    ):
+        done = refit("--attach", one.url, "--attach", two.url, "-v")
         assert (done.returncode, "✓ clean" in done.stdout) == (0, True), done.stderr
         assert f"sglang 0.5.23 at {one.url}" in done.stdout
-        done = refit("--attach", one.url, "--attach", one.url, "--attach", other.url)
+        same = one.url.replace("127.0.0.1", "localhost")
+        done = refit("--attach", one.url, "--attach", same)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"ckptcheck: {one.url} and {same} are one server, and it always agrees with itself\n"
+            "           name every server once\n"
+        )
+        done = refit("--attach", one.url, "--attach", two.url, "--attach", other.url)
         assert (done.returncode, f"could not compare {other.url}: no other server that answers" in done.stdout) == (
             2,
             True,
@@ -219,7 +258,7 @@ def test_the_command() -> None:
         done = refit("--attach", one.url, "--attach", page.url)
         assert (done.returncode, done.stdout) == (2, "")
         assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in done.stderr
-    done = refit("--attach", one.url, "--attach", one.url)
+    done = refit("--attach", one.url, "--attach", two.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot be reached: Connection refused" in done.stderr
 

@@ -220,7 +220,7 @@ class Weights(Checkpoint):
     @property
     def unread(self) -> Mapping[str, str]:
         """File → why its values could not be read."""
-        return self._unread
+        return self._parts.unread
 
     @property
     def is_adapter(self) -> bool:

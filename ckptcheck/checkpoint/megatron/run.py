@@ -234,8 +234,8 @@ class Megatron(Stored):
         """File → why it could not be read. Everything is read first, so that the answer is final."""
         _ = self.contents, self.common, self.ranks, self.description
         if "values_view" in self.__dict__:
-            return self._unread | dict(self.values_view.unread)
-        return self._unread
+            return self._parts.unread | dict(self.values_view.unread)
+        return self._parts.unread
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -19,6 +19,7 @@ from ckptcheck.checkpoint.megatron.tree import (
     tracked,
 )
 from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.parts import Parts
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import MAX_PICKLE
 
@@ -40,7 +41,6 @@ class Stored:
         self.no_values = "the values were not read"
         self.reads_values = False
         self.release: Callable[[], None] = lambda: None
-        self._unread: dict[str, str] = {}
         self.iterations = tuple(iterations(path))
         self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
         self._tracker_text, self.tracker = tracked(path)
@@ -54,6 +54,7 @@ class Stored:
         }
         folders = [""] + ([self.iteration] if self.iteration else []) + ranks
         self.source = Tree(path, target, folders)
+        self._parts = Parts(self.source)
 
     def _chosen(self) -> str:
         """Return the iteration that a trainer would load: the tracker's, else the newest."""
@@ -95,15 +96,9 @@ class Stored:
 
     def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
         """Read a small file whole; None where it is not there or leads out of the target."""
-        if name not in self.files or self.files[name].leaves is not None:
+        if name not in self.files:
             return None
-        try:
-            return reader(self.source.read(name, 0, MAX_PICKLE + 1))
-        except FileNotFoundError:
-            self._unread[name] = "it disappeared while it was being read"
-        except OSError as error:
-            self._unread[name] = error.strerror or str(error)
-        return None
+        return self._parts.read(name, lambda source, name: reader(source.read(name, 0, MAX_PICKLE + 1)))
 
     @cached_property
     def _damaged(self) -> dict[str, Defect]:
@@ -127,5 +122,5 @@ class Stored:
             except UnreadableArchive as error:
                 self._damaged[name] = Defect("unreadable", f"this is no torch.save file that can be read: {error}")
             except OSError as error:
-                self._unread[name] = error.strerror or str(error)
+                self._parts.unread[name] = error.strerror or str(error)
         return self._read_files[name]

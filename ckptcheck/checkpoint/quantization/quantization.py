@@ -105,6 +105,6 @@ def quantization_of(
     """Return how a checkpoint is quantized, None where no config says that it is and no tensor shows it."""
     declared = declarations(config, side)
     stored = stored_modules(tensors)
-    if not declared and not any(way.is_quantized and way.companions for way in stored):
+    if not declared and not any(way.is_quantized and (way.companions or way.is_misnamed) for way in stored):
         return None
     return Quantization(declared, stored)

@@ -64,6 +64,12 @@ class Stored:
         return self.weight.role != "weight" or self.weight.dtype not in FLOATS or "absmax" in self.parts
 
     @cached_property
+    def is_misnamed(self) -> bool:
+        """Whether plain numbers stand alone under the name of packed ones: transformers 5.23 saves gpt-oss so, dequantized."""
+        weight = self.weight
+        return weight is not None and weight.role == "weight_blocks" and weight.dtype in FLOATS and not self.companions
+
+    @cached_property
     def companions(self) -> tuple[str, ...]:
         """The roles beside the weight."""
         return tuple(role for role in self.parts if role not in WEIGHTS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ckptcheck.engines.base import Engine, Parcel
 from ckptcheck.engines.sampling import Generation, Sampling
@@ -20,11 +20,19 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine is to be started. length: tokens of the longest sequence, 0 for the run's own. dtype: "" for its own."""
+    """How an engine is to be started. length: tokens of the longest sequence, 0 for the run's own. dtype: "" for its own.
+
+    needs: switches without which the probe that asks cannot look; set-ups that differ in nothing else share a start.
+    """
 
     switches: Switches = field(default_factory=Switches)
     length: int = 0
     dtype: str = ""
+    needs: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def having(self, **switches: Any) -> Setup:
+        """Return this set-up with other switches, which it then needs: also one that the user's own has as well."""
+        return replace(self, switches=replace(self.switches, **switches), needs=self.needs | frozenset(switches))
 
     def __str__(self) -> str:
         parts = [

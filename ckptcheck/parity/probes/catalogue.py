@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import EXPERTS
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.probes import decode, ends, head, inflight, length, padding, routing, semantics, setups, stale
 from ckptcheck.parity.probes.runner import Make
@@ -41,6 +42,4 @@ def chosen(only: Sequence[str], without: Sequence[str]) -> dict[str, Make]:
 def has_experts(ckpt: Checkpoint) -> bool:
     """Say whether there is anything to route."""
     config = ckpt.config
-    return config is not None and any(
-        config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")
-    )
+    return config is not None and any(config.get(key) for key in EXPERTS)

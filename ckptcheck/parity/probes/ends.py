@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from ckptcheck.parity.probes.bench import Bench, Probe
@@ -23,7 +23,7 @@ def probe(bench: Bench) -> Probe:
     """Force the model to say an end token, with more to come."""
     if not bench.ends:
         raise Skip("no file of the checkpoint says which token ends a response")
-    engine = yield replace(bench.setup, switches=replace(bench.setup.switches, text=True))
+    engine = yield bench.setup.having(text=True)
     passed, finish = [], {}
     other = next(token for token in range(8, 8 + len(bench.ends) + 1) if token not in bench.ends)
     for token in bench.ends:
@@ -51,7 +51,7 @@ def prompt(bench: Bench) -> Probe:
     """Hand in a conversation, and the same as text."""
     if bench.chat is None:
         raise Skip("the checkpoint has no chat template")
-    engine = yield replace(bench.setup, switches=replace(bench.setup.switches, text=True))
+    engine = yield bench.setup.having(text=True)
     if not hasattr(engine, "read"):
         raise Skip(f"{engine.info.name} is not asked for the tokens of a text here")
     rendered, due, messages = bench.chat

@@ -36,8 +36,7 @@ def probe(bench: Bench) -> Probe:
     sequences: list[tuple[int, ...]] = []
     decoded = {}
     for wide in (False, True):
-        setup = replace(bench.setup, dtype="bfloat16", switches=replace(bench.setup.switches, head_fp32=wide))
-        engine: Engine = yield setup
+        engine: Engine = yield replace(bench.setup, dtype="bfloat16").having(head_fp32=wide)
         sequences = sequences or bench.sequences(bench.responses(engine, bench.response))
         decoded[wide] = bench.followed(engine, sequences)
     for wide in (False, True):

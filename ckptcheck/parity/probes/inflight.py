@@ -9,11 +9,12 @@ from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Generation, Sampling
 from ckptcheck.parity.gap import gap
 from ckptcheck.parity.probes.bench import Bench, Probe
+from ckptcheck.refit.passage import UNLIKE, split, unlike
 from ckptcheck.report import Section
 
 TOKENS, AFTER = 16, 5
-UNLIKE, NARROW = 1e-4, 0.05
-"""Nats from which a logprob is not the same, in float32 and in narrower types."""
+DRAINS, DROPS = ("wait",), ("abort",)
+"""Ways that let running requests end first, and that end them at once; in all others they go on under the new weights."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,22 @@ class Passage:
         """Whether the engine says it of a token from which on it can be so."""
         latest = self.tokens if self.changed is None else self.changed
         return self.told is not None and self.earliest <= self.told <= latest
+
+    @property
+    def unlike_its_name(self) -> str:
+        """What became of the response that the way to pause does not say, "" where nothing did.
+
+        Only what is certain: a response that was over before the engine heard of the update tells nothing.
+        """
+        since = f"tokens from number {self.changed} on are of the new weights"
+        if self.pause in DRAINS and self.changed is not None:
+            return f"{since}, and it is to let a response under way end first"
+        if self.pause in DROPS and self.changed is not None:
+            return f"{since}, and it is to end a response under way"
+        if self.pause not in DROPS and self.finish not in ("", "length", "stop") and self.tokens < self.wanted:
+            ends = "end" if self.pause in DRAINS else "go on"
+            return f"{self.tokens} of {self.wanted} tokens came (the engine says {self.finish}), and it is to let a response {ends}"
+        return ""
 
     @property
     def way(self) -> str:
@@ -93,7 +110,7 @@ def probe(bench: Bench) -> Probe:
         found.append(_passage(engine, prompt, made, pause, clear, seen.answer.ok, version, (old, new)))
     engine.refit(updates[0], engine.transports[0])
     engine.reset_prefix_cache()
-    return InflightSeen(tuple(found), unlike(engine))
+    return InflightSeen(tuple(found), unlike(engine.info))
 
 
 def _passage(
@@ -115,30 +132,8 @@ def _passage(
         engine.reset_prefix_cache()
         truths.append(engine.follow([sequence], len(prompt))[0] if made.tokens else ())
     before, after = truths
-    earliest, changed = split(made.logprobs, before, after, unlike(engine))
+    earliest, changed = split(made.logprobs, before, after, unlike(engine.info))
     off = gap([made.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
     return Passage(
         pause, clear, ok, made.finish, len(made.tokens), TOKENS, earliest, changed, told, bool(made.versions), off
     )
-
-
-def unlike(engine: Engine) -> float:
-    """Return the nats from which a logprob of this engine is not the same."""
-    return UNLIKE if engine.info.dtype == "float32" else NARROW
-
-
-def split(
-    said: Sequence[float], before: Sequence[float], after: Sequence[float], unlike: float = UNLIKE
-) -> tuple[int, int | None]:
-    """Return the first token that is not of the old weights, None where all are; and from where on it could be.
-
-    Tokens that both weights give nearly the same logprob tell nothing, so the passage may be at any of those before the first
-    that tells. From it on old keys may still be mixed in, so nothing is asked of the later ones.
-    """
-    earliest = 0
-    for place, (value, old, new) in enumerate(zip(said, before, after, strict=True)):
-        if abs(value - old) > unlike:
-            return earliest, place
-        if abs(new - old) > 10 * unlike:
-            earliest = place + 1
-    return earliest, None

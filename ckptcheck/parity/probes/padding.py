@@ -10,7 +10,7 @@ from ckptcheck.parity.probes.bench import Bench, Probe
 
 @dataclass(frozen=True)
 class PaddingSeen:
-    """gap: of sequences scored alone and in one batch with one twice as long. dtype: the trainer's."""
+    """gap: of sequences scored alone, and filled up to one twice as long in one batch. dtype: the trainer's."""
 
     gap: Gap
     dtype: str
@@ -22,5 +22,5 @@ def probe(bench: Bench) -> Probe:
     trainer = bench.trainer()
     alone = [trainer.score([tokens])[0] for tokens in bench.prompts]
     longest = max(map(len, bench.prompts))
-    together = trainer.score([*bench.prompts, (bench.prompts[0] * longest)[: 2 * longest]])
+    together = trainer.padded([*bench.prompts, (bench.prompts[0] * longest)[: 2 * longest]])
     return PaddingSeen(gap(alone, together[: len(alone)]), trainer.info.dtype)

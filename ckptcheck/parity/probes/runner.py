@@ -31,6 +31,7 @@ class _Run:
     seen: dict[str, object] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     died: dict[str, str] = field(default_factory=dict)
+    untaken: dict[str, str] = field(default_factory=dict)
 
     def step(self, name: str, advance: Callable[[], Setup]) -> None:
         """Let a probe go on to the next set-up that it needs, or to its end."""
@@ -71,10 +72,11 @@ class _Run:
                     self.left[name] = f"the engine did not start with {setup}: {error}"
                 return
             self.current, self.info = setup, self.info or self.engine.info
+            self._note(setup, self.engine)
         for name in names:
             if self.engine is None:
                 return  # it died; those that wait for this set-up come again
-            ignored = self._ignored(setup, self.engine)
+            ignored = _ignored(self.waiting[name], self.engine)
             if ignored:
                 del self.waiting[name]
                 self.left[name] = ignored
@@ -88,15 +90,18 @@ class _Run:
             return self.current
         return max(dict.fromkeys(wanted), key=wanted.count)
 
-    def _ignored(self, setup: Setup, engine: Engine) -> str:
-        """Say which switch of a probe's own the engine did not take; those of the user are told elsewhere."""
-        own = self.bench.setup.switches.given()
-        found = [
-            f"{name}: {why}"
-            for name, why in engine.ignored.items()
-            if name in setup.switches.given() and name not in own
-        ]
-        return "; ".join(found)
+    def _note(self, setup: Setup, engine: Engine) -> None:
+        """Keep, and say once, which switches of the user the engine did not take; a probe's own are why it could not look."""
+        asked, had = self.bench.setup.switches.given(), setup.switches.given()
+        for name, why in engine.ignored.items():
+            if name in asked and asked[name] == had.get(name) and name not in self.untaken:
+                self.untaken[name] = why
+                self.bench.say(f"{name}: {why}")
+
+
+def _ignored(setup: Setup, engine: Engine) -> str:
+    """Say which switch that a probe needs the engine did not take."""
+    return "; ".join(f"{name}: {why}" for name, why in engine.ignored.items() if name in setup.needs)
 
 
 def run_probes(target: str, bench: Bench, start: StartEngine, probes: Mapping[str, Make]) -> ProbeTrace:
@@ -116,4 +121,4 @@ def run_probes(target: str, bench: Bench, start: StartEngine, probes: Mapping[st
             if engine is not None:
                 engine.close()
         bench.close()
-    return ProbeTrace(target, run.info, bench.trainer_info, tuple(probes), run.seen, run.left, run.died)
+    return ProbeTrace(target, run.info, bench.trainer_info, tuple(probes), run.seen, run.left, run.died, run.untaken)

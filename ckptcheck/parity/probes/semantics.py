@@ -1,7 +1,8 @@
 """Of which distribution are the logprobs that the engine reports: the model's, or the one that it sampled from?
 
 With the trainer's logits the answer can be computed: the logprobs are tried as raw, as divided by the temperature, and as cut by
-top-k and top-p too; and the temperature is looked for that brings them nearest to what the engine said.
+top-k and top-p too; and the temperature is looked for that brings them nearest to what the engine said. That is done for what
+the user's job samples with, and once more with top-k and top-p where it has neither.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckptcheck.engines.base import Engine
 from ckptcheck.engines.sampling import Sampling
 from ckptcheck.parity.gap import Gap, gap
 from ckptcheck.parity.probes.bench import Bench, Probe
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 Meaning = Literal["raw", "temperature", "processed"]
 TOKENS, FEW = 24, 3
 SHIFTS = (-1, 0, 1)
+USUAL, TOP_P, TOP_K = 0.7, 0.9, 20
+"""Of the further round: at the job's temperature where that is one that tells something."""
 EDGE = 0.8
 """Share of the sampled tokens that the trainer has to keep too if the engine cut as it was asked to."""
 
 
 @dataclass(frozen=True)
-class SemanticsSeen:
+class Round:
     """sampling: what was asked for. gaps: meaning → how far what was said is from what the trainer computes for it.
 
     solved: the temperature that closes the gap best, and the mean |Δ| that remains. shifts: the mean |Δ| where the engine's
@@ -60,33 +64,72 @@ class SemanticsSeen:
             "processed": "divided by T, cut by top-k and top-p",
         }
         rows = tuple((titles[name], each.mult_prob_error, each.mean, each.largest) for name, each in self.gaps.items())
-        asked = f"T {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}, top-k {self.sampling.top_k}"
-        title = f"What the engine's logprobs are, at {asked}: T {self.solved:.3g} fits best"
+        title = f"What the engine's logprobs are, at {self.asked}: T {self.solved:.3g} fits best"
         return Section(title, ("held against logprobs", "mult_prob_error", "mean |Δ|", "largest |Δ|"), rows)
+
+    @property
+    def asked(self) -> str:
+        """``T 0.7, top-p 1, top-k 0``."""
+        return f"T {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}, top-k {self.sampling.top_k}"
+
+
+@dataclass(frozen=True)
+class SemanticsSeen:
+    """own: with what the user's job samples with. cut: with top-k and top-p, the same round where the job has one of them."""
+
+    own: Round
+    cut: Round
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Both, or the one."""
+        return (self.own,) if self.cut is self.own else (self.own, self.cut)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Their tables."""
+        return tuple(each.section for each in self.rounds)
 
 
 def probe(bench: Bench) -> Probe:
-    """Sample as the user's job does, and compute what was said from the trainer's logits."""
+    """Sample as the user's job does, and with top-k and top-p, on an engine whose logprobs are those that it reports by itself."""
+    engine = yield bench.setup
+    stock = engine.info.facts.get("stock_logprobs", "raw")
+    if bench.setup.switches.logprobs is None and stock != "raw":  # raw is how checks start an engine
+        engine = yield bench.setup.having(logprobs=stock)
+    sampling = bench.sampling
+    own = _round(bench, engine, sampling)
+    if cuts(sampling):
+        return SemanticsSeen(own, own)
+    heat = sampling.temperature if sampling.temperature not in (0.0, 1.0) else USUAL
+    return SemanticsSeen(own, _round(bench, engine, replace(sampling, temperature=heat, top_p=TOP_P, top_k=TOP_K)))
+
+
+def cuts(sampling: Sampling) -> bool:
+    """Say whether anything is cut away before sampling."""
+    return sampling.top_p < 1 or sampling.top_k > 0
+
+
+def _round(bench: Bench, engine: Engine, sampling: Sampling) -> Round:
+    """Have prompts answered, and compute what was said from the trainer's logits."""
     from safetensors.numpy import load_file
 
-    engine = yield bench.setup
     trainer = bench.trainer()
     engine.reset_prefix_cache()
     prompts = list(bench.prompts[:FEW])
-    asked = [replace(bench.sampling, max_tokens=TOKENS, seed=place, ignore_eos=True) for place in range(len(prompts))]
+    asked = [replace(sampling, max_tokens=TOKENS, seed=place, ignore_eos=True) for place in range(len(prompts))]
     made = engine.generate(prompts, asked)
     sequences = [(*prompt, *each.tokens) for prompt, each in zip(prompts, made, strict=True)]
     tables = load_file(trainer.full(sequences, bench.folder))
     whole = [tables[str(place)][len(prompt) - 1 :] for place, prompt in enumerate(prompts)]
     tokens, said = [each.tokens for each in made], [each.logprobs for each in made]
-    sampling = bench.sampling
     heat = sampling.temperature or 1.0
     raw, divided = _taken(whole, tokens, 1.0), _taken(whole, tokens, heat)
     cut = _taken(whole, tokens, heat, sampling.top_p, sampling.top_k)
     gaps: dict[Meaning, Gap] = {"raw": gap(said, raw), "temperature": gap(said, divided), "processed": _kept(said, cut)}
     solved, remains = solve(whole, tokens, said)
     nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else divided
-    return SemanticsSeen(sampling, gaps, solved, remains, {by: shifted(said, nearest, by) for by in SHIFTS})
+    return Round(sampling, gaps, solved, remains, {by: shifted(said, nearest, by) for by in SHIFTS})
 
 
 def _kept(said: Sequence[Sequence[float]], cut: Sequence[Sequence[float]]) -> Gap:

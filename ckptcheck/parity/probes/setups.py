@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.probes.bench import Bench, Probe, Setup
+from ckptcheck.parity.probes.bench import Bench, Probe
 from ckptcheck.report import Section
 
 TOKENS = 16
@@ -61,15 +61,13 @@ class AlternativesSeen:
 
 def probe(bench: Bench, base: dict[str, Any], others: Sequence[dict[str, Any]]) -> Probe:
     """Score and decode the same tokens in every set-up. base, others: switches that differ from the run's own."""
-    first = _setup(bench, base)
-    engine = yield first
+    engine = yield bench.setup.having(**base)
     made = bench.responses(engine, TOKENS)
     sequences = bench.sequences(made)
     prefill, decode = [each.prompt for each in engine.score(sequences)], bench.followed(engine, sequences)
     found = []
     for switches in others:
-        setup = _setup(bench, switches)
-        engine = yield setup
+        engine = yield bench.setup.having(**switches)
         scores = [each.prompt for each in engine.score(sequences)]
         decoded = bench.followed(engine, sequences)
         found.append(Alternative(_words(switches), gap(prefill, scores), gap(decode, decoded)))
@@ -86,7 +84,7 @@ def prefix_cache(bench: Bench) -> Probe:
     asked = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
     engine.generate(prompts, asked)
     warm = engine.generate(prompts, asked)
-    engine = yield _setup(bench, {"prefix_cache": False})
+    engine = yield bench.setup.having(prefix_cache=False)
     sequences = [(*prompt, *each.tokens) for prompt, each in zip(prompts, warm, strict=True)]
     cold = [engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(prompts, sequences, strict=True)]
     between = gap([each.logprobs for each in warm], cold)
@@ -96,10 +94,6 @@ def prefix_cache(bench: Bench) -> Probe:
         engine.info.dtype,
         sum(each.cached for each in warm),
     )
-
-
-def _setup(bench: Bench, switches: dict[str, Any]) -> Setup:
-    return replace(bench.setup, switches=replace(bench.setup.switches, **switches))
 
 
 def _words(switches: dict[str, Any]) -> str:

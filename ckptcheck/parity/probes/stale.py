@@ -17,10 +17,11 @@ LEAST, TIMES = 1e-4, 5.0
 
 @dataclass(frozen=True)
 class StaleSeen:
-    """cached: tokens of the prompt that came from the prefix cache after the update. ok, answer: what the engine said of it.
+    """cached: tokens of the prompt that came from the prefix cache after the update; warm: before it, when they should.
 
-    other: the first token is another than under another cache salt, which shares nothing with what was before. gap: of the
-    tokens that are the same. noise: the gap before the update, when both are right.
+    ok, answer: what the engine said of the update. other: the first token is another than under another cache salt, which
+    shares nothing with what was before. gap: of the tokens that are the same. noise: the gap before the update, when both
+    are right.
     """
 
     cached: int
@@ -29,6 +30,7 @@ class StaleSeen:
     noise: Gap
     ok: bool
     answer: str
+    warm: int
 
     @property
     def stale(self) -> bool:
@@ -43,13 +45,13 @@ def probe(bench: Bench) -> Probe:
     prompt = tuple((bench.prompts[0] * (3 * bench.block))[: 2 * bench.block + 7])
     engine.reset_prefix_cache()
     engine.generate([prompt], ASKED)
-    *_, noise = _apart(engine, prompt, "before")
+    warm, _, noise = _apart(engine, prompt, "before")
     answer = engine.refit(after, engine.transports[0])
     cached, other, gap = _apart(engine, prompt, "after")
     engine.reset_prefix_cache()
     engine.refit(before, engine.transports[0])
     engine.reset_prefix_cache()
-    return StaleSeen(cached, other, gap, noise, answer.ok, answer.message)
+    return StaleSeen(cached, other, gap, noise, answer.ok, answer.message, warm)
 
 
 def _apart(engine: Engine, prompt: tuple[int, ...], salt: str) -> tuple[int, bool, Gap]:

@@ -19,7 +19,7 @@ Seen = TypeVar("Seen")
 class ProbeTrace:
     """seen: probe → what it saw, a dataclass of its module. left: probe → why it could not look. asked: all that were to look.
 
-    died: probe → what an engine or a trainer died of in it.
+    died: probe → what an engine or a trainer died of in it. untaken: switch of the user → why the engine did not take it.
     """
 
     target: str
@@ -29,6 +29,7 @@ class ProbeTrace:
     seen: Mapping[str, object] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
     died: Mapping[str, str] = field(default_factory=dict)
+    untaken: Mapping[str, str] = field(default_factory=dict)
     kind: str = "probe"
 
     def of(self, name: str, kind: type[Seen]) -> Seen:
@@ -61,9 +62,20 @@ class ProbeTrace:
     @property
     def sections(self) -> tuple[Section, ...]:
         """The tables of the probes that have one, and what could not look."""
-        found = [section for each in self.seen.values() if (section := getattr(each, "section", None)) is not None]
-        left = tuple(f"{name}: {why}" for name, why in self.left.items())
-        return (*found, *((Section("Probes that could not look", lines=left),) if left else ()))
+        found = [section for each in self.seen.values() for section in _tables(each)]
+        told = {
+            "Switches that the engine did not take": self.untaken,
+            "Probes that could not look": self.left,
+        }
+        lists = (Section(t, lines=tuple(f"{name}: {why}" for name, why in of.items())) for t, of in told.items() if of)
+        return (*found, *lists)
+
+
+def _tables(seen: object) -> tuple[Section, ...]:
+    if (several := getattr(seen, "sections", None)) is not None:
+        return tuple(several)
+    one = getattr(seen, "section", None)
+    return () if one is None else (one,)
 
 
 def asked(*names: str) -> Callable[[ProbeTrace], bool]:

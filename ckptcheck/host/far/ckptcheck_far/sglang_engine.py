@@ -6,21 +6,19 @@ its guardian sees that nothing is left. Read against SGLang 0.5.23; calls that 0
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import tempfile
 import time
 from typing import Any
 
-from . import inventory, sglang_generate, sglang_plugins, sglang_switches, sglang_update
-from .sglang_processes import fork_ready
+from . import inventory, sglang_generate, sglang_launch, sglang_plugins, sglang_switches, sglang_update
 
 PACKAGE = __name__.rpartition(".")[0]
+LOOK = f"{PACKAGE}.sglang_worker.look"
+"""The custom weight loader by which every rank can be asked."""
 PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
 PLAIN = {"integers": f"{PACKAGE}.sglang_int:register", "eight": f"{PACKAGE}.sglang_eight:register"}
-ON_GPU = {"disable_cuda_graph": True, "disable_overlap_schedule": True}
-"""Eager, and no step planned before the one before is over, unless switches say otherwise: as on a CPU."""
 IDLE = 30.0
 """Seconds in which a scheduler that has answered is idle."""
 _running: dict[str, Any] = {}
@@ -47,52 +45,13 @@ def start(
         sglang_plugins.offer(private, {**PLUGINS, **(PLAIN if plain else {})})
     if _running["offered"] != plain:
         raise ValueError("a process of SGLang is plain or stock for as long as it lives")
-    import torch
-
-    place = on_gpu() if torch.cuda.is_available() else _on_cpu()
+    settings = sglang_launch.arguments(model, dtype, ranks, length, tokens, switches, options, LOOK)
     import sglang
 
-    engine = sglang.Engine(
-        **{
-            "model_path": model,
-            "dtype": dtype,
-            "tp_size": ranks,
-            "context_length": length,
-            "max_total_tokens": tokens,
-            "max_running_requests": 8,
-            "skip_tokenizer_init": not switches.get("text"),
-            "grammar_backend": "none",
-            "enable_custom_logit_processor": True,
-            "custom_weight_loader": [f"{PACKAGE}.sglang_worker.look"],
-            "random_seed": 0,
-            "log_level": "error",
-            "sleep_on_idle": True,  # else an idle scheduler takes a core
-            **place,
-            **sglang_switches.options(switches),
-            **options,
-        }
-    )
+    engine = sglang.Engine(**settings)
     _running.update(engine=engine, updates=0, logprobs=switches.get("logprobs", "raw"))
-    ask("settle", [_running["logprobs"]])
+    _running["stock"] = ask("settle", [_running["logprobs"]])[0]
     return _about(engine)
-
-
-def on_gpu() -> dict[str, Any]:
-    """Return the arguments for a GPU: it can sleep where the package is that SGLang needs for that, and wakes with its weights."""
-    able = importlib.util.find_spec("torch_memory_saver") is not None
-    return {**ON_GPU, "enable_memory_saver": able, "enable_weights_cpu_backup": able}
-
-
-def _on_cpu() -> dict[str, Any]:
-    fork_ready()
-    return {
-        "device": "cpu",
-        "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
-        "mem_fraction_static": 0.9,  # SGLang's own estimate is negative without chunks; max_total_tokens is what bounds
-        "disable_cuda_graph": True,
-        "disable_overlap_schedule": True,
-    }
 
 
 def _about(engine: Any) -> dict[str, Any]:
@@ -110,8 +69,10 @@ def _about(engine: Any) -> dict[str, Any]:
             **{name: str(value(name)) for name in names},
             "mode": "plain" if _running["offered"] and str(value("device")) == "cpu" else "stock",
             "quantization": str(model.quantization),
+            "stock_logprobs": str(_running["stock"]),
             "block_size": str(value("page_size") or 1),
             "sleep": str(value("enable_memory_saver")),
+            "follows": str(not value("speculative_algorithm")),
             "session": str(sglang_update.has_session()),
             "gpus": ",".join(gpu for gpu in ask("gpu", []) if gpu),
         },
@@ -140,7 +101,7 @@ def ask(method: str, arguments: list[Any], loader: bool = False) -> list[Any]:
     path = _private(method)
     request = json.dumps({"method": method, "arguments": arguments, "path": path})
     if loader:
-        sglang_update.looked(_engine(), f"{PACKAGE}.sglang_worker.look", request)
+        sglang_update.looked(_engine(), LOOK, request)
     else:
         _engine().collective_rpc("ckptcheck", request=request)
     found = []
@@ -276,7 +237,8 @@ def version(value: str | None = None) -> str:
 
 
 def sleep(tags: list[str] | None) -> None:
-    """Have the engine give its device memory away (release_memory_occupation)."""
+    """Have the engine give its device memory away (release_memory_occupation). It has to be idle, or it dies."""
+    _settle()
     _engine().release_memory_occupation(tags)
 
 

@@ -64,6 +64,8 @@ def followed(
     """Have these tokens decoded after the prompts, one by one; logprobs are those before they were forced."""
     from .sglang_forced import Forced
 
+    if getattr(engine.server_args, "speculative_algorithm", None):
+        raise RuntimeError("SGLang cannot be made to follow tokens while others are proposed to it")
     chunk = getattr(engine.server_args, "chunked_prefill_size", None) or 0
     if not engine.server_args.disable_overlap_schedule and 0 < chunk < max(map(len, prompts)):
         raise RuntimeError("SGLang cannot be made to follow tokens after a prompt in pieces while it plans ahead")

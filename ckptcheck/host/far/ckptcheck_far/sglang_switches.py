@@ -21,7 +21,24 @@ def options(switches: dict[str, Any]) -> dict[str, Any]:
     if "compilation" in switches:
         found["disable_cuda_graph"] = switches["compilation"] != "graphs"
         found["enable_torch_compile"] = switches["compilation"] == "inductor"
+    if "speculative" in switches and _on_gpu():
+        found |= _speculative(switches["speculative"])
     return found
+
+
+def _speculative(tokens: int) -> dict[str, Any]:
+    """Return the arguments that have n-grams propose so many tokens, one after the other: a tree of them is not for every GPU.
+
+    SGLang counts the token after which they come. It takes NGRAM on a CPU too, for the kernels of its own build for CPUs.
+    """
+    breadth = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
+    return {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": tokens + 1, **breadth}
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def resolved(value: Any, logprobs: str) -> dict[str, Any]:
@@ -40,4 +57,7 @@ def resolved(value: Any, logprobs: str) -> dict[str, Any]:
     }
     if chunk and chunk > 0:
         found["chunk"] = chunk
+    if value("device") != "cpu":
+        proposes = value("speculative_algorithm") == "NGRAM"
+        found["speculative"] = value("speculative_num_draft_tokens") - 1 if proposes else 0
     return found

@@ -120,11 +120,16 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def _settle(logprobs: str) -> None:
-    """Have SGLang tell logprobs before (raw) or after the temperature; it reads a variable when it is imported."""
+def _settle(logprobs: str) -> str:
+    """Have SGLang tell logprobs before (raw) or after the temperature, and return which it tells by itself.
+
+    It reads a variable when it is imported.
+    """
     from sglang.srt.layers import sampler
+    from sglang.srt.utils import get_bool_env_var
 
     sampler.SGLANG_RETURN_ORIGINAL_LOGPROB = logprobs == "raw"
+    return "raw" if get_bool_env_var("SGLANG_RETURN_ORIGINAL_LOGPROB") else "processed"
 
 
 def _listen(model: Any, prompt: int) -> None:

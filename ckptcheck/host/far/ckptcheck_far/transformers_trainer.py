@@ -18,6 +18,7 @@ from .change import DECAY, EPSILON, noise, shaken, token_weights
 from .digest import digests as digest_all
 from .drawing import chosen, widen
 from .hf_taps import taps
+from .padded import padded
 from .plane import put
 from .sequences import checked
 
@@ -58,6 +59,12 @@ def score(sequences: list[list[int]], temperature: float) -> list[list[float]]:
     checked(sequences, STATE["vocabulary"])
     with torch.no_grad():
         return [_logprobs(sequence, temperature).tolist() for sequence in sequences]
+
+
+def together(sequences: list[list[int]], temperature: float) -> list[list[float]]:
+    """Return the same by one forward for all, filled up to the longest."""
+    checked(sequences, STATE["vocabulary"])
+    return padded(STATE["model"], sequences, STATE["device"], temperature)
 
 
 def full(sequences: list[list[int]], path: str) -> None:
@@ -269,6 +276,7 @@ def _write(changed: dict[str, Any]) -> None:
 VERBS = {
     "load": load,
     "score": score,
+    "padded": together,
     "full": full,
     "sample": sample,
     "routes": routes,

@@ -8,15 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import inventory, vllm_generate, vllm_plain, vllm_switches, vllm_transfer
+from . import inventory, vllm_generate, vllm_launch, vllm_plain, vllm_switches, vllm_transfer
 from .vllm_transfer import answer, told
 
-PACKAGE = __name__.rpartition(".")[0]
-ON_GPU = {
-    "async_scheduling": False,  # as on a CPU: the next step is not planned before this one is over
-    "gpu_memory_utilization": 0.02,  # what has to be free at a start: the trainer and the reference are there as well
-}
-"""Further arguments of LLM() off the CPU. The cache has its own size (cache_bytes)."""
 _running: dict[str, Any] = {}
 
 
@@ -40,62 +34,9 @@ def start(
     from vllm import LLM
 
     vllm_plain.settle()
-    backend = vllm_transfer.backend(transport, _on_cpu())
-    transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
-    forced = {"logits_processors": [f"{PACKAGE}.vllm_forced:Forced"]}
-    if options.get("speculative_config") or switches.get("speculative"):
-        forced = {}  # vLLM refuses both together; `follow` cannot force tokens then
-    llm = LLM(
-        **{
-            "model": model,
-            "dtype": dtype,
-            "tensor_parallel_size": ranks,
-            "max_model_len": length,
-            "max_num_batched_tokens": _budget(length, switches),
-            "kv_cache_memory_bytes": cache_bytes,
-            "skip_tokenizer_init": True,
-            "enforce_eager": True,
-            "max_num_seqs": 8,
-            "max_logprobs": -1,
-            "logprobs_mode": "raw_logprobs",
-            "generation_config": "vllm",
-            "seed": 0,
-            "worker_extension_cls": f"{PACKAGE}.vllm_worker.Extension",
-            "disable_log_stats": True,
-            **forced,
-            **transfer,
-            **off_cpu(),
-            **vllm_switches.options(switches),
-            **options,
-        }
-    )
+    llm = LLM(**vllm_launch.arguments(model, dtype, ranks, length, cache_bytes, switches, options, transport))
     _running.update(llm=llm, updates=0)
     return _about(llm)
-
-
-def _budget(length: int, switches: dict[str, Any]) -> int:
-    """Return the tokens of one step: on a CPU those of all prompts that run at once, elsewhere that would take memory.
-
-    vLLM 0.32 computes the prompt of a request with a seed in pieces where a step has no room for it, rewinds the request's
-    generator then, and ends on a CPU ("CPU Generator does not use offset", GPUModelRunner._bookkeeping_sync).
-    """
-    together = switches.get("sequences", 8) if _on_cpu() else 1
-    return max(length * together, 512)
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
-
-
-def off_cpu() -> dict[str, Any]:
-    """Return the further arguments off a CPU: it can sleep there, as it does in jobs that share GPUs with a trainer."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return {}
-    return {**ON_GPU, "enable_sleep_mode": bool(current_platform.is_sleep_mode_available())}
 
 
 def _about(llm: Any) -> dict[str, Any]:
@@ -105,7 +46,7 @@ def _about(llm: Any) -> dict[str, Any]:
     model, cache = config.model_config, config.cache_config
     facts = {
         "device": str(config.device_config.device_type),
-        "mode": "plain" if _on_cpu() and os.environ[vllm_plain.VARIABLE] == "1" else "stock",
+        "mode": "plain" if vllm_launch.on_cpu() and os.environ[vllm_plain.VARIABLE] == "1" else "stock",
         "prefix_caching": str(cache.enable_prefix_caching),
         "block_size": str(cache.block_size),
         "enforce_eager": str(model.enforce_eager),
@@ -115,6 +56,7 @@ def _about(llm: Any) -> dict[str, Any]:
         "gpus": ",".join(_gpus(llm)),
         "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
+        "stock_logprobs": vllm_switches.stock_logprobs(),
     }
     return {
         "version": vllm.__version__,
@@ -128,7 +70,7 @@ def _about(llm: Any) -> dict[str, Any]:
 
 def _gpus(llm: Any) -> list[str]:
     """Return the UUID of every rank's GPU, [] on a CPU."""
-    return [] if _on_cpu() else list(llm.collective_rpc("ckptcheck_gpu"))
+    return [] if vllm_launch.on_cpu() else list(llm.collective_rpc("ckptcheck_gpu"))
 
 
 def stop() -> None:
@@ -278,9 +220,9 @@ def sleep(level: int) -> None:
     _llm().sleep(level=level)
 
 
-def wake() -> None:
-    """Have it take the memory again."""
-    _llm().wake_up()
+def wake(tags: list[str] | None) -> None:
+    """Have it take the memory again; tags: only that of weights or kv_cache."""
+    _llm().wake_up(tags)
 
 
 def _llm() -> Any:

@@ -79,6 +79,13 @@ def resolved(config: Any) -> dict[str, Any]:
     }
 
 
+def stock_logprobs() -> str:
+    """Return of which distribution vLLM's logprobs are where nobody says: raw or processed."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return str(EngineArgs.logprobs_mode).removesuffix("_logprobs")
+
+
 def _casts() -> bool:
     import torch._inductor.config as inductor
 
