@@ -76,7 +76,8 @@ def check(run: Megatron) -> Iterator[Problem]:
         yield Problem(missing, file=run.place, key=stack.name(min(gap)), hint=HINT)
     around = stack.prefix.rpartition(".")[0]
     beside = [name for name in outside if name.startswith(around)]
-    if anatomy.embedding is None:
+    numbered_ones = any("emb" in prefix for prefix in layout.stacks)  # one for each codebook (Musicgen)
+    if anatomy.embedding is None and not numbered_ones:
         yield _lost(run, stack, f"{around}.embed_tokens.weight".lstrip("."), "token embedding")
     normed = around.rpartition(".")[2] in ("model", "language_model", "") and all(
         "input_layernorm.weight" in names for names in stack.layers.values()
