@@ -70,8 +70,9 @@ def _absent(ckpt: Checkpoint | Megatron) -> str | None:
     if isinstance(ckpt, Megatron):
         ranks = {rank.folder for rank in ckpt.ranks}
         absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
-        if not absent and ckpt.covers:
-            return f"no chunks, or too many, hold parts of {few(list(ckpt.covers))}"
+        uneven = [key for key, cover in ckpt.covers.items() if cover.missing or cover.doubled or cover.beyond]
+        if not absent and uneven:
+            return f"no chunks, or too many, hold parts of {few(uneven)}"
     else:
         absent = [name for name in ckpt.loaded if name not in ckpt.shards or not ckpt.shards[name].readable]
     if absent:

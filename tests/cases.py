@@ -5,6 +5,7 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     title    what the case shows
     base     a folder of fixtures/checkpoints or of fixtures/megatron
     delete   [file]                     rename  {file = new name}        copy  {file = new name}
+    outside  {file = a file of fixtures/megatron}        copied over it
     json     {file = {"a.b" = value}}   unset   {file = ["a.b"]}         text  {file = "the whole content"}
     drawn    {name = {how, shape, number}}               put random F32 tensors in model.safetensors: how is normal, uniform,
              or trained, which has rows and columns of different norms; * in a name stands for 0 to number - 1
@@ -95,6 +96,8 @@ def build(table: dict[str, Any], folder: Path) -> Path:
         (folder / name).rename(folder / new)
     for name, new in table.get("copy", {}).items():
         shutil.copy(folder / name, folder / new)
+    for name, other in table.get("outside", {}).items():
+        shutil.copy(MEGATRON / other, folder / name)
     for name in table.get("json", {}).keys() | table.get("unset", {}).keys():
         _edit_json(folder / name, table.get("json", {}).get(name, {}), table.get("unset", {}).get(name, []))
     for name, text in table.get("text", {}).items():

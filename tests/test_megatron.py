@@ -29,6 +29,7 @@ from test_rules import RULES, opened
 from ckptcheck.checkpoint import unpickle as unpickling
 from ckptcheck.checkpoint.megatron.dcp import _known as dcp_known
 from ckptcheck.checkpoint.megatron.dcp import read_contents
+from ckptcheck.checkpoint.megatron.moments import FORMS, State, is_state
 from ckptcheck.checkpoint.megatron.reading import Located
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.checkpoint.megatron.stand_ins import known, load_persistent
@@ -218,6 +219,46 @@ def test_rows_of_an_embedding_that_ranks_share_are_judged_together(copied: Any, 
     assert ": 4 rows are untrained (the first is near zero): 3,40-41,60 (" in findings(folder, "EMB002")[0]
 
 
+@pytest.mark.parametrize("prefix", ["optimizer", "optimizers", "app.optimizers", "app.optimisers", "optim"])
+def test_the_optimizer_is_no_weight_however_a_trainer_calls_it(prefix: str, copied: Any) -> None:
+    folder = copied("plain-dcp")
+    before = megatron(folder).weights.keys()
+    edit(folder, {"contents": {"copy": {r"model\.(.*)": rf"{prefix}.state.\1.exp_avg"}}})
+    found = megatron(folder)
+    assert (found.weights.keys(), len(found.tensors)) == (before, 2 * len(before))
+    assert findings(folder) == []
+
+
+def test_what_is_a_state_of_an_optimizer() -> None:
+    own = "optimizer.state.exp_avg_sq.decoder.layers.mlp.linear_fc1.weight"
+    plain = "app.optimizers.state.model.layers.0.mlp.up_proj.weight.exp_avg"
+    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(F32, F32).bucket_idx_0.exp_avg"
+    groups = "optimizer.param_groups.model.norm.weight.lr"
+    assert [is_state(key) for key in (own, plain, bucket, groups)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "BF16", "F16"])
+def test_states_are_told_by_their_patterns(dtype: str) -> None:
+    width, infinity = FORMS[dtype]
+    sign = 1 << (8 * width - 1)
+
+    def seen(*patterns: int) -> State:
+        return State().with_block(b"".join(pattern.to_bytes(width, "little") for pattern in patterns), dtype)
+
+    assert seen(0, 0) == State(zero=True)
+    assert seen(0, sign) == State(zero=True)
+    assert seen(0, infinity - 1) == State(zero=False)
+    assert seen(1, infinity) == seen(1, infinity | 1) == State(infinite=True, zero=False)
+    assert seen(1, sign | 1) == State(negative=True, zero=False)
+    assert seen(1, sign | infinity | 1) == State(infinite=True, negative=True, zero=False)
+
+
+@pytest.mark.parametrize("module", ["nemo_rl.models.policy", "swift.megatron.arguments", "megatron.core.enums"])
+def test_classes_of_trainers_in_the_arguments_are_known(module: str) -> None:
+    assert known(module, "Config") is not None
+    assert known(f"x{module}", "Config") is None
+
+
 @pytest.mark.parametrize("name", ["tp2-pp2", "legacy-tp2"])
 def test_rows_of_a_run_are_judged_without_a_tokenizer_as_far_as_that_goes(copied: Any, name: str) -> None:
     folder = copied(name)
@@ -306,6 +347,18 @@ def test_any_grid_covers_and_any_loss_is_counted(shape: list[int], random: Any) 
     assert cover_of(rest).missing_at == lost.offsets
     twice = GlobalTensor("w", "F32", whole.shape, (*whole.chunks, lost))
     assert (cover_of(twice).missing, cover_of(twice).doubled) == (0, lost.elements)
+
+
+def test_a_grid_too_fine_to_be_laid_out_is_not_called_exact(monkeypatch: Any) -> None:
+    chunks = tuple(Chunk((row, 0), (1, 3), None) for row in range(4))
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks)) == Cover()
+    monkeypatch.setattr("ckptcheck.checkpoint.megatron.tiling.MAX_CELLS", 2)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks)) == Cover(unexamined=True)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), chunks[1:])) == Cover(missing=3, unexamined=True)
+    assert cover_of(GlobalTensor("w", "F32", (4, 3), (*chunks, chunks[0]))) == Cover(doubled=3, unexamined=True)
+    report = run(opened(MEGATRON / "tp2-pp2"), [rule for rule in RULES if rule.code in ("MEG009", "MEG010")])
+    assert [code for code, _ in report.skipped] == ["MEG009", "MEG010"]
+    assert report.skipped[0][1].startswith("too many chunks to look for gaps: decoder.layers.")
 
 
 # Pickles that would do harm: nothing of them is executed, and nothing takes memory or time without bound.

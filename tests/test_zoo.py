@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import damage
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from ckptcheck import pack
 from ckptcheck.checkpoint.architecture import transformers_version
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.structure import structure_of
+from ckptcheck.checkpoint.megatron.tensor import GlobalTensor
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.report import Report
 from ckptcheck.run import run
@@ -53,6 +57,17 @@ def test_sound_checkpoints_of_every_architecture(zoo: Path, zoo_architectures: l
                 continue
             seen.setdefault(finding.code, set()).add(architecture)
     assert seen == JUSTIFIED
+
+
+def test_sound_models_saved_by_torch_distributed_checkpoint(zoo: Path, zoo_architectures: list[str]) -> None:
+    """The same names without a config, as a folder of torch.distributed.checkpoint has them."""
+    (rule,) = (rule for rule in RULES if rule.code == "MEG036")
+    for architecture in zoo_architectures:
+        tensors = open_checkpoint(str(zoo / architecture)).tensors
+        assert isinstance(tensors, dict)
+        weights = {f"model.{name}": GlobalTensor(name, found.dtype, found.shape, ()) for name, found in tensors.items()}
+        seen: Any = SimpleNamespace(weights=weights, args={}, structure=structure_of(weights), place=None)
+        assert [problem.message for problem in rule.check(seen)] == [], architecture
 
 
 def damaged(zoo: Path, architecture: str, tmp_path: Path) -> tuple[Path, Checkpoint]:

@@ -1,7 +1,8 @@
 """common.pt is missing from a Megatron checkpoint.
 
 ## What it checks
-Where `metadata.json` says that megatron-core wrote the checkpoint, `common.pt` lies beside it.
+Where `metadata.json`, or objects sharded over a grid, show that megatron-core wrote the checkpoint, `common.pt` lies beside
+it.
 
 ## Why it matters
 `common.pt` holds what is the same on all ranks: the iteration, the arguments, the state of the scheduler. Megatron stops
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.megatron.structure import has_sharded_objects
 
 
 @rule(
@@ -28,7 +30,10 @@ from ckptcheck.checkpoint.megatron.run import Megatron
     "missing-common",
     severity="error",
     on="megatron",
-    when=lambda run: run.form == "torch_dist" and run.description is not None,
+    when=lambda run: (
+        run.form == "torch_dist"
+        and (run.description is not None or (run.contents is not None and has_sharded_objects(run.contents.objects)))
+    ),
 )
 def check(run: Megatron) -> Iterator[Problem]:
     if run.file("common.pt") not in run.files:

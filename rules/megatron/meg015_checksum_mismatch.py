@@ -20,7 +20,6 @@ Faults injected into real checkpoints (one float flipped, 4 KB zeroed): both loa
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.inspection import corrupt
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.phrase import count, few
 
@@ -28,8 +27,9 @@ from ckptcheck.phrase import count, few
 @rule("MEG015", "checksum-mismatch", severity="error", on="megatron", when=lambda run: run.form != "empty")
 def check(run: Megatron) -> Iterator[Problem]:
     found: dict[str, list[str]] = {}
-    for record in corrupt(run, run.inspection.records):
-        found.setdefault(record.file, []).append(record.key)
+    for seen in run.swept:
+        if seen.corrupt:
+            found.setdefault(seen.record.file, []).append(seen.record.key)
     for file, keys in found.items():
         yield Problem(
             f"{count(len(keys), 'record differs', 'records differ')} from the checksum that was written with it, "

@@ -3,7 +3,8 @@
 ## What it checks
 Each weight with one moment of the optimizer (`optimizer.state.exp_avg.…`) has every other kind that most weights have, each
 is covered by its chunks without a gap, and has the weight's shape. Weights without any state are left alone: they may be
-frozen.
+frozen. Adam's second moment is not there without the first, and in a plain torch.distributed.checkpoint folder a state has
+both where most others have.
 
 The distributed optimizer's own layout (`dp_reshardable`) stores buckets in place of weights: there every bucket of a buffer
 is there, from the first to the last that is, with every kind that most buckets have, all as long, and without a gap; and
@@ -29,9 +30,11 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count, ranges, shape
+from ckptcheck.phrase import count, few, ranges, shape
 
 STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param|momentum_buffer)\.(.+)$")
+PLAIN = re.compile(r"^(.*\boptim(?:i[sz]ers?)?\.state\.(.+))\.(exp_avg|exp_avg_sq)$")
+"""As torch's get_optimizer_state_dict names them."""
 BUCKET = re.compile(
     r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.(gbuf_idx_\d+\.dtype_.+)\.bucket_idx_(\d+)\.(\w+)$"
 )
@@ -44,16 +47,20 @@ HINT = "take an earlier iteration to resume from, or resume without the optimize
     "incomplete-optimizer",
     severity="error",
     on="megatron",
-    when=lambda run: run.form == "torch_dist" and any(STATE.match(key) or BUCKET.match(key) for key in _keys(run)),
+    when=lambda run: (
+        run.form == "torch_dist"
+        and any(STATE.match(key) or BUCKET.match(key) or PLAIN.match(key) for key in _keys(run))
+    ),
 )
 def check(run: Megatron) -> Iterator[Problem]:
     yield from _weights(run)
+    yield from _moments(run)
     yield from _buckets(run)
 
 
 def _keys(run: Megatron) -> list[str]:
     """Return the keys that can be of an optimizer: a model has ten times as many others."""
-    return [key for key in run.tensors if "optimizer." in key]
+    return [key for key in run.tensors if "optim" in key]
 
 
 def _weights(run: Megatron) -> Iterator[Problem]:
@@ -85,6 +92,30 @@ def _weights(run: Megatron) -> Iterator[Problem]:
                     key=weight,
                     hint=HINT,
                 )
+
+
+def _moments(run: Megatron) -> Iterator[Problem]:
+    """Adam has two moments; that of second order is no use without the other."""
+    kinds = {match[1] for key in _keys(run) if (match := STATE.match(key))}
+    if "exp_avg_sq" in kinds and "exp_avg" not in kinds:
+        yield Problem(
+            "every optimizer state lacks exp_avg", file=run.file(".metadata"), key="optimizer.state", hint=HINT
+        )
+    states: dict[str, set[str]] = {}
+    for key in _keys(run):
+        if (match := PLAIN.match(key)) and not STATE.match(key):
+            states.setdefault(match[1], set()).add(match[3])
+    whole = sum(len(found) == 2 for found in states.values())
+    torn = [name for name, found in states.items() if len(found) == 1]
+    if torn and whole > len(torn):
+        lost = next(iter({"exp_avg", "exp_avg_sq"} - states[torn[0]]))
+        yield Problem(
+            f"{count(len(torn), 'optimizer state lacks', 'optimizer states lack')} a moment that {whole} others have: "
+            f"{lost} of {few(torn)}",
+            file=run.file(".metadata"),
+            key=torn[0],
+            hint=HINT,
+        )
 
 
 def _buckets(run: Megatron) -> Iterator[Problem]:

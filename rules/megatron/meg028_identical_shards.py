@@ -25,6 +25,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.copies import beginning, is_constant, same
 from ckptcheck.checkpoint.megatron.reading import Located
 from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.phrase import few
 
 
 @rule(
@@ -35,18 +36,23 @@ from ckptcheck.checkpoint.megatron.run import Megatron
     when=lambda run: run.form != "empty" and bool(run.weights),
 )
 def check(run: Megatron) -> Iterator[Problem]:
+    found: dict[str, list[tuple[str, int, int]]] = {}
     for name, placed in run.inspection.located.items():
         groups: dict[tuple[tuple[int, ...], bytes], list[Located]] = {}
-        for chunk, found in placed:
+        for chunk, place in placed:
             if len(placed) > 1 and len(chunk.sizes) > 1 and chunk.elements >= 16:
-                groups.setdefault((chunk.sizes, beginning(run, found)), []).append(found)
+                groups.setdefault((chunk.sizes, beginning(run, place)), []).append(place)
         for group in groups.values():
-            twins = [found for found in group[1:] if not is_constant(run, found) and same(run, group[0], found)]
+            twins = [place for place in group[1:] if not is_constant(run, place) and same(run, group[0], place)]
             if twins:
-                yield Problem(
-                    f"{len(twins) + 1} of its {len(placed)} chunks hold the same bytes, "
-                    "as a rank leaves them that was written twice",
-                    file=twins[0].name,
-                    key=name,
-                    hint="save again from the run",
-                )
+                found.setdefault(twins[0].name, []).append((name, len(twins) + 1, len(placed)))
+    for file, weights in found.items():
+        name, alike, number = weights[0]
+        many = f"of {len(weights)} weights, chunks hold the same bytes ({few({name for name, _, _ in weights})})"
+        yield Problem(
+            (f"{alike} of its {number} chunks hold the same bytes" if len(weights) == 1 else many)
+            + ", as a rank leaves them that was written twice",
+            file=file,
+            key=name,
+            hint="save again from the run",
+        )

@@ -9,8 +9,8 @@ is missing; else it has to be torn. What MEG018 names is not said twice.
 
 Where layers are named as Hugging Face models name them (`layers.0.self_attn.…`), one that has three of `q_proj`, `k_proj`,
 `v_proj` and `o_proj`, or two of `gate_proj`, `up_proj` and `down_proj`, has the other too if any layer has it; no number below
-the highest is missing; and beside the layers stand a token embedding and, where layers have norms, a final one. How many
-layers there should be nothing in such a folder tells, so a loss of the last ones is not seen.
+the highest is missing; and beside the layers stand a token embedding and, where every layer begins with `input_layernorm`, a
+final norm. How many layers there should be nothing in such a folder tells, so a loss of the last ones is not seen.
 
 ## Why it matters
 torch.distributed.checkpoint stops at a key it asks for and does not find; with `allow_partial_load`, and in converters, it
@@ -76,11 +76,13 @@ def check(run: Megatron) -> Iterator[Problem]:
         yield Problem(missing, file=run.place, key=stack.name(min(gap)), hint=HINT)
     around = stack.prefix.rpartition(".")[0]
     beside = [name for name in outside if name.startswith(around)]
-    if anatomy.embedding is None:
+    numbered_ones = any("emb" in prefix for prefix in layout.stacks)  # one for each codebook (Musicgen)
+    if anatomy.embedding is None and not numbered_ones:
         yield _lost(run, stack, f"{around}.embed_tokens.weight".lstrip("."), "token embedding")
-    if any(NORM.search(name) for names in stack.layers.values() for name in names) and not any(
-        NORM.search(name) for name in beside
-    ):
+    normed = around.rpartition(".")[2] in ("model", "language_model", "") and all(
+        "input_layernorm.weight" in names for names in stack.layers.values()
+    )
+    if normed and not any(NORM.search(name) for name in beside):
         yield _lost(run, stack, f"{around}.norm.weight".lstrip("."), "final norm")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +14,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.layout import layout_of
+from ckptcheck.checkpoint.megatron.moments import State, is_state
 from ckptcheck.checkpoint.megatron.reading import Located, locate
 from ckptcheck.checkpoint.megatron.structure import OUTPUT, promised
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive
 
@@ -37,13 +39,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Record:
-    """A record of an archive with the checksum that its directory gives: begin and length in bytes of the file."""
+    """A record of an archive: begin and length in bytes of the file. crc: what its directory gives, None without checksums."""
 
     key: str
     file: str
     begin: int
     length: int
-    crc: int
+    crc: int | None
+    data: bool
 
 
 @dataclass
@@ -91,11 +94,16 @@ def _opened(run: Megatron, item: Item, key: str, seen: Inspection, opened: dict[
         opened[item] = False
         seen.faults.append(Fault(key, run.path_of(item), str(error)))
         return None
-    if item not in opened and archive.checked:
+    if item not in opened and (archive.checked or not is_weight(key)):
         file = run.path_of(item)
         seen.records += [
             Record(
-                run.keys_of_records.get((item.file, name), key), file, item.begin + found.begin, found.length, found.crc
+                run.keys_of_records.get((item.file, name), key),
+                file,
+                item.begin + found.begin,
+                found.length,
+                found.crc if archive.checked else None,
+                name.split("/")[-2:-1] == ["data"],
             )
             for name, found in archive.records.items()
         ]
@@ -103,24 +111,35 @@ def _opened(run: Megatron, item: Item, key: str, seen: Inspection, opened: dict[
     return archive
 
 
-def corrupt(run: Megatron, records: list[Record]) -> Iterator[Record]:
-    """Yield the records whose bytes have another checksum than the directory says. Raises OSError from reading."""
+@dataclass(frozen=True)
+class Swept:
+    """What reading a record whole showed. corrupt: it has another checksum than its directory says; state: of an optimizer."""
 
-    def differs(record: Record) -> bool:
+    record: Record
+    corrupt: bool
+    state: State | None
+
+
+def sweep(run: Megatron, records: list[Record]) -> list[Swept]:
+    """Read every record once, for its checksum and for what an optimizer's state holds. Raises OSError from reading."""
+
+    def look(record: Record) -> Swept:
+        state = State() if record.data and is_state(record.key) else None
+        dtype = run.tensors[record.key].dtype if state is not None and record.key in run.tensors else ""
         found, at = 0, 0
         while at < record.length:
             raw = run.source.read(record.file, record.begin + at, min(STEP, record.length - at))
             if not raw:
-                return False  # it shrank: the value pass says so
-            found = zlib.crc32(raw, found)
+                return Swept(record, False, None)  # it shrank: the value pass says so
+            found = zlib.crc32(raw, found) if record.crc is not None else 0
+            if state is not None:
+                state = state.with_block(raw, dtype)
             at += len(raw)
-        return found != record.crc
+        return Swept(record, record.crc is not None and found != record.crc, state)
 
     pool = ThreadPoolExecutor(run.jobs)
     try:
-        for record, bad in zip(records, pool.map(differs, records), strict=True):
-            if bad:
-                yield record
+        return list(pool.map(look, records))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -27,7 +27,7 @@ from ckptcheck.rule import Skip
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptcheck.checkpoint.megatron.inspection import Inspection, Weights
+    from ckptcheck.checkpoint.megatron.inspection import Inspection, Swept, Weights
 
 ARCHIVES = 64
 """Archives kept open: directories only, no data."""
@@ -192,6 +192,13 @@ class Megatron(Stored):
         from ckptcheck.checkpoint.megatron.inspection import inspect
 
         return inspect(self)
+
+    @cached_property
+    def swept(self) -> list[Swept]:
+        """What reading every record once showed. Raises Skip where the values are not read."""
+        from ckptcheck.checkpoint.megatron.inspection import sweep
+
+        return sweep(self, self.inspection.records)
 
     @cached_property
     def values_view(self) -> Weights:

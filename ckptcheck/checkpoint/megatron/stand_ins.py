@@ -44,7 +44,7 @@ ORDINARY = frozenset(
 )
 """Globals that hold arguments, states of random generators and the like."""
 OWN = re.compile(
-    r"(megatron|nemo|nemo_automodel|transformer_engine|omegaconf|transformers|verl|mcore_adapter|slime|roll)\."
+    r"(megatron|nemo|nemo_rl|nemo_automodel|transformer_engine|omegaconf|transformers|verl|mcore_adapter|slime|roll|swift)\."
 )
 """Modules whose classes trainers keep in their arguments: enums, configs."""
 FUNCTIONS = re.compile(r"torch\.nn\.(functional|init)$|megatron\.core\.(activations|utils|fusions\.\w+)$")

@@ -55,6 +55,11 @@ def promised(arguments: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and 0 < value <= 1 << 20 else None
 
 
+def has_sharded_objects(keys: Iterable[str]) -> bool:
+    """Whether a table of contents lists objects as only megatron-core writes them (``KEY/shard_0.1_2.4``)."""
+    return any(OBJECT.match(key) for key in keys)
+
+
 def missing_objects(keys: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
     """Return object → of how many shards it has to be, and those that are missing; complete ones are left out.
 

@@ -17,6 +17,7 @@ class Cover:
     """missing, doubled: how many elements no chunk holds, and several do, and where the first box of them begins.
 
     beyond: the first chunk that reaches out of the tensor. Where one does, nothing else is said.
+    unexamined: the grid is too fine to be laid out; missing and doubled are then what the sum of the chunks alone shows.
     """
 
     missing: int = 0
@@ -24,6 +25,7 @@ class Cover:
     doubled: int = 0
     doubled_at: tuple[int, ...] = ()
     beyond: Chunk | None = None
+    unexamined: bool = False
 
 
 EXACT = Cover()
@@ -45,7 +47,8 @@ def cover_of(tensor: GlobalTensor) -> Cover:
         starts = {edge for c in filled for edge in (c.offsets[axis], c.offsets[axis] + c.sizes[axis])}
         edges.append(sorted(starts | {0, size}))
     if prod(len(marks) - 1 for marks in edges) > MAX_CELLS:
-        return Cover()
+        rest = prod(shape) - sum(chunk.elements for chunk in filled)
+        return Cover(missing=max(rest, 0), doubled=max(-rest, 0), unexamined=True)
     import numpy as np
 
     count = np.zeros([len(marks) - 1 for marks in edges], np.uint16)

@@ -14,8 +14,10 @@ from math import prod
 
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 
-OTHER = re.compile(r"(^|\.)(optimizer|optim|opt_param_scheduler|rng_state|rerun_state_machine_state|chained_\d+)(\.|$)")
-"""Keys of what is trained with, not of what is trained."""
+OTHER = re.compile(
+    r"(^|\.)(optimi[sz]ers?|optim|opt_param_scheduler|rng_state|rerun_state_machine_state|chained_\d+)(\.|$)"
+)
+"""Keys of what is trained with, not of what is trained. prime-rl (src/prime_rl/trainer/ckpt.py) has it below app.optimizers."""
 PREFIX = re.compile(r"^(module\.|model\.)+(?=(embedding|decoder|output_layer|mtp|value_head|language_model)\.)")
 STACKED_LAYERS = re.compile(r"^(.*\blayers)\.(?!\d)")
 _LAYERS = re.compile(r"layers\.(?!\d)")
