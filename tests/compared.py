@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from cases import CHECKPOINTS, build, edit_tensors
 
-from ckptcheck.comparison.comparison import Comparison, Terms
+from ckptcheck.comparison.comparison import Comparison
 from ckptcheck.comparison.open import open_side
+from ckptcheck.comparison.terms import Terms
 
 WIDTH = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 

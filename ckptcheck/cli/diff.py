@@ -63,8 +63,9 @@ def diff(
     from ckptcheck import pack
     from ckptcheck.cli import output as out
     from ckptcheck.comparison.cast import dtype_named
-    from ckptcheck.comparison.comparison import Comparison, Terms
+    from ckptcheck.comparison.comparison import Comparison
     from ckptcheck.comparison.open import open_side
+    from ckptcheck.comparison.terms import Terms
     from ckptcheck.run import run
 
     wanted = cast if cast in ("auto", "none") else dtype_named(cast)

@@ -17,6 +17,7 @@ from ckptcheck.comparison.equality import How, Seen
 from ckptcheck.comparison.matching import OUTPUT, Accounts, Pair, is_score, match
 from ckptcheck.comparison.packed import Packed
 from ckptcheck.comparison.side import Side
+from ckptcheck.comparison.terms import Terms
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.phrase import count, few, natural
 from ckptcheck.rule import Skip
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
 """Parameters that consumers keep in F32 whatever the config says: rounding them sends tokens to other experts."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What counts as equal. cast: a dtype to which both sides are brought, "none", or "auto": the second side's own dtype
-    where its config declares it, or where nothing is lost. rtol, atol: of the first side's numbers.
-    """
-
-    cast: str = "auto"
-    rtol: float = 0.0
-    atol: float = 0.0
-
-    @property
-    def sentence(self) -> str:
-        """The terms, for the report."""
-        return f"rtol {self.rtol:g}, atol {self.atol:g}" if self.rtol or self.atol else "bitwise"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ckptcheck import pack
-from ckptcheck.comparison.comparison import Comparison, Terms
+from ckptcheck.comparison.comparison import Comparison
 from ckptcheck.comparison.open import open_side
+from ckptcheck.comparison.terms import Terms
 from ckptcheck.report import Report
 from ckptcheck.run import run
 
