@@ -61,7 +61,7 @@ class Comparison:
 
     first: Side
     second: Side
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
     critic: bool = False
     bridge: str = "builtin"
     python: str | None = None
