@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cell import Bench, Cell
@@ -146,21 +145,3 @@ def test_experts_that_the_list_covers_by_the_engines_reading_alone(bench: Bench)
     assert trace.syncs[0].answer.ok
     assert gaps(trace.scorings[0]).trainer.most < 1e-5, "the cold load is what the list says"
     assert gaps(trace.scorings[1]).most > 0.1
-
-
-def test_one_bit_of_packed_experts_that_sglangs_own_check_does_not_see(bench: Bench) -> None:
-    needs_engine("sglang")
-    at, said = "model.layers.1.mlp.experts.w13_weight_packed", []
-
-    def touch(engine: Any) -> None:
-        said.append(engine.check("snapshot"))
-        engine.poke(at, 100, 0)
-        said.append(engine.check("compare"))
-
-    cell = Cell("qwen3-wide", Layout(), transport="tensor", engine="sglang", steps=0, quantize="w4a16")
-    trace, report = bench.run(cell, after=touch)
-    assert not trace.broken
-    assert [each["ok"] for each in said] == [True, True], said
-    found = {finding.code: finding.message for finding in report.findings}
-    assert "REF003" in found
-    assert at in found["REF003"]

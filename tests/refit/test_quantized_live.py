@@ -19,7 +19,7 @@ def refit(folder: Path, engine: str, *arguments: str) -> dict[str, Any]:
     needs_engine(engine)
     needs_engine("megatron")  # has transformers
     command = [sys.executable, "-m", "ckptcheck", "refit", str(folder), "--engine", engine, "--trainer", "transformers"]
-    command += ["--perturb", "0.02", *arguments, "--format", "json"]
+    command += [*([] if "--steps" in arguments else ["--perturb", "0.02"]), *arguments, "--format", "json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout, result.stderr
     report: dict[str, Any] = json.loads(result.stdout)
