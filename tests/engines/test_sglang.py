@@ -267,7 +267,7 @@ def test_a_route_or_a_shape_that_sglang_has_not(engine: SglangEngine, weights: d
     assert engine.version()  # the process that takes requests, of one that is no more
     os.kill(scheduler, signal.SIGCONT)
     bad = {**weights, "model.norm.weight": np.ones(32, np.float32)}
-    with Exchange() as exchange, pytest.raises(HostDied) as died:
+    with Exchange() as exchange, within(60), pytest.raises(HostDied) as died:
         engine.refit(sent.buckets(bad, exchange), "tensor")
     assert "Attempted to load weight" in (died.value.hint or "") + " ".join(died.value.last_words)
     assert not Path(f"/proc/{scheduler}").exists()

@@ -100,16 +100,6 @@ def test_what_is_sent_otherwise_after_a_step(bench: Bench) -> None:
     assert found["REF003"].startswith("after sync 2 3 tensors differ from a cold load of the same weights: ")
     assert found["REF004"].startswith(f"after sync 2 1 tensor is still of an earlier step: {stale}")
 
-    def swapped(tensors: Tensors, number: int) -> Tensors:
-        """Exchange them in all experts of a layer."""
-        pairs = {
-            name: name.replace("gate", "up") for name in tensors if AT in name and name.endswith("gate_proj.weight")
-        }
-        back = {up: gate for gate, up in pairs.items()}
-        return tensors | {one: tensors[other] for one, other in (pairs | back).items()} if number > 1 else tensors
-
-    assert "gate and up are swapped" in told(bench.trial(swapped))["REF003"]
-
 
 def test_what_one_of_two_equal_syncs_does(bench: Bench) -> None:
     """A tensor is kept from the second one, and a bit is flipped after it; the third one writes both."""
