@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.anatomy import Anatomy
-from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack, layout_of
+from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.megatron.required import ADAPTER, expert_layers, is_plain, lacking
 from ckptcheck.checkpoint.megatron.run import Megatron
 from ckptcheck.checkpoint.megatron.structure import LAYER
@@ -60,7 +60,7 @@ HINT = "save again with all ranks, or take an earlier iteration"
     when=lambda run: bool(run.weights) and not any(ADAPTER.search(name) for name in run.weights),
 )
 def check(run: Megatron) -> Iterator[Problem]:
-    layout = layout_of(run.weights)
+    layout = run.layout
     for numbered in layout.stacks.values():
         if numbered.prefix.rpartition(".")[2] in LAYER_NAMES:
             yield from _layers(run, numbered)
@@ -130,8 +130,10 @@ def _layers(run: Megatron, stack: Stack) -> Iterator[Problem]:
 def _torn(part: tuple[str, ...], names: Names, layers: dict[int, Names]) -> list[str]:
     """Return what is left out of a component of which the layer has all but one, if another layer has that one."""
     lost = [name for name in part if name not in names]
+    if len(lost) != 1:
+        return []
     usual = [other for other, theirs in layers.items() if theirs.issuperset(part)]
-    if len(lost) != 1 or (SHARED.search(lost[0]) and len(usual) < len(layers) - 1):
+    if SHARED.search(lost[0]) and len(usual) < len(layers) - 1:
         return []
     return lost if usual else []
 

@@ -18,7 +18,7 @@ KEYS, FILES, LENGTH = 100_000, 64, 3_000_000
 
 
 def write(folder: Path) -> None:
-    """Write the table of contents of 1,000 layers of 100 experts, and sparse data files."""
+    """Write the table of contents of 1,000 layers of 100 experts with nothing else in them, and sparse data files."""
     import torch
     from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(work) / "iter_0000100"
         write(folder)
         print(f"megatron: {KEYS:,} keys in {FILES} files, headers only; medians of 5 runs")
-        runs = [once([*SCAN, str(folder)]) for _ in range(5)]
+        runs = [once([*SCAN, "--fail-on", "never", str(folder)]) for _ in range(5)]
         line("scan, seconds (start of Python included)", f"{statistics.median(time for time, _ in runs):.2f}", "≤ 3.00")
         line("peak memory of the scan, MB", f"{statistics.median(memory for _, memory in runs):.0f}", "≤ 500")
 

@@ -13,7 +13,6 @@ from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.header import Shard
-from ckptcheck.checkpoint.layout import layout_of
 from ckptcheck.checkpoint.megatron.moments import State, is_state
 from ckptcheck.checkpoint.megatron.reading import Located, locate
 from ckptcheck.checkpoint.megatron.structure import OUTPUT, promised
@@ -185,8 +184,11 @@ class Weights(Checkpoint):
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """Embedding and head → the chunks that hold their rows, in order; not those whose rows are cut or not all there."""
         weights = self._run.weights
-        shapes = {name: Tensor(whole.dtype, whole.shape, (0, whole.nbytes)) for name, whole in weights.items()}
-        anatomy = Anatomy(None, layout_of(shapes), shapes)
+        layout = self._run.layout
+        shapes = {
+            name: Tensor(weights[name].dtype, weights[name].shape, (0, weights[name].nbytes)) for name in layout.outside
+        }
+        anatomy = Anatomy(None, layout, shapes)
         found = {}
         for name in dict.fromkeys((anatomy.embedding, anatomy.head, OUTPUT if OUTPUT in weights else None)):
             if name is None or not shapes[name].has_rows or shapes[name].shape[0] == 1:  # a critic's head has one

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.layout import Layout, layout_of
 from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, join, rank_of
 from ckptcheck.checkpoint.megatron.reading import archive_of, read_tensor
@@ -131,6 +132,11 @@ class Megatron(Stored):
                 if cover is not EXACT and cover != EXACT:
                     found[key] = cover
         return found
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The structure of the weights' names."""
+        return layout_of(self.weights)
 
     @cached_property
     def weights(self) -> dict[str, GlobalTensor]:
