@@ -15,6 +15,7 @@ import pytest
 from ckptcheck import pack
 from ckptcheck.checkpoint.architecture import transformers_version
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.layout import layout_of
 from ckptcheck.checkpoint.megatron.structure import structure_of
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -66,7 +67,9 @@ def test_sound_models_saved_by_torch_distributed_checkpoint(zoo: Path, zoo_archi
         tensors = open_checkpoint(str(zoo / architecture)).tensors
         assert isinstance(tensors, dict)
         weights = {f"model.{name}": GlobalTensor(name, found.dtype, found.shape, ()) for name, found in tensors.items()}
-        seen: Any = SimpleNamespace(weights=weights, args={}, structure=structure_of(weights), place=None)
+        seen: Any = SimpleNamespace(
+            weights=weights, args={}, structure=structure_of(weights), layout=layout_of(weights), place=None
+        )
         assert [problem.message for problem in rule.check(seen)] == [], architecture
 
 
