@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isfinite
 
 from ckptcheck.engines.base import Scores
 from ckptcheck.refit.apart import Gap, apart
@@ -76,6 +77,18 @@ class Gaps:
     def most(self) -> float:
         """The largest difference from the cold load."""
         return max(self.prefill.most, self.decode.most)
+
+
+def rounding_of_inputs(trace: RefitTrace) -> Gap:
+    """What it costs that the engine rounds the inputs of its layers too (W8A8, FP8): twice what the cold load shows.
+
+    Nothing where it does not, or where the cold load gives no numbers.
+    """
+    if trace.trainer is None or "inputs" not in trace.trainer.facts:
+        return Gap()
+    first = gaps(trace.scorings[0])
+    cold = first.trainer | (first.forced or Gap())
+    return cold.times(2) if isfinite(cold.most) else Gap()
 
 
 def gaps(scoring: Scoring) -> Gaps:

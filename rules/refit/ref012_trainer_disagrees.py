@@ -25,11 +25,9 @@ verl, NeMo-RL and slime guides: `mult_prob_error`, Pearson, train/rollout mismat
 """
 
 from collections.abc import Iterator
-from math import isfinite
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.apart import Gap
-from ckptcheck.refit.judging import gaps
+from ckptcheck.refit.judging import gaps, rounding_of_inputs
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -37,11 +35,7 @@ from ckptcheck.refit.trace import RefitTrace
 def check(trace: RefitTrace) -> Iterator[Problem]:
     if trace.floor.trainer.rounding is None:
         raise Skip("the trial ended before it was measured what rounding comes to")
-    allowed = trace.floor.sides
-    if trace.trainer is not None and "inputs" in trace.trainer.facts:  # what that costs shows in the cold load
-        first = gaps(trace.scorings[0])
-        cold = first.trainer | (first.forced or Gap())
-        allowed |= cold.times(2) if isfinite(cold.most) else Gap()
+    allowed = trace.floor.sides | rounding_of_inputs(trace)
     for scoring in trace.scorings:
         seen = gaps(scoring)
         when = f"sync {scoring.after}" if scoring.after else "a cold load"

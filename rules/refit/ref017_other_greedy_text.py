@@ -2,7 +2,8 @@
 
 ## What it checks
 After every sync the tokens that greedy decoding adds to one prompt (a sentence, where the checkpoint has a tokenizer) are the
-trainer's own. A tie is no difference: where they part, the trainer prefers its own token by more than the noise of both sides.
+trainer's own. A tie is no difference: where they part, the trainer prefers its own token by more than the noise of both sides,
+and by more than twice the gap of the cold load where the engine rounds the inputs of its layers too (W8A8, FP8).
 
 ## Why it matters
 It checks what prefill does not: the cache, positions and the attention of decoding, token after token. A model with wrong weights
@@ -21,6 +22,7 @@ THUDM/slime and NeMo-RL guides: the first rollout is garbage when a converter is
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.refit.judging import rounding_of_inputs
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -32,7 +34,7 @@ from ckptcheck.refit.trace import RefitTrace
     when=lambda trace: any(scoring.speech for scoring in trace.scorings),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    allowed = trace.floor.tie
+    allowed = max(trace.floor.tie, rounding_of_inputs(trace).most)
     for scoring in trace.scorings:
         said = scoring.speech
         if said is None or (place := said.parted) is None or said.gap <= allowed:
