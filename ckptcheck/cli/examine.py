@@ -114,8 +114,6 @@ def _megatron(megatron: Megatron, plan: Plan, rows: list[dict[str, object]]) -> 
     """Report on a Megatron checkpoint: the same rules about values, others about the rest."""
     if plan.fix:
         talk(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
-    if plan.options.verify_blobs:
-        talk(f"{megatron.target}: --verify-blobs is for snapshots of the Hugging Face cache, and nothing was hashed")
     megatron.options = plan.options
     with progress_bar(megatron.target) as progress:
         if plan.headers_only:

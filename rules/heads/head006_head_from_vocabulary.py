@@ -39,12 +39,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         head = ckpt.tensors[name]
         if len(head.shape) != 2 or head.shape[0] != 1 or not head.nbytes:
             continue
-        for other in dict.fromkeys((ckpt.anatomy.head, ckpt.anatomy.embedding)):
-            table = ckpt.tensors.get(other) if other is not None and other != name else None
+        tables = [other for other in (ckpt.anatomy.head, ckpt.anatomy.embedding) if other is not None and other != name]
+        for other in tables:
+            table = ckpt.tensors.get(other)
             if table is None or table.dtype != head.dtype or len(table.shape) != 2 or table.shape[1] != head.shape[1]:
                 continue
             own = read(ckpt, name, 0, head.nbytes)
-            if any(own) and own == read(ckpt, str(other), 0, head.nbytes):
+            if any(own) and own == read(ckpt, other, 0, head.nbytes):
                 yield Problem(
                     f"it is row 0 of {other}, byte for byte, as loading a language model into this place leaves it",
                     file=ckpt.holders[name],

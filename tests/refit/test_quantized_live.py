@@ -30,13 +30,6 @@ def codes(report: dict[str, Any]) -> set[str]:
     return {finding["code"] for finding in report["findings"]}
 
 
-def test_experts_and_attention_in_int4_through_sglang(tmp_path: Path) -> None:
-    report = refit(live.write("qwen3-wide", tmp_path / "moe"), "sglang", "--quantize", "w4a16")
-    assert report["findings"] == []
-    assert report["verdict"] == "clean", report
-    assert {"REF001", "REF003", "REF010", "REF012", "REF023"} <= set(report["passed"])
-
-
 def test_slimes_router_is_named_with_the_entry_that_mends_it(tmp_path: Path) -> None:
     report = refit(
         live.write("qwen3-wide", tmp_path / "moe"), "sglang", "--quantize", "w4a16", "--trainer-quantizer", "slime",
