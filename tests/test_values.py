@@ -8,8 +8,10 @@ import shutil
 import struct
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptcheck.values.crew as crew
+import ckptcheck.values.glance as glancing
 import ckptcheck.values.measure as measuring
 from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -27,7 +30,8 @@ from ckptcheck.report import Report
 from ckptcheck.run import run
 from ckptcheck.values.crew import Crew
 from ckptcheck.values.dtypes import FORMATS, decode
-from ckptcheck.values.look import CHUNK, look
+from ckptcheck.values.glance import CHUNK
+from ckptcheck.values.look import look
 from ckptcheck.values.measure import attach
 from ckptcheck.values.stats import RUN, Values, joined
 from ckptcheck.values.worker import Batch
@@ -86,17 +90,25 @@ def fast(raw: bytes, dtype: str) -> tuple[int, int, int, int, float]:
     return seen.nan, seen.inf, seen.first_nan, seen.first_inf, magnitude(dtype, seen.top)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_fast_look_equals_a_slow_one_on_random_bits(dtype: str) -> None:
+def test_the_fast_look_equals_a_slow_one_on_random_bits(
+    dtype: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(glancing, "_compiled", lambda: None)
     random = np.random.default_rng(7)
     for size in (8, 64, 1000, 4096):
         raw = random.bytes(size)
         assert fast(raw, dtype) == slow(raw, dtype)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_rare_patterns(dtype: str) -> None:
+def test_rare_patterns(dtype: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signalling and quiet NaN, payloads, both infinities, both zeros, subnormals, the largest finite number."""
+    if not compiled:
+        monkeypatch.setattr(glancing, "_compiled", lambda: None)
     width = FORMATS[dtype].bits // 8
     exponent = {8: 0x7C, 16: 0x7C00 if dtype == "F16" else 0x7F80, 32: 0x7F800000, 64: 0x7FF0 << 48}[8 * width]
     sign = 1 << (8 * width - 1)
@@ -143,9 +155,10 @@ def test_every_dtype_of_safetensors_is_known() -> None:
         assert look(raw, dtype).top > 0
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
-def test_zero_runs_are_exact(data: Any) -> None:
+def test_zero_runs_are_exact(compiled: bool, data: Any) -> None:
     size = data.draw(st.integers(1, 3 * RUN))
     raw = np.full(size, 1, np.uint8)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -156,7 +169,8 @@ def test_zero_runs_are_exact(data: Any) -> None:
     edges = np.flatnonzero(np.diff(np.concatenate([[1], (raw != 0).astype(int), [1]])))
     runs = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     wanted = [(a, b) for a, b in runs if b - a >= RUN or a == 0 or b == size]
-    assert look(held, "U8").zero_runs == wanted
+    with nullcontext() if compiled else patch.object(glancing, "_compiled", lambda: None):
+        assert look(held, "U8").zero_runs == wanted
 
 
 def test_zero_runs_join_across_pieces() -> None:
@@ -169,6 +183,8 @@ def test_a_large_tensor_is_the_same_in_pieces() -> None:
     whole = fast(raw, "BF16")
     assert whole == slow(raw, "BF16")
     assert whole[0] > 100
+    with patch.object(glancing, "_compiled", lambda: None):
+        assert fast(raw, "BF16") == whole
 
 
 @pytest.fixture

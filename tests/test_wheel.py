@@ -43,6 +43,12 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert (scan.returncode, scan.stderr) == (0, "")
+    program = "from ckptcheck.values.glance import LIBRARY, is_compiled; print(is_compiled(), LIBRARY.is_file())"
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    wheel = next(built.glob("*.whl")).name
+    assert shown.stdout.split() == (["False", "False"] if wheel.endswith("-py3-none-any.whl") else ["True", "True"])
     for name in ("py.typed", "reporters/report.schema.json", "checkpoint/architectures.json"):
         assert (site / name).is_file()
 
@@ -54,6 +60,8 @@ def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
         "rules/index/idx001_missing_shard.py",
         "rules/index/idx001_missing_shard.toml",
         "ckptcheck/run.py",
+        "ckptcheck/values/glance.c",
+        "ckptcheck/values/hatch_build.py",
         "README.md",
     ):
         assert name in names

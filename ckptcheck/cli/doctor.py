@@ -35,6 +35,7 @@ def doctor() -> None:
     for name, use in OPTIONAL.items():
         version = _version(name) if importlib.util.find_spec(name) else None
         write(_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
+    write(_compiled())
     write("\nEngines and trainers\n")
     for line in _engines():
         write(line)
@@ -56,6 +57,17 @@ def doctor() -> None:
             found.file is not None,
             f"settings from {found.file}" if found.file else "no ckptcheck.toml: the defaults apply",
         )
+    )
+
+
+def _compiled() -> str:
+    """Say whether values are looked at by compiled code or by numpy."""
+    from ckptcheck.values.glance import is_compiled
+
+    if is_compiled():
+        return _line(True, "the look at values is compiled")
+    return _line(
+        False, "the look at values is not compiled, numpy does it, slower: install ckptcheck again where there is a cc"
     )
 
 

@@ -31,7 +31,7 @@ PIPE = 1 << 15
 
 
 class Crew:
-    """Processes that look at batches side by side. Use as a context manager: on the way out they are killed."""
+    """Processes that look at batches side by side. Whoever has one closes it."""
 
     def __init__(self, number: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -41,16 +41,14 @@ class Crew:
         for _ in range(number):
             self._idle.append(self._start())
 
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def dismiss(self) -> None:
+        """Kill the processes, and do not wait: the system takes time to take a map apart."""
+        for process in (*self._idle, *self._busy):
+            process.kill()
 
     def close(self) -> None:
-        """Kill the processes; may be called twice."""
-        for process in (*self._idle, *self._busy):
-            process.kill()  # all before the first is waited for: the system takes time to take a map apart
+        """Kill the processes, and wait until they are gone; may be called twice."""
+        self.dismiss()
         for process in (*self._idle, *self._busy):
             self._bury(process)
         self._idle, self._busy = [], {}

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.look import Seen, constant_pattern, look, stride_words, zero_runs
+from ckptcheck.values.look import Seen, constant_pattern, look
 from ckptcheck.values.stats import RUN
+from ckptcheck.values.zeros import zero_runs
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ class DeviceLook:
             top = max(top, found)
         if not top:  # nothing but zeros of the other sign
             return look(raw, dtype)
-        at_the_ends = zero_runs(raw, stride_words(raw), [])
+        at_the_ends = zero_runs(raw, False)
         return Seen(top, constant=constant_pattern(raw.view(form.unsigned)), zero_runs=at_the_ends)
 
     def _top(self, raw: NDArray[np.uint8], bits: int, sign: int) -> int | None:

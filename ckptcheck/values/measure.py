@@ -56,8 +56,8 @@ def measure(
 ) -> Values:
     """Look at every value. progress: called with bytes done and in all.
 
-    crew: processes that map the files, and may have begun; it is closed afterwards. Without one the files are read here, by
-    `jobs` threads, and looked at with `look`.
+    crew: processes that map the files, and may have begun; they are killed afterwards, and left to be closed. Without one
+    the files are read here, by `jobs` threads, and looked at with `look`.
 
     Raises nothing for a bad disk or a file that changes: `Values.shrunk` and `Values.unread` say so.
     """
@@ -95,7 +95,7 @@ def measure(
 def _mapped(crew: Crew, source: Source, work: Work, values: Values) -> Iterator[tuple[Batch, list[Seen]]]:
     """Have the files mapped and looked at by processes of their own."""
     lost: set[str] = set()
-    with crew:
+    try:
         crew.begin(work.batches)
         for batch, seen in crew.work(lost):
             if seen is not None:
@@ -103,6 +103,8 @@ def _mapped(crew: Crew, source: Source, work: Work, values: Values) -> Iterator[
             elif batch.shard not in lost:
                 lost.add(batch.shard)
                 yield from _read(source, [batch], 1, values, look)
+    finally:
+        crew.dismiss()
 
 
 def _read(
@@ -201,7 +203,11 @@ def attach(
     def read() -> Values:
         crew = started if started is not None else Crew(number) if mapped else None
         work = begun if begun is not None else plan()
-        return measure(ckpt.source, work, jobs=number, crew=crew, look=on_device or look, progress=progress)
+        try:
+            return measure(ckpt.source, work, jobs=number, crew=crew, look=on_device or look, progress=progress)
+        finally:
+            if crew is not None and crew is not started:
+                crew.close()
 
     ckpt.value_reader = read
     ckpt.jobs = number
