@@ -12,7 +12,7 @@ A case is a table of a rule's .toml. Its keys, applied in this order::
     tensors  {file = {name = {dtype, shape} | false}}    add, replace (filled with ones) or remove tensors
     values   {tensor = [{at, hex} | {at, zeros} | {zero = true}]}   overwrite elements, in place
     twins    {prefix = other prefix}    give tensors below one prefix the bytes of those below another
-    halves   {tensor = 0}               repeat a tensor's first half along a dimension
+    halves   {tensor = 0}               repeat a tensor's first half along a dimension; [{axis, begin, end}] of parts of it
     index    true                       write the index anew from the shards
     header   {file = "the header's text"}                the data stays
     patch    [{file, at, hex}]          overwrite bytes; append {file = hex}; truncate {file = bytes that stay}
@@ -233,9 +233,12 @@ def _edit_values(folder: Path, table: dict[str, Any]) -> None:
                     source = entries[other + name.removeprefix(prefix)]["data_offsets"]
                     raw[begin:end] = raw[start + source[0] : start + source[1]]
             if name in table.get("halves", {}):
-                value = np.frombuffer(bytes(raw[begin:end]), f"V{width}").reshape(entry["shape"])
-                half = np.split(value, 2, axis=table["halves"][name])[0]
-                raw[begin:end] = np.concatenate([half, half], axis=table["halves"][name]).tobytes()
+                value = np.frombuffer(bytes(raw[begin:end]), f"V{width}").reshape(entry["shape"]).copy()
+                given = table["halves"][name]
+                for part in given if isinstance(given, list) else [{"axis": given}]:
+                    along = np.swapaxes(value, 0, part["axis"])[part.get("begin", 0) : part.get("end")]
+                    along[len(along) // 2 :] = along[: len(along) // 2]
+                raw[begin:end] = value.tobytes()
         shard.write_bytes(raw)
 
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.config import Config, read_config
@@ -181,6 +181,11 @@ class Checkpoint:
     @property
     def split(self) -> Mapping[str, tuple[str, ...]]:
         """Weight → the tensors that hold its parts, where it is held in several: here none is."""
+        return {}
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The arguments of the training script, where the format keeps them: here it does not."""
         return {}
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,23 +28,6 @@ def same_bytes(ckpt: Checkpoint, first: str, second: str) -> bool:
             return False
         at, step = at + step, STEP
     return True
-
-
-def equal_halves(ckpt: Checkpoint, name: str) -> int | None:
-    """Return the dimension (0 or 1) along which a matrix's second half repeats its first; None if neither does."""
-    tensor = ckpt.tensors[name]
-    rows, columns, size = tensor.shape[0], tensor.shape[-1], tensor.nbytes
-    if rows % 2 == 0 and rows > 1 and _repeats(ckpt, name, 0, size // 2, size // 2):
-        return 0
-    lines = prod(tensor.shape[:-1])
-    width = size // lines if lines else 0
-    if (
-        columns % 2 == 0
-        and width >= 64
-        and all(_repeats(ckpt, name, row * width, width // 2, width // 2) for row in range(lines))
-    ):
-        return 1
-    return None
 
 
 def equal_slices(ckpt: Checkpoint, name: str) -> dict[int, list[int]]:

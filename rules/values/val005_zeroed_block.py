@@ -69,11 +69,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="save again with all tensor-parallel ranks, or take an earlier iteration",
         )
-    for name, (begin, end) in columns.items():
+    narrowed: dict[str, list[str]] = {}
+    for name in columns:
+        narrowed.setdefault(ckpt.holders[name], []).append(name)
+    for file, (name, *others) in narrowed.items():
+        begin, end = columns[name]
         width = ckpt.tensors[name].shape[-1]
+        more = f", and such columns of {count(len(others), 'more matrix', 'more matrices')} ({few(others)})"
         yield Problem(
-            f"columns {begin:,}-{end - 1:,} of {width:,} are zero in every row, as a lost tensor-parallel rank leaves them",
-            file=ckpt.holders[name],
+            f"columns {begin:,}-{end - 1:,} of {width:,} are zero in every row{more if others else ''}, as a lost "
+            "tensor-parallel rank leaves them",
+            file=file,
             key=name,
             hint="gather all tensor-parallel ranks and write the file again",
         )

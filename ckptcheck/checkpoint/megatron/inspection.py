@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -213,6 +213,11 @@ class Weights(Checkpoint):
             for name, chunks in self._run.inspection.located.items()
             if len(chunks) > 1
         }
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The arguments of the training script, plain values only."""
+        return self._run.args
 
     @cached_property
     def config(self) -> Config | None:
