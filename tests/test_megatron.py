@@ -293,7 +293,7 @@ def test_a_pipeline_stage_that_is_the_other_again(copied: Any) -> None:
     edit(folder, {"elements": {name: [{"twin": [name.replace(".1.", ".0.", 1), 0]}] for name in names}})
     assert [text for text in findings(folder) if "VAL008" in text] == [
         f"VAL008 {IT}/mp_rank_00_001/model_optim_rng.pt decoder.layers.1: decoder.layers: "
-        "layer 1 is layer 0 again, byte for byte in 4 matrices"
+        "layer 1 is layer 0 again, byte for byte"
     ]
 
 

@@ -340,6 +340,56 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     assert codes(folder) == {"TOK008"}
 
 
+NO_TOKENS = {
+    "TokenizersBackend": [(), ("vocab.json", "merges.txt")],
+    "PreTrainedTokenizerFast": [(), ("vocab.json",)],
+    "Qwen2TokenizerFast": [(), ("vocab.json",), ("merges.txt",)],
+    "GPT2Tokenizer": [(), ("vocab.json",)],
+    "LlamaTokenizerFast": [(), ("added_tokens.json", "special_tokens_map.json")],
+    "OfSomebodyElse": [()],
+}
+"""Class → the files that are there and do not help it."""
+TOKENS = {
+    "TokenizersBackend": ("tokenizer.json",),
+    "Qwen2TokenizerFast": ("vocab.json", "merges.txt"),
+    "GPT2Tokenizer": ("vocab.json", "merges.txt"),
+    "ByT5Tokenizer": (),
+}
+
+
+@pytest.mark.parametrize("kind", [*NO_TOKENS, *(f"{name} with its files" for name in TOKENS)])
+def test_a_tokenizer_without_its_tokens_as_transformers_sees_it(
+    smollm2: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is reported AutoTokenizer refuses, or makes of it a tokenizer for which a text is nothing; and only that."""
+    needs("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoTokenizer
+
+    model = json.loads((smollm2 / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+    texts = {
+        "vocab.json": json.dumps(model["vocab"]),
+        "merges.txt": "\n".join(["#version: 0.2", *merges, ""]),
+        "added_tokens.json": "{}",
+        "special_tokens_map.json": "{}",
+    }
+    name = kind.removesuffix(" with its files")
+    for number, files in enumerate(NO_TOKENS[kind] if kind in NO_TOKENS else [TOKENS[name]]):
+        folder = damage.linked_copy(smollm2, tmp_path / str(number))
+        edited(folder, "tokenizer_config.json", tokenizer_class=name)
+        if "tokenizer.json" not in files:
+            (folder / "tokenizer.json").unlink()
+            for file in files:
+                (folder / file).write_text(texts[file], encoding="utf-8")
+        try:
+            usable = bool(AutoTokenizer.from_pretrained(folder)("Hello there")["input_ids"])
+        except ValueError:
+            usable = False
+        assert usable is (kind not in NO_TOKENS), files
+        assert ("TOK011" in codes(folder)) is not usable, files
+
+
 # Hostile files
 
 
