@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from safetensors.numpy import save_file
 from test_rules import RULES, opened
 from test_value_damage import LAYER, findings, raw_values, rewritten
 
+from ckptcheck.checkpoint.megatron.reading import Located
 from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.megatron.tensor import Chunk
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.run import run
 
@@ -110,7 +113,7 @@ def copy_rows(folder: Path, name: str, begin: int, length: int, to: int) -> None
     """Write rows of a weight of Megatron over others."""
     run_ = opened(folder)
     assert isinstance(run_, Megatron)
-    ((chunk, place),) = run_.inspection.located[name]
+    chunk, place = run_.inspection.located[name][0]
     row = place.nbytes // chunk.sizes[0]
     path = folder / place.name
     raw = bytearray(path.read_bytes())
@@ -120,26 +123,54 @@ def copy_rows(folder: Path, name: str, begin: int, length: int, to: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("weight", "rows", "kind"),
+    ("base", "weight", "rows", "kind"),
     [
-        ("mlp.linear_fc1", [(0, 12, 12), (24, 12, 36)], "gate and up rows"),
-        ("self_attention.linear_qkv", [(0, 16, 32)], "query rows"),
-        ("self_attention.linear_qkv", [(16, 16, 48)], None),  # the group's key and value, perhaps on purpose
+        ("legacy-pp2", "mlp.linear_fc1", [(0, 12, 12), (24, 12, 36)], "gate and up rows"),
+        ("legacy-pp2", "self_attention.linear_qkv", [(0, 16, 32)], "query rows"),
+        ("legacy-pp2", "self_attention.linear_qkv", [(16, 16, 48)], None),  # key and value, perhaps on purpose
+        ("legacy-tp2", "self_attention.linear_qkv[0:32]", [(0, 8, 8)], "query rows"),  # a rank's one group of two heads
     ],
 )
 def test_a_rank_merged_twice_within_a_fused_weight_of_megatron(
-    tmp_path: Path, weight: str, rows: list[tuple[int, int, int]], kind: str | None
+    tmp_path: Path, base: str, weight: str, rows: list[tuple[int, int, int]], kind: str | None
 ) -> None:
-    folder = Path(shutil.copytree(MEGATRON / "legacy-pp2", tmp_path / "run"))
+    folder = Path(shutil.copytree(MEGATRON / base, tmp_path / "run"))
     name = f"decoder.layers.0.{weight}.weight"
     for begin, length, to in rows:
-        copy_rows(folder, name, begin, length, to)
+        copy_rows(folder, f"decoder.layers.0.{weight.partition('[')[0]}.weight", begin, length, to)
     report = run(opened(folder), [rule for rule in RULES if rule.code in ("VAL010", "MEG028")])
     assert [(finding.code, finding.severity, finding.message) for finding in report.findings] == (
         [("VAL010", "error", f"1 matrix repeats its first half of {kind}, as a rank merged twice leaves it: {name}")]
         if kind
         else []
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "corners", "seen"),
+    [
+        ("decoder.layers.0.mlp.linear_fc2.weight", (8, 4), [(0, 0), (0, 4)], True),
+        ("decoder.layers.0.mixer.A_log", (8, 4), [(0, 0), (8, 0)], False),  # each row counts from 1: sound
+        ("model.layers.0.mlp.experts.down_proj", (1, 8, 4), [(0, 0, 0), (1, 0, 0)], False),  # a copied block: VAL009's
+        ("model.layers.0.mlp.experts.down_proj", (1, 8, 4), [(0, 0, 0), (0, 0, 4)], True),
+    ],
+)
+def test_which_chunks_may_not_be_alike(
+    name: str, sizes: tuple[int, ...], corners: list[tuple[int, ...]], seen: bool
+) -> None:
+    """What is an error in an exported checkpoint is one in the run that it comes from."""
+    raw = np.random.default_rng(0).normal(size=sizes).astype("<f4").tobytes()
+    placed = [
+        (Chunk(corner, sizes, None), Located(f"{number}.distcp", 0, len(raw), "F32", sizes, (), True))
+        for number, corner in enumerate(corners)
+    ]
+    source = SimpleNamespace(read=lambda _, begin, length: raw[begin : begin + length])
+    seen_run: Any = SimpleNamespace(
+        form="torch_dist", weights={name: None}, inspection=SimpleNamespace(located={name: placed}), source=source
+    )
+    rules = {rule.code: rule for rule in RULES}
+    assert len(list(rules["MEG028"].check(seen_run))) == seen
+    assert rules["MEG028"].severity == rules["VAL010"].severity == "error"
 
 
 @pytest.mark.parametrize(

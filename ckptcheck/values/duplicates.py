@@ -21,8 +21,11 @@ BOX = re.compile(r"\[[^\]]*\]")
 """Which part of a weight of Megatron a chunk holds, within its name."""
 BLOCKS = re.compile(r"(^|\.)(shared_(transf\w*|block|layer|attn|attention|head)|\w+_global)\.")
 """What is one block used in several layers (Zamba2), or starts as a copy of its neighbour by design (Longformer)."""
-SHARING = ("num_hidden_groups", "num_mem_blocks", "num_kv_shared_layers", "cla_share_factor")
-"""Settings of models in which layers share weights: ALBERT, Zamba2, Gemma 3n, Hunyuan."""
+SHARING = ("num_hidden_groups", "num_mem_blocks")
+"""Settings of models in which layers share weights: ALBERT, Zamba2."""
+KV_SHARING = ("num_kv_shared_layers", "cla_share_factor")
+"""Settings of models in which layers share keys and values: Gemma 3n, Hunyuan."""
+KV = re.compile(r"(^|[._])(k|v|kv)_proj\.")
 FIRST = 64
 Fingerprint = tuple[tuple[str, str, tuple[int, ...], float], ...]
 """Name within the unit, dtype, shape and largest magnitude of each of its matrices."""
@@ -80,14 +83,14 @@ def equal_matrices(ckpt: Checkpoint) -> list[Copy]:
     Left out are layers that are copies as a whole, and models in which layers share weights by their config. Errors as
     `equal_layers`.
     """
-    config = ckpt.config
-    if config is not None and any((config.integer(name) or 0) > 0 for name in SHARING):
+    if _declares(ckpt, SHARING):
         return []
+    kv_shared = _declares(ckpt, KV_SHARING)
     copied = equal_layers(ckpt)
     alike: dict[Fingerprint, list[Unit]] = {}
     for layer in sorted(ckpt.anatomy.layers.keys() - copied.keys()):
         for unit in _units(ckpt, layer):
-            if not BLOCKS.search(unit.role):
+            if not (BLOCKS.search(unit.role) or (kv_shared and KV.search(unit.role))):
                 alike.setdefault(_fingerprint(ckpt, unit.names), []).append(unit)
     found = []
     for units in alike.values():
@@ -103,6 +106,10 @@ def equal_matrices(ckpt: Checkpoint) -> list[Copy]:
             else:
                 found.append(Copy(unit, twin))
     return found
+
+
+def _declares(ckpt: Checkpoint, settings: tuple[str, ...]) -> bool:
+    return ckpt.config is not None and any((ckpt.config.integer(name) or 0) > 0 for name in settings)
 
 
 def _units(ckpt: Checkpoint, layer: int) -> Iterator[Unit]:

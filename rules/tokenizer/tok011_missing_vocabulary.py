@@ -20,7 +20,7 @@ A class that is registered by a plugin, without `auto_map`, may read a file of a
 a reason under `[ignore]`, silences it.
 
 ## Seen in
-transformers 5.23 (`AutoTokenizer` on a folder without tokenizer.json, tried with every class it knows)
+huggingface/transformers#15136; tried with every class that transformers 5.23 knows, on a folder without tokenizer.json
 """
 
 import re
@@ -37,7 +37,7 @@ PAIRED = ("GPT2Tokenizer", "Qwen2Tokenizer")
 BARE = ("ByT5Tokenizer", "CanineTokenizer", "DiaTokenizer", "PerceiverTokenizer", "EsmcTokenizer", "RagTokenizer")
 BARE_MODELS = ("byt5", "canine", "dia", "perceiver", "esmc", "esmfold2", "rag")
 """What needs no file: bytes, characters, a fixed alphabet; or has its tokenizers in folders."""
-CONVERTED = re.compile(r"tokenizer\.json|tekken\.json|.*\.model(\..+)?|.*\.(tiktoken|gguf|spm)|.*\.py")
+CONVERTED = re.compile(r"tokenizer\.json|tekken\.json|.*\.model(\..+)?|.*\.(tiktoken|gguf|spm)|tokeniz.*\.py")
 VOCABULARY = re.compile(r".*vocab.*|encoder\.json|dict\.txt|.*\.(codes|tokenizer|bpe|vocab)|byte_maps\.json")
 
 

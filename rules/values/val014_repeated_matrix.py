@@ -1,10 +1,11 @@
 """A matrix of a layer is another one again, byte for byte.
 
 ## What it checks
-No matrix of a layer has the bytes of the same matrix in another layer, or of another matrix of equal shape; nor has an expert
-those of an expert in another layer. Left out are matrices of one number, identities and such of zeros almost throughout,
-scales, norms and biases, layers that are copies as a whole (VAL008), experts within a layer (VAL009), parts of one weight of
-a Megatron run (MEG028), blocks that are shared by name, and models whose config says that layers share weights.
+No matrix of a layer has the bytes of the same matrix in another layer, or of another matrix of equal shape; nor has an
+expert those of an expert in another layer. Left out are matrices of one number, identities and such of zeros almost
+throughout, scales, norms and biases, layers that are copies as a whole (VAL008), experts within a layer (VAL009), parts of
+one weight of a Megatron run (MEG028), blocks that are shared by name, and models whose config says that layers share weights
+(or keys and values: those, then). Layers of multi-token prediction are not looked at.
 
 ## Why it matters
 A conversion that takes one name for another writes layer 11's `o_proj` into layer 12, the queries' weights for the keys, or
@@ -21,7 +22,8 @@ store each, without a setting that says so. A copy in which one byte differs, a 
 seen. `--ignore VAL014`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
-huggingface/transformers#24381, NVIDIA-NeMo/Megatron-Bridge#1871 (one tensor written under the names of others)
+NVIDIA-NeMo/Megatron-Bridge#1871 (one tensor written again and again), NVIDIA-NeMo/Megatron-Bridge#1984 (right
+shapes, wrong values in some parameters)
 """
 
 from collections.abc import Iterator
