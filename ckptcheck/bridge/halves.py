@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 BOX = re.compile(r"\[[^\]]*\]")
 """Which part of a weight of Megatron a chunk holds, within its name."""
 PAIRS = (
-    (re.compile(r"(gate_up|gate_up_proj|gate_and_up_proj|up_gate_proj|linear_fc1|w13|w12|dense_h_to_4h|input_linear|Wi)$"),
+    (re.compile(r"(gate_up|gate_up_proj|gate_and_up_proj|up_gate_proj|linear_fc1|w13|w12|dense_h_to_4h|experts\.fc1|input_linear|Wi)$"),
      ("gate", "up")),
     (re.compile(r"mixer\.in_proj$"), ("x", "z")),
 )  # fmt: skip
 """What two members of equal size are joined in: feed-forward blocks of transformers, engines and Megatron; Mamba."""
-QKV = re.compile(r"(qkv|qkv_proj|Wqkv|query_key_value|linear_qkv|c_attn|attn\.in_proj)$")
+QKV = re.compile(r"(qkv|qkv_proj|Wqkv|query_key_value|linear_qkv|c_attn|att(n|ention)\.in_proj)$")
 EXPERTS = 16
 """Experts of a stack that are looked at, spread evenly: a rank that was taken twice shows in all, or in those of a rank."""
 
@@ -99,11 +99,15 @@ def _thirds(area: Area, geometry: Geometry) -> list[Area]:
 def _attention(ckpt: Checkpoint, rows: int, columns: int) -> Iterator[Geometry]:
     """Yield what heads and groups a matrix may hold: the model's, or those of a tensor-parallel rank; as many keys as queries."""
     model = Geometry.of_args(ckpt.args) if ckpt.args else Geometry.of_config(ckpt.config)
-    if model.heads and model.groups and model.head_dim and model.heads % model.groups == 0:
-        each = model.heads // model.groups
-        groups, rest = divmod(rows, (each + 2) * model.head_dim)
-        if not rest:
-            yield replace(model, heads=each * groups, groups=groups)
+    if model.heads and model.head_dim:
+        groups, rest = divmod(rows - model.heads * model.head_dim, 2 * model.head_dim)
+        if groups > 0 and not rest and model.heads % groups == 0:  # Falcon calls the number of groups otherwise
+            yield replace(model, groups=groups)
+        if model.groups and model.heads % model.groups == 0 and groups != model.groups:
+            each = model.heads // model.groups
+            groups, rest = divmod(rows, (each + 2) * model.head_dim)
+            if not rest:
+                yield replace(model, heads=each * groups, groups=groups)
     if rows == 3 * columns:
         yield Geometry(heads=1, groups=1, head_dim=columns)
 
