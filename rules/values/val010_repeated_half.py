@@ -18,9 +18,9 @@ Merge again from all tensor-parallel ranks.
 A model whose single key and value head (MQA) was repeated on purpose to serve it on two ranks has equal halves in `k_proj`
 and `v_proj`; within a fused matrix keys and values are left out for that. So has a layer that was widened by copying its
 neurons, before further training. Not seen: a matrix that repeats in other shares, such as thirds, or in which two halves
-differ in a single byte; one of gate and up alone where their columns alternate (gpt-oss); the
-joined inputs of linear attention and of Mamba-2, member by member; packed integers. Parts of a
-Megatron run that are each other's copies are MEG028's. `--ignore VAL010`, or a reason under `[ignore]`, silences it.
+differ in a single byte; one of gate and up alone where their columns alternate (gpt-oss); the joined inputs of linear
+attention and of Mamba-2, member by member; packed integers. Parts of a Megatron run that are each other's copies are
+MEG028's. `--ignore VAL010`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 verl-project/verl#7610 (replicated buffers concatenated over ranks)
