@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.patterned import is_learned, steps_by_rows
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
 
@@ -37,22 +38,38 @@ def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
         shard = ckpt.shards[name]
         order = sorted(shard.tensors, key=lambda tensor: shard.tensors[tensor].data_offsets)
         begins = [shard.tensors[tensor].data_offsets[0] for tensor in order]
+        parts: list[list[tuple[str, int, int]]] = []
         for begin, end in runs:
             first = max(bisect_right(begins, begin) - 1, 0)
-            parts = []
+            parts.append([])
             for tensor in order[first:]:
                 low, high = shard.tensors[tensor].data_offsets
                 if low >= end:
                     break
                 part = _elements(shard, tensor, max(begin, low), min(end, high))
                 if part[1] > part[0] and not _may_be_zero(ckpt, shard, tensor, *part):
-                    parts.append((tensor, *part))
-            nbytes = sum(high - low for _, low, high in parts)
+                    parts[-1].append((tensor, *part))
+        sparse = _patterned(shard, parts)
+        for run in parts:
+            told = [part for part in run if part[0] not in sparse]
+            nbytes = sum(high - low for _, low, high in told)
             if nbytes >= RUN:
-                half = len(parts) == 1 and 2 * nbytes == shard.tensors[parts[0][0]].nbytes
-                found.setdefault(name, []).append(
-                    Block(parts[0][1], nbytes, tuple(tensor for tensor, *_ in parts), half)
-                )
+                half = len(told) == 1 and 2 * nbytes == shard.tensors[told[0][0]].nbytes
+                found.setdefault(name, []).append(Block(told[0][1], nbytes, tuple(tensor for tensor, *_ in told), half))
+    return found
+
+
+def _patterned(shard: Shard, parts: list[list[tuple[str, int, int]]]) -> set[str]:
+    """Return the matrices whose zeros stand beside a diagonal."""
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for tensor, begin, end in (part for run in parts for part in run):
+        low = shard.tensors[tensor].data_offsets[0]
+        runs.setdefault(tensor, []).append((begin - low, end - low))
+    found = set()
+    for tensor, pieces in runs.items():
+        width = FORMATS[shard.tensors[tensor].dtype].bits // 8
+        if steps_by_rows(pieces, shard.tensors[tensor].shape[-1] * width, width):
+            found.add(tensor)
     return found
 
 
@@ -72,7 +89,7 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
     low, high = shard.tensors[name].data_offsets
     if is_packed(stats):
         return 2 * (end - begin) != high - low
-    if not is_matrix(stats):
+    if not is_matrix(stats) or not is_learned(name):
         return True
     row = (high - low) // stats.shape[0]
     if name in vital(ckpt):

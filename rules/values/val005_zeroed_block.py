@@ -5,7 +5,9 @@ Nowhere in the data is there a run of 1 KiB or more of zero bytes within matrice
 the border of two tensors. Of embeddings and heads whole rows may be unused: there it takes half a row or more beside numbers
 of the same row, or exactly what one of 2, 4 or 8 ranks holds. Of packed and int8 weights it takes exactly one half. Left out:
 matrices that are zero as a whole (VAL003, VAL004), and up to an eighth of a matrix's rows at its end, which may be padding:
-not of routers, stacks of experts, and matrices with a row for each hidden number.
+not of routers, stacks of experts, and matrices with a row for each hidden number. Left out too is what is no weight by its
+name, such as masks, filter banks and tables of positions, and a matrix whose zeros lie beside a diagonal: an identity, a
+triangular or a block-diagonal one.
 
 Of a matrix with at least 128 columns, no half, quarter or eighth of the columns is zero in every row (a last eighth is taken
 for padding). Nobody looks for that on the Hub.
@@ -23,7 +25,7 @@ Fetch or write the file again; compare hashes. Where exactly one half is zero, g
 ## When it can be wrong
 Structured pruning zeroes rows, columns or heads on purpose. A tensor that was allocated larger than needed, with room for
 more than an eighth of its rows at the end, is zero there by design: patches of positions, capacity for languages or tasks to
-come. A vocabulary may have been doubled with zeros. Matrices that join two inputs may start with one of them switched off.
+come. A vocabulary may have been doubled with zeros. A table that is stored as `weight` under a name of its own may hold zeros. Matrices that join two inputs may start with one of them switched off.
 `--ignore VAL005`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
