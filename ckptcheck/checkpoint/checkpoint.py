@@ -202,6 +202,11 @@ class Checkpoint:
         return self if kind == "values" else None
 
     @property
+    def arguments(self) -> Mapping[str, Any] | None:
+        """What the trainer was started with, where the checkpoint is a trainer's; None for a model as it is served."""
+        return None
+
+    @property
     def is_partial(self) -> bool:
         """Whether the target is not a whole model by design: one shard, or an adapter."""
         return self.single or self.is_adapter

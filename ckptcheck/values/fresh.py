@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.rule import Skip
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.roles import NORM, STARTS_AT_ZERO, is_matrix, is_scale, template
@@ -42,6 +43,8 @@ PEAK = 7.0
 SURE = 4.0
 """Standard deviations that chance is given."""
 
+SAMPLED = 16
+"""Matrices by which a checkpoint with constant norms is judged."""
 NORMS = 8
 """So many norms have to be trained for each that is not: then precision or a short training is no explanation."""
 
@@ -118,6 +121,41 @@ def untouched_heads(ckpt: Checkpoint) -> list[str]:
         if abs(_kurtosis(values) - 1.8) < SURE * sqrt(3 / values.size):
             found.append(name)
     return found
+
+
+def looks_untrained(ckpt: Checkpoint) -> bool:
+    """Whether the whole checkpoint looks freshly initialised: all norms of its layers are constant, and its matrices drawn.
+
+    Norms start at one (or zero); any training moves them. Without norms, nearly all vectors have to be constant. Constant
+    norms may also be lost, or multiplied into the matrices behind them: so SAMPLED matrices are looked at, of which half
+    have to be drawn, where there are any that can be judged. On the Hub none is read. Errors as `fresh_families`.
+    """
+    if not has_constant_norms(ckpt):
+        return False
+    import numpy as np
+
+    judged = [stats for name, stats in ckpt.values.tensors.items() if name in ckpt.holders and _is_judged(ckpt, stats)]
+    some = judged[:: max(1, -(-len(judged) // SAMPLED))] if ckpt.source.local is not None else []
+    with np.errstate(all="ignore"):
+        drawn = sum(_is_suspect(ckpt, stats) and _draw(ckpt, stats) is not None for stats in some)
+    return 2 * drawn >= len(some)
+
+
+def has_constant_norms(ckpt: Checkpoint) -> bool:
+    """Whether all norms of the layers are one number each; where there is no norm, nearly all vectors."""
+    stack = ckpt.anatomy.stack
+    if stack is None:
+        return False
+    inside = stack.prefix + "."
+    vectors = [
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if len(stats.shape) == 1 and stats.shape[0] > 1 and name.startswith(inside) and stats.dtype in PLAIN
+    ]
+    norms = [stats for stats in vectors if NORM.search(stats.name)]
+    if norms:
+        return all(stats.constant for stats in norms)
+    return bool(vectors) and sum(stats.constant for stats in vectors) >= 0.9 * len(vectors)
 
 
 def unmoved_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:

@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 ROUTER = re.compile(
     r"(^|\.)(gate|router|router\.(classifier|weight|proj|layer)|gate\.wg|moe\.gate|ffn\.router)\.weight$"
 )
-NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$", re.IGNORECASE)
+NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$|\.layer_norm_weight$", re.IGNORECASE)
+"""Transformer Engine keeps a norm in the projection that follows it: ``linear_qkv.layer_norm_weight``."""
 BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias)$")
 """Buffers whose Inf is meant: ranges of clamps (Gemma 4's audio tower), attention masks."""
-STARTS_AT_ZERO = re.compile(r"lora_(embedding_)?B(\.|$)|lora_B|zero_point|qzeros|g_idx|relative_attention_bias")
-"""What is zero by design at the start of training, or always may be."""
+STARTS_AT_ZERO = re.compile(
+    r"(lora|hira|peanut|lily)_B|(lora|hira)_embedding_[AB]|lora_b(\.|$)|lora[_.]up(\.|$)|lora_E|hada_w2_[ab]|lokr_w[12]"
+    r"|(^|[._])b?oft_(embedding_)?[rR](\.|$)|(^|[._])bone_|miss_block|shadow_up|(fourierft|waveft)_spectrum|randlora_lambda"
+    r"|c3a_kernel|(^|[._])mask_token|zero_point|qzeros|g_idx|relative_attention_bias|(^|\.)exp_avg(_sq)?$"
+)
+"""What is zero by design at the start of training, or always may be: the part of an adapter by which it starts as nothing
+(PEFT 0.21, and as MLX, diffusers, LyCORIS and kohya name it), the moments of an optimizer."""
 
 
 def is_matrix(stats: TensorStats) -> bool:
@@ -74,26 +80,6 @@ def vital(ckpt: Checkpoint) -> dict[str, str]:
         for name, parts in (wholes | ckpt.vocabularies).items()
         for part in parts
     }
-
-
-def looks_untrained(ckpt: Checkpoint) -> bool:
-    """Whether the whole checkpoint looks freshly initialised: all norms of its layers are constant.
-
-    Norms start at one (or zero); any training moves them. Without norms, nearly all vectors have to be constant.
-    """
-    stack = ckpt.anatomy.stack
-    if stack is None:
-        return False
-    inside = stack.prefix + "."
-    vectors = [
-        stats
-        for name, stats in ckpt.values.tensors.items()
-        if len(stats.shape) == 1 and stats.shape[0] > 1 and name.startswith(inside) and stats.dtype in PLAIN
-    ]
-    norms = [stats for stats in vectors if NORM.search(stats.name)]
-    if norms:
-        return all(stats.constant for stats in norms)
-    return bool(vectors) and sum(stats.constant for stats in vectors) >= 0.9 * len(vectors)
 
 
 def template(name: str) -> str:

@@ -26,7 +26,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.roles import is_router, looks_untrained, vital
+from ckptcheck.values.fresh import looks_untrained
+from ckptcheck.values.roles import is_router, vital
 from ckptcheck.values.shards import zero_shards
 
 

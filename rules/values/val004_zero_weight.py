@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, looks_untrained, vital
+from ckptcheck.values.fresh import looks_untrained
+from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.shards import zero_shards
 
 

@@ -25,7 +25,8 @@ Fetch or write the file again; compare hashes. Where exactly one half is zero, g
 ## When it can be wrong
 Structured pruning zeroes rows, columns or heads on purpose. A tensor that was allocated larger than needed, with room for
 more than an eighth of its rows at the end, is zero there by design: patches of positions, capacity for languages or tasks to
-come. A vocabulary may have been doubled with zeros. A table that is stored as `weight` under a name of its own may hold zeros. Matrices that join two inputs may start with one of them switched off.
+come. A vocabulary may have been doubled with zeros. Matrices that join two inputs may start with one of them switched off.
+A table stored as `weight` under a name that says nothing may hold zeros.
 `--ignore VAL005`, or a reason under `[ignore]`, silences it.
 
 ## Seen in

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.roles import is_matrix, is_scale, looks_untrained
+from ckptcheck.values.fresh import looks_untrained
+from ckptcheck.values.roles import is_matrix, is_scale
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))

@@ -1,12 +1,13 @@
 """A weight looks freshly initialised, and the rest of the model does not.
 
 ## What it checks
-Three things, each only where the rest of the model is trained:
+Four things, each only where the rest of the model is trained:
 
 - A matrix looks freshly drawn: its values are spread like a uniform or normal distribution without a single outlier, and
   the norms of its rows, and of its columns, differ no more than chance makes them. Its siblings (the same matrix in other
   layers or experts) or most other kinds of matrices in the model do not look so.
-- A norm is one number, as norms start, and at least eight times as many siblings are not.
+- A norm is one number, as norms start, and at least eight times as many siblings are not; one that is zero is VAL013's.
+- All norms of the layers are one number each, and neither the final norm is nor do the matrices look drawn.
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
 It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, those with the smallest largest magnitude), and
@@ -28,6 +29,9 @@ from that checkpoint, under the name the loader expects, and save again.
   `pooler` are left out; others are not known.
 - Nothing ever used it: an expert that the router never chose, a projection whose output is dropped. That is worth knowing,
   but is not an error of saving.
+- Norms that could not move, and a final one that did: steps of training that are small beside the precision of BF16 leave a
+  1 as it is. Where a method multiplies norms into the matrices behind them (QuaRot), the final one goes too, and nothing is
+  said.
 - The model was trained briefly and unevenly: some kinds of matrices moved, others hardly did. Where most have not moved,
   nothing is said.
 
@@ -44,8 +48,15 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.fresh import Draw, Family, fresh_families, unmoved_norms, untouched_heads
-from ckptcheck.values.roles import looks_untrained
+from ckptcheck.values.fresh import (
+    Draw,
+    Family,
+    fresh_families,
+    looks_untrained,
+    unmoved_norms,
+    untouched_heads,
+)
+from ckptcheck.values.norms import lost_norms, zero_norms
 
 HINT = "look for newly initialized weights in the log of what loaded it before it was saved; if it is new on purpose, train it"
 
@@ -84,7 +95,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=draw.name,
             hint=HINT,
         )
-    for still in unmoved_norms(ckpt).values():
+    zero = (
+        {stats.name for stats in zero_norms(ckpt)} if ckpt.config is not None or ckpt.arguments is not None else set()
+    )
+    for unmoved in unmoved_norms(ckpt).values():
+        still = [stats for stats in unmoved if stats.name not in zero]  # those are VAL013's
+        if not still:
+            continue
         names = [stats.name for stats in still]
         yield Problem(
             f"{count(len(names), 'norm is', 'norms are')} {still[0].absmax:.3g} throughout, as before training, "
@@ -92,6 +109,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=still[0].shard,
             key=names[0],
             hint=HINT,
+        )
+    lost, moved = lost_norms(ckpt)
+    if moved is not None:
+        yield Problem(
+            f"all {len(lost)} norms of the layers are one number each, as before training, and the matrices and {moved} "
+            "are trained",
+            file=lost[0].shard,
+            key=lost[0].name,
+            hint="take them from the checkpoint this one was converted from",
         )
     for name in untouched_heads(ckpt):
         columns = values.tensors[name].shape[1]

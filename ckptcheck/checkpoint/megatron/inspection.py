@@ -225,6 +225,11 @@ class Weights(Checkpoint):
         return None
 
     @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Megatron's own; empty where none were saved."""
+        return self._run.args
+
+    @property
     def unread(self) -> Mapping[str, str]:
         """File → why its values could not be read."""
         return self._parts.unread
