@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.lost import lost_matrices
 from ckptcheck.values.patterned import is_learned, steps_by_rows
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
@@ -21,16 +22,20 @@ PADDING = 1 / 8
 
 @dataclass(frozen=True)
 class Block:
-    """A run of zero bytes, [begin, begin + nbytes) from the start of the data. half: exactly half of one matrix."""
+    """A run of zero bytes, [begin, begin + nbytes) from the start of the data.
+
+    tensors: the matrices it is in. half: it is exactly half of one. lost: those of them that are zero as a whole.
+    """
 
     begin: int
     nbytes: int
     tensors: tuple[str, ...]
     half: bool
+    lost: tuple[str, ...] = ()
 
 
 def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
-    """Return shard → the blocks of zeros in matrices that are otherwise not zero."""
+    """Return shard → the blocks of zeros in matrices that are otherwise not zero, and in those around that were lost with them."""
     found: dict[str, list[Block]] = {}
     for name, runs in ckpt.values.zero_runs.items():
         if not runs or name in ckpt.values.shrunk or name in ckpt.values.unread:
@@ -39,21 +44,25 @@ def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
         order = sorted(shard.tensors, key=lambda tensor: shard.tensors[tensor].data_offsets)
         begins = [shard.tensors[tensor].data_offsets[0] for tensor in order]
         parts: list[list[tuple[str, int, int]]] = []
+        touched: list[list[str]] = []
         for begin, end in runs:
             first = max(bisect_right(begins, begin) - 1, 0)
             parts.append([])
-            for tensor in order[first:]:
+            touched.append(order[first : bisect_left(begins, end)])
+            for tensor in touched[-1]:
                 low, high = shard.tensors[tensor].data_offsets
-                if low >= end:
-                    break
                 part = _elements(shard, tensor, max(begin, low), min(end, high))
                 if part[1] > part[0] and not _may_be_zero(ckpt, shard, tensor, *part):
                     parts[-1].append((tensor, *part))
         sparse = _patterned(shard, parts)
-        for run in parts:
+        for (begin, end), run, within in zip(runs, parts, touched, strict=True):
             told = [part for part in run if part[0] not in sparse]
             nbytes = sum(high - low for _, low, high in told)
-            if nbytes >= RUN:
+            if lost := lost_matrices(ckpt, shard, (begin, end), nbytes >= RUN, within):
+                names = tuple(tensor for tensor in within if tensor in lost or tensor in {part[0] for part in told})
+                start = max(begin, shard.tensors[names[0]].data_offsets[0])
+                found.setdefault(name, []).append(Block(start, end - start, names, False, tuple(lost)))
+            elif nbytes >= RUN:
                 half = len(told) == 1 and 2 * nbytes == shard.tensors[told[0][0]].nbytes
                 found.setdefault(name, []).append(Block(told[0][1], nbytes, tuple(tensor for tensor, *_ in told), half))
     return found

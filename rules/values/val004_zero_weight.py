@@ -1,9 +1,10 @@
 """A weight matrix is all zero.
 
 ## What it checks
-No matrix is all zero, except what starts at zero by design (`lora_B`, zero points), the tensors of VAL003, and parts of a
-Megatron weight whose other parts are not (VAL005); nor is a packed or int8 weight, all of whose bytes are zero. Biases may be
-zero. A checkpoint that looks freshly initialised as a whole is left out.
+No matrix is all zero, except what starts at zero by design (`lora_B` and the like, zero points, mask tokens, moments of an
+optimizer), the tensors of VAL003, parts of a Megatron weight whose other parts are not, and matrices within a block that was
+lost (both VAL005); nor is a packed or int8 weight, all of whose bytes are zero. Biases may be zero. A checkpoint that looks
+freshly initialised as a whole is left out.
 
 ## Why it matters
 A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
@@ -14,10 +15,10 @@ Compare the file's hash with the original, or fetch it again; export again.
 
 ## When it can be wrong
 It is a warning because some methods zero a matrix on purpose: pruning, `o_proj` and `down_proj` of layers added to deepen a
-model (they start as the identity), convolutions of a ControlNet, gates of adapters that start closed. A matrix that is lost
-and one that was meant look the same; what a method zeroes it says in its paper. Norms and other vectors are not looked at:
-models with (1 + weight) norms, such as Gemma's, start them at zero (VAL012 compares them with their siblings).
-`--ignore VAL004`, or a reason under `[ignore]`, silences it.
+model (they start as the identity), convolutions of a ControlNet, gates of adapters that start closed, a value head before
+its training. A matrix that is lost and one that was meant look the same; what a method zeroes it says in its paper. Norms
+and other vectors are not looked at: models with (1 + weight) norms, such as Gemma's, start them at zero (VAL012 compares
+them with their siblings). `--ignore VAL004`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 paiml/aprender#2337 (27 of 339 tensors: down_proj and v_proj)
@@ -28,6 +29,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
+from ckptcheck.values.blocks import zeroed
 from ckptcheck.values.fresh import looks_untrained
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.shards import zero_shards
@@ -36,6 +38,7 @@ from ckptcheck.values.shards import zero_shards
 @rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     told = vital(ckpt).keys() | {name for parts in zero_shards(ckpt).values() for name in parts}
+    told |= {name for blocks in zeroed(ckpt).values() for block in blocks for name in block.lost}
     zero = [
         stats
         for name, stats in ckpt.values.tensors.items()
