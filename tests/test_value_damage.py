@@ -268,5 +268,5 @@ def test_a_checkpoint_larger_than_memory(tmp_path: Path, flags: list[str]) -> No
     )
     report = json.loads(result.stdout)
     assert report["crashed"] == []
-    assert [finding["code"] for finding in report["findings"]] == ["VAL004"]
-    assert report["findings"][0]["message"].startswith("4 matrices are all zero")
+    assert [finding["code"] for finding in report["findings"]] == ["VAL005"]
+    assert report["findings"][0]["message"].startswith("4,294,967,296 bytes in a row are zero, from byte 0 ")

@@ -132,6 +132,7 @@ def test_names_of_weights() -> None:
         "attn.in_proj_weight",
         "q_proj.lora_A.weight",
         "experts.weight1",
+        "text.position_embedding.weight",
     ):
         assert is_learned(name), name
     for name in ("attn.mask", "position_encoding.weight", "pos_encoder.pe", "featurizer.fb", "extractor.melW", "A_log"):

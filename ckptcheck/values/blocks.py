@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.lost import lost_matrices
+from ckptcheck.values.lost import filled_kinds, lost_matrices
 from ckptcheck.values.patterned import is_learned, steps_by_rows
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
@@ -37,6 +38,7 @@ class Block:
 def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
     """Return shard → the blocks of zeros in matrices that are otherwise not zero, and in those around that were lost with them."""
     found: dict[str, list[Block]] = {}
+    filled = cache(lambda: filled_kinds(ckpt))
     for name, runs in ckpt.values.zero_runs.items():
         if not runs or name in ckpt.values.shrunk or name in ckpt.values.unread:
             continue
@@ -58,7 +60,7 @@ def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
         for (begin, end), run, within in zip(runs, parts, touched, strict=True):
             told = [part for part in run if part[0] not in sparse]
             nbytes = sum(high - low for _, low, high in told)
-            if lost := lost_matrices(ckpt, shard, (begin, end), nbytes >= RUN, within):
+            if lost := lost_matrices(ckpt, shard, (begin, end), nbytes >= RUN, within, filled):
                 names = tuple(tensor for tensor in within if tensor in lost or tensor in {part[0] for part in told})
                 start = max(begin, shard.tensors[names[0]].data_offsets[0])
                 found.setdefault(name, []).append(Block(start, end - start, names, False, tuple(lost)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.fresh import looks_untrained
@@ -13,23 +14,33 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.header import Shard
 
 
-def lost_matrices(ckpt: Checkpoint, shard: Shard, run: tuple[int, int], torn: bool, within: list[str]) -> list[str]:
+def lost_matrices(
+    ckpt: Checkpoint,
+    shard: Shard,
+    run: tuple[int, int],
+    torn: bool,
+    within: list[str],
+    filled: Callable[[], set[str]],
+) -> list[str]:
     """Return the matrices that lie in a run of zeros as a whole and were lost, in order; none where they may be meant.
 
     run: [begin, end) from the start of the data. torn: whether it also tears a block out of a matrix that is not zero: then
     all were lost. Else there have to be two of different kinds, of which others in the model are not zero; or two in a shard
-    that is nothing but zeros. within: the tensors that the run touches.
+    that is nothing but zeros. within: the tensors that the run touches. filled: see `filled_kinds`, asked for only then.
     """
     whole = [name for name in within if _lies_in(shard, name, run) and _is_judged(ckpt, name)]
     if not whole or torn:
         return whole
-    used = {template(name) for name in whole} & {
-        template(name) for name, stats in ckpt.values.tensors.items() if not stats.zero
-    }
+    used = {template(name) for name in whole} & filled()
     length = max(tensor.data_offsets[1] for tensor in shard.tensors.values())
     if (len(used) > 1 or (run == (0, length) and len(whole) > 1)) and not looks_untrained(ckpt):
         return whole
     return []
+
+
+def filled_kinds(ckpt: Checkpoint) -> set[str]:
+    """Return the kinds of tensors, names with {} for numbers, of which at least one is not zero."""
+    return {template(name) for name, stats in ckpt.values.tensors.items() if not stats.zero}
 
 
 def _lies_in(shard: Shard, name: str, run: tuple[int, int]) -> bool:

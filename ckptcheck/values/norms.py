@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import INDEX
@@ -95,7 +94,7 @@ def torn_norms(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
 
 
 def misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
-    """Return shard → the norms that have the signs of a matrix and siblings with hardly a negative weight.
+    """Return shard → the norms that have the signs of a matrix, a third of whose siblings has hardly a negative weight.
 
     Data that are shifted hit all that follows. So they have to be FEW or more in a shard, of three layers, and three of four
     norms from the first of them on: the first norm of a model may be so by itself (SmolLM2's is). Reads as `torn_norms`.
@@ -108,7 +107,7 @@ def misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
             families.setdefault(template(stats.name), []).append((stats, float(np.mean(np.signbit(numbers)))))
     placed: dict[str, list[tuple[int, str, bool]]] = {}
     for members in families.values():
-        if len(members) > 2 and median(share for _, share in members) <= ONE_SIGN:
+        if len(members) > 2 and sorted(share for _, share in members)[len(members) // 3] <= ONE_SIGN:
             for stats, share in members:
                 begin = ckpt.shards[stats.shard].tensors[stats.name].data_offsets[0]
                 placed.setdefault(stats.shard, []).append((begin, stats.name, MIXED[0] <= share <= MIXED[1]))

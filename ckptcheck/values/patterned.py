@@ -9,7 +9,9 @@ from itertools import pairwise
 
 WEIGHT = re.compile(r"(weight\d*|weight_[gv]|proj|kernel|original\d|lora_[ab])$|(^|\.)[wv]\d$|expert", re.IGNORECASE)
 """What is learned, by its name; the experts of some families are one tensor whose name ends otherwise."""
-TABLE = re.compile(r"mask|(^|[._])(pe|pos|pos_?enc\w*|position\w*|rope|rotary\w*|sinusoid\w*|fb|melW?)([._]|$)")
+TABLE = re.compile(
+    r"mask|(^|[._])(pe|pos|pos_?enc\w*|positions?|positional|position(al)?_?enc\w*|rope\w*|rotary\w*|sinusoid\w*|fb|melW?)(\.|$)"
+)
 """What is computed, or may be: masks, positions as sines and cosines, filter banks."""
 FEWEST = 4
 """Runs of zeros from which a pattern can be told."""

@@ -38,7 +38,6 @@ from ckptcheck.values.shards import zero_shards
 @rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     told = vital(ckpt).keys() | {name for parts in zero_shards(ckpt).values() for name in parts}
-    told |= {name for blocks in zeroed(ckpt).values() for block in blocks for name in block.lost}
     zero = [
         stats
         for name, stats in ckpt.values.tensors.items()
@@ -51,6 +50,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ]
     if zero and looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    lost = {name for blocks in (zeroed(ckpt) if zero else {}).values() for block in blocks for name in block.lost}
+    zero = [stats for stats in zero if stats.name not in lost]
     for shard in dict.fromkeys(stats.shard for stats in zero):
         names = [stats.name for stats in zero if stats.shard == shard]
         yield Problem(
