@@ -65,8 +65,9 @@ def zeroed(ckpt: Checkpoint) -> dict[str, list[Block]]:
                 start = max(begin, shard.tensors[names[0]].data_offsets[0])
                 found.setdefault(name, []).append(Block(start, end - start, names, False, tuple(lost)))
             elif nbytes >= RUN:
-                half = len(told) == 1 and 2 * nbytes == shard.tensors[told[0][0]].nbytes
-                found.setdefault(name, []).append(Block(told[0][1], nbytes, tuple(tensor for tensor, *_ in told), half))
+                names = tuple(tensor for tensor, *_ in told)
+                half = len(told) == 1 and 2 * nbytes == shard.tensors[names[0]].nbytes
+                found.setdefault(name, []).append(Block(told[0][1], told[-1][2] - told[0][1], names, half))
     return found
 
 

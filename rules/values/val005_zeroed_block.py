@@ -54,11 +54,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if not blocks:
             continue
         first = blocks[0]
-        others = {name for block in blocks[1:] for name in block.tensors}
-        there = f" in {few(others)}" if others - set(first.tensors) else ""
+        further = {name for block in blocks[1:] for name in block.tensors}
+        there = f" in {few(further)}" if further - set(first.tensors) else ""
         whole = f"; {count(len(first.lost), 'matrix is', 'matrices are')} zero as a whole" if first.lost else ""
         half = "; it is exactly one half, as a lost tensor-parallel rank leaves it" if first.half else ""
-        more = f", and {count(len(blocks) - 1, 'more such block')}{there}" if others else ""
+        more = f", and {count(len(blocks) - 1, 'more such block')}{there}" if further else ""
         yield Problem(
             f"{first.nbytes:,} bytes in a row are zero, from byte {first.begin:,} of the data{_to_the_end(ckpt, shard, first)}, "
             f"{_where(ckpt, shard, first)}{whole}{half}{more}",
