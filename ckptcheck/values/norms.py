@@ -99,12 +99,10 @@ def misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
     Data that are shifted hit all that follows. So they have to be FEW or more in a shard, of three layers, and three of four
     norms from the first of them on: the first norm of a model may be so by itself (SmolLM2's is). Reads as `torn_norms`.
     """
-    import numpy as np
-
     families: dict[str, list[tuple[TensorStats, float]]] = {}
     for stats, numbers in _norms(ckpt):
         if numbers.size >= LONG:
-            families.setdefault(template(stats.name), []).append((stats, float(np.mean(np.signbit(numbers)))))
+            families.setdefault(template(stats.name), []).append((stats, float((numbers < 0).mean())))
     placed: dict[str, list[tuple[int, str, bool]]] = {}
     for members in families.values():
         if len(members) > 2 and sorted(share for _, share in members)[len(members) // 3] <= ONE_SIGN:
@@ -123,9 +121,10 @@ def misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
 
 def _norms(ckpt: Checkpoint) -> Iterator[tuple[TensorStats, NDArray[Any]]]:
     """Yield the norms that are not one number throughout, with their weights."""
+    tensors = ckpt.values.tensors  # first, as it skips a rule that loads no numpy then
     import numpy as np
 
-    for name, stats in ckpt.values.tensors.items():
+    for name, stats in tensors.items():
         if ckpt.source.local is None or name not in ckpt.holders or not is_norm(stats) or stats.constant or stats.zero:
             continue
         width = FORMATS[stats.dtype].bits // 8
