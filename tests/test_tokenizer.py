@@ -143,7 +143,7 @@ def test_roles() -> None:
         ("unk_token", "<|endoftext|>", 0),
     ]
     assert (read.turn_end, read.generation_start) == ("<|im_end|>", "<|im_start|>")
-    assert read.after_answer == ("<|im_end|>", "<|im_start|>")
+    assert read.after_answer == ("<|im_end|>",)
     assert dict(read.template_tokens) == dict.fromkeys(["<|im_start|>", "<|im_end|>"], "the chat template emits it")
     assert read.used(2) == "it is eos_token_id of generation_config.json"
     assert read.used(0) == "it is unk_token of tokenizer_config.json"
@@ -291,6 +291,13 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     edited(folder, "generation_config.json", eos_token_id=0)
     edited(folder, "config.json", eos_token_id=0)
     edited(folder, "tokenizer_config.json", eos_token="<|endoftext|>")
+    assert codes(folder) == {"TOK004"}
+
+    folder = damaged("generation ends where the next turn begins")
+    edited(folder, "generation_config.json", eos_token_id=1)
+    assert codes(folder) == {"TOK003"}
+    edited(folder, "config.json", eos_token_id=1)
+    edited(folder, "tokenizer_config.json", eos_token="<|im_start|>")
     assert codes(folder) == {"TOK004"}
 
     folder = damaged("a template's token lost")

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, markers, read_templates
+from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, read_templates
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.turns import Turns
 from ckptcheck.checkpoint.vocabulary import FILES, Added, Vocabulary, read_vocabulary
 from ckptcheck.rule import Skip
 
@@ -228,20 +229,21 @@ class Tokenizer:
         """The template that counts where none is asked for by name."""
         return next(iter(self.templates.values()), None)
 
-    def _marks(self, text: str) -> list[str]:
-        return markers(text, self.special)
-
     @cached_property
+    def _turns(self) -> Turns | None:
+        said = [role.id for role in (*self.settings, *self.roles) if role.name.startswith("eos")]
+        stops = {token for number in said if number is not None and (token := self.name(number))}
+        return Turns(self.template, self.special, stops) if self.template is not None else None
+
+    @property
     def turn_end(self) -> str | None:
         """The control token that closes an assistant's turn; None where it cannot be told or is ordinary text."""
-        after = self.template.after_answer if self.template is not None else ()
-        return next((mark for mark in (first_marker(text, self.special) for text in after) if mark), None)
+        return self._turns.end if self._turns is not None else None
 
-    @cached_property
+    @property
     def after_answer(self) -> tuple[str, ...]:
-        """All control tokens between the assistant's words and the next ones: whatever stops at one of them, stops."""
-        after = self.template.after_answer if self.template is not None else ()
-        return tuple(dict.fromkeys(mark for text in after for mark in self._marks(text)))
+        """All control tokens that end an assistant's turn: whatever stops at one of them, stops."""
+        return self._turns.ends if self._turns is not None else ()
 
     @cached_property
     def generation_start(self) -> str | None:

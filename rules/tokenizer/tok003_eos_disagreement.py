@@ -2,7 +2,8 @@
 
 ## What it checks
 The `eos_token` of the tokenizer is among the `eos_token_id` of generation_config.json (of config.json where that gives
-none), or what is there ends the assistant's turn in the chat template.
+none), or what is there ends the assistant's turn in the chat template. The first token of the next turn is such an end only
+where the template writes no other (GLM).
 
 ## Why it matters
 Each consumer asks another file. `generate` of transformers stops at generation_config.json alone and runs on to the

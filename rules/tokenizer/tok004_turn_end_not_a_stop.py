@@ -1,9 +1,10 @@
 """The chat template ends a turn with a token at which nothing stops.
 
 ## What it checks
-Of the control tokens that the chat template writes between an answer and the next question, at least one is an end of
-generation: in generation_config.json (in config.json where that gives none), or as the tokenizer's `eos_token`. The template
-is rendered in a sandbox for that; nothing is said where it writes no control token there.
+Of the control tokens with which the chat template ends an answer, at least one is an end of generation: in
+generation_config.json (in config.json where that gives none), or as the tokenizer's `eos_token`. The template is rendered
+in a sandbox for that. What begins the next question ends no answer, so nothing is said where the template writes nothing
+else between the two.
 
 ## Why it matters
 vLLM and SGLang stop at the ids of generation_config.json and at the tokenizer's `eos_token`, `generate` of transformers
@@ -15,7 +16,9 @@ Add the token's id to `eos_token_id` in generation_config.json.
 
 ## When it can be wrong
 Base models that lend the template of their chat siblings and end with `<|endoftext|>` (Qwen2.5 and Qwen3 Base): they
-were not trained to end a turn, and whoever trains them to has to add the stop. That is why this is a warning.
+were not trained to end a turn, and whoever trains them to has to add the stop. That is why this is a warning. Where a
+template writes no end, a model may stop at the next question's marker (GLM) or at an end that the template leaves out
+(Baichuan2): the files do not tell the two apart, so a GLM that has lost its stop is not found.
 
 ## Seen in
 Blaizzy/mlx-vlm#2112, marin-community/marin#4159, huggingface/open-r1#663
