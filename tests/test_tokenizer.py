@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import random
 import resource
 import shutil
@@ -299,6 +300,15 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     edited(folder, "config.json", eos_token_id=1)
     edited(folder, "tokenizer_config.json", eos_token="<|im_start|>")
     assert codes(folder) == {"TOK004"}
+
+    for end in (None, [], -1):  # generate runs to its limit with each of these, see TOK003
+        folder = damaged(f"the end is {end}")
+        edited(folder, "generation_config.json", eos_token_id=end)
+        assert codes(folder) == {"TOK003"}, end
+    for end in ("2", "<|im_end|>", math.nan, 2.0):
+        folder = damaged(f"the end is {end!r}, which is no id")
+        edited(folder, "generation_config.json", eos_token_id=end)
+        assert codes(folder) == {"TOK010"}, end
 
     folder = damaged("a template's token lost")
     value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

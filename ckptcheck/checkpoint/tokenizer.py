@@ -188,6 +188,16 @@ class Tokenizer:
                 found += [Role(name, part.file, id=number) for number in numbers if type(number) is int]  # type: ignore[union-attr]
         return tuple(found)
 
+    @property
+    def generation_file(self) -> str:
+        """The one file that transformers takes the ends of a generation from: config.json only where there is no other.
+
+        `adjust_generation_fn` (transformers 5.23, generation/utils.py): a generation_config.json that is not JSON is passed
+        over like one that is not there; one that names no end means that there is none.
+        """
+        own = self.generation_config
+        return own.file if own is not None and own.readable else "config.json"
+
     def eos(self, file: str) -> frozenset[int]:
         """Return the ids that a file gives as the end of a text; empty where it does not say or the id is not known."""
         parts = [role for role in (*self.roles, *self.settings) if role.name.startswith("eos") and role.file == file]

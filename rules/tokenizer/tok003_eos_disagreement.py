@@ -1,9 +1,12 @@
-"""Generation stops at another token than the one the tokenizer calls the end.
+"""Generation stops at another token than the one the tokenizer calls the end, or at none.
 
 ## What it checks
-The `eos_token` of the tokenizer is among the `eos_token_id` of generation_config.json (of config.json where that gives
-none), or what is there ends the assistant's turn in the chat template. The first token of the next turn is such an end only
-where the template writes no other (GLM).
+The `eos_token` of the tokenizer is among the `eos_token_id` of generation_config.json (of config.json where there is no
+such file), or what is there ends the assistant's turn in the chat template. The first token of the next turn is such an
+end only where the template writes no other (GLM).
+
+A generation_config.json that names no end (`null`, `[]`, a negative id, or nothing) is reported where the tokenizer or
+config.json has one: transformers does not ask config.json then.
 
 ## Why it matters
 Each consumer asks another file. `generate` of transformers stops at generation_config.json alone and runs on to the
@@ -16,18 +19,30 @@ generation_config.json.
 
 ## When it can be wrong
 A model may end a document and a turn with different tokens. Where generation_config.json has the one that the template
-ends a turn with (Kimi K2), or lists both (Llama 3, Qwen2.5, Gemma), nothing is said.
+ends a turn with (Kimi K2), or lists both (Llama 3, Qwen2.5, Gemma), nothing is said. A model whose own code always gives
+`generate` the ends needs none in generation_config.json.
 
 ## Seen in
 QwenLM/Qwen3#927, Blaizzy/mlx-vlm#2112
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clipped
 from ckptcheck.rule import Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.tokenizer import Tokenizer
+
+
+WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+HINT = "give both the token with which the model was trained to end, or list it beside the other"
 
 
 @rule(
@@ -39,14 +54,16 @@ from ckptcheck.rule import Skip
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     tokenizer = ckpt.tokenizer
     assert tokenizer is not None
-    file = next((name for name in ("generation_config.json", "config.json") if tokenizer.eos(name)), None)
-    own = tokenizer.tokenizer_eos
-    if file is None or own is None:
+    if (without := _no_end(ckpt)) is not None:
+        yield without
+        return
+    file, own = tokenizer.generation_file, tokenizer.tokenizer_eos
+    stops = tokenizer.eos(file)
+    if not stops or own is None:
         return
     if own.id is None:
         tokenizer.require_vocabulary()  # it is known and has no such token: TOK009
         return
-    stops = tokenizer.eos(file)
     if own.id in stops:
         return
     try:
@@ -54,13 +71,53 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     except Skip:
         ends = set()
     if not ends & stops:
-        listed = ", ".join(
-            f"{number:,}" + (f" ({clipped(name, 40)})" if (name := tokenizer.name(number)) else "")
-            for number in sorted(stops)[:4]
-        )
         yield Problem(
-            f"generation ends at {listed}, but the tokenizer's eos_token is {clipped(own.token or '', 40)} ({own.id:,})",
+            f"generation ends at {_listed(tokenizer, stops)}, but the tokenizer's eos_token is "
+            f"{clipped(own.token or '', 40)} ({own.id:,})",
             file=file,
             key="eos_token_id",
-            hint="give both the token with which the model was trained to end, or list it beside the other",
+            hint=HINT,
         )
+
+
+def _no_end(ckpt: Checkpoint) -> Problem | None:
+    """What is wrong where the file that counts names no end, and another one does."""
+    tokenizer = ckpt.tokenizer
+    assert tokenizer is not None
+    file, own = tokenizer.generation_file, tokenizer.tokenizer_eos
+    stops = tokenizer.eos(file)
+    if max(stops, default=-1) >= 0 or not (stops or file == "generation_config.json"):
+        return None
+    given = tokenizer.generation_config.value if tokenizer.generation_config is not None and not stops else {}
+    if stops:
+        said = f"eos_token_id is {min(stops)}, which is no token"
+    elif "eos_token_id" not in given:
+        said = "there is no eos_token_id"
+    elif given["eos_token_id"] in (None, []):
+        said = f"eos_token_id is {json.dumps(given['eos_token_id'])}"
+    else:
+        return None  # TOK010
+    elsewhere = {number for number in tokenizer.eos("config.json") if number >= 0}
+    if own is not None:
+        other = f"the tokenizer's eos_token is {clipped(own.token or '', 40)}" + (
+            f" ({own.id:,})" if own.id is not None else ""
+        )
+    elif elsewhere and file != "config.json":
+        other = f"config.json, which is not asked then, has {_listed(tokenizer, elsewhere)}"
+    else:
+        return None
+    if ckpt.config is None or not (ckpt.config.architecture or "").endswith(WITH_HEAD):
+        return None
+    return Problem(
+        f"{said}: generate of transformers runs on to the longest length; {other}",
+        file=file,
+        key="eos_token_id",
+        hint="write the token with which the model was trained to end",
+    )
+
+
+def _listed(tokenizer: Tokenizer, numbers: Iterable[int]) -> str:
+    return ", ".join(
+        f"{number:,}" + (f" ({clipped(name, 40)})" if (name := tokenizer.name(number)) else "")
+        for number in sorted(numbers)[:4]
+    )

@@ -2,7 +2,7 @@
 
 ## What it checks
 Of the control tokens with which the chat template ends an answer, at least one is an end of generation: in
-generation_config.json (in config.json where that gives none), or as the tokenizer's `eos_token`. The template is rendered
+generation_config.json (in config.json where there is no such file), or as the tokenizer's `eos_token`. The template is rendered
 in a sandbox for that. What begins the next question ends no answer, so nothing is said where the template writes nothing
 else between the two.
 
@@ -43,7 +43,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     end = tokenizer.turn_end
     if end is None or end not in tokenizer.ids:
         return
-    stops = tokenizer.eos("generation_config.json") or tokenizer.eos("config.json")
+    stops = tokenizer.eos(tokenizer.generation_file)
     own = tokenizer.tokenizer_eos
     names = {own.token} if own is not None else set()
     if stops or own is not None:
@@ -55,7 +55,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"the chat template ends a turn with {clipped(end, 40)} ({tokenizer.ids[end]:,}), but generation ends "
                 f"only at {', '.join(clipped(str(name), 40) for name in listed[:4])}; a chat does not stop there",
-                file="generation_config.json" if tokenizer.generation_config is not None else "config.json",
+                file=tokenizer.generation_file,
                 key="eos_token_id",
                 hint=f"add {tokenizer.ids[end]} to eos_token_id in generation_config.json",
             )
