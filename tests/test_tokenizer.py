@@ -186,6 +186,23 @@ def test_which_template_counts(tmp_path: Path) -> None:
     assert text() == "of the processor"
 
 
+@pytest.mark.parametrize("decoder", [False, True])
+def test_which_file_names_the_special_tokens_is_decided_as_in_transformers(decoder: bool, tmp_path: Path) -> None:
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|pad|>", "bos_token": null}', encoding="utf-8")
+    (folder / "added_tokens.json").write_text('{"<|foo|>": 30}', encoding="utf-8")
+    if decoder:
+        pad = {"content": "<|pad|>", "special": True, "normalized": False}
+        edited(folder, "tokenizer_config.json", added_tokens_decoder={"3": pad})
+    read, real = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
+    found = {role.name: role.token for role in read.roles}
+    assert (found["eos_token"], found.get("bos_token")) == (real.eos_token, real.bos_token)
+    assert read.max_id + 1 == len(real) == (30 if decoder else 31)
+
+
 # Sound families
 
 
@@ -309,6 +326,15 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
         folder = damaged(f"the end is {end!r}, which is no id")
         edited(folder, "generation_config.json", eos_token_id=end)
         assert codes(folder) == {"TOK010"}, end
+
+    added = json.loads((smollm2 / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    declared = {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in added}
+    folder = damaged("an older file overrides the end, and adds a token")
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<file_sep>"}', encoding="utf-8")
+    (folder / "added_tokens.json").write_text('{"<|foo|>": 49152}', encoding="utf-8")
+    assert codes(folder) == {"TOK001", "TOK003"}
+    edited(folder, "tokenizer_config.json", added_tokens_decoder=declared)
+    assert codes(folder) == set()  # transformers reads neither beside added_tokens_decoder
 
     folder = damaged("a template's token lost")
     value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -8,6 +8,9 @@ end only where the template writes no other (GLM).
 A generation_config.json that names no end (`null`, `[]`, a negative id, or nothing) is reported where the tokenizer or
 config.json has one: transformers does not ask config.json then.
 
+Which `eos_token` the tokenizer has is decided as transformers does it: special_tokens_map.json overrides
+tokenizer_config.json, unless that has `added_tokens_decoder`; then special_tokens_map.json is not read at all.
+
 ## Why it matters
 Each consumer asks another file. `generate` of transformers stops at generation_config.json alone and runs on to the
 longest length; trainers take the tokenizer's `eos_token` to find where an answer ends, mask it wrongly, and a reward for
@@ -35,6 +38,7 @@ from typing import TYPE_CHECKING
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.special_tokens import content
 from ckptcheck.rule import Skip
 
 if TYPE_CHECKING:
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 
 
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+OLDER = "special_tokens_map.json"
+WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers that have no eos_token of their own."""
 HINT = "give both the token with which the model was trained to end, or list it beside the other"
 
 
@@ -59,12 +66,26 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return
     file, own = tokenizer.generation_file, tokenizer.tokenizer_eos
     stops = tokenizer.eos(file)
+    if (unread := _not_read(tokenizer)) is not None and stops:
+        yield unread
     if not stops or own is None:
         return
     if own.id is None:
         tokenizer.require_vocabulary()  # it is known and has no such token: TOK009
         return
     if own.id in stops:
+        return
+    other = (
+        content(tokenizer.tokenizer_config.value.get("eos_token")) if tokenizer.tokenizer_config is not None else None
+    )
+    if own.file == OLDER and other not in (None, own.token):
+        yield Problem(
+            f"transformers takes {clipped(own.token or '', 40)} ({own.id:,}) from here as eos_token, not "
+            f"{clipped(other or '', 40)} of tokenizer_config.json; generation ends at {_listed(tokenizer, stops)}",
+            file=OLDER,
+            key="eos_token",
+            hint=HINT,
+        )
         return
     try:
         ends = {tokenizer.ids[token] for token in tokenizer.after_answer if token in tokenizer.ids}
@@ -78,6 +99,25 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key="eos_token_id",
             hint=HINT,
         )
+
+
+def _not_read(tokenizer: Tokenizer) -> Problem | None:
+    """The one eos_token where it stands only in special_tokens_map.json, and transformers does not read that."""
+    if tokenizer.tokenizer_eos is not None or not tokenizer.is_declared or tokenizer.special_tokens_map is None:
+        return None
+    assert tokenizer.tokenizer_config is not None
+    if tokenizer.tokenizer_config.value.get("tokenizer_class") not in WITHOUT_DEFAULTS:
+        return None
+    token = content(tokenizer.special_tokens_map.value.get("eos_token"))
+    if token is None:
+        return None
+    return Problem(
+        f"eos_token is {clipped(token, 40)} here, but transformers does not read this file where tokenizer_config.json has "
+        "added_tokens_decoder: the tokenizer has no eos_token",
+        file=OLDER,
+        key="eos_token",
+        hint="name it in tokenizer_config.json",
+    )
 
 
 def _no_end(ckpt: Checkpoint) -> Problem | None:
