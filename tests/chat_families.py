@@ -257,6 +257,7 @@ FAMILIES: dict[str, Family] = {
         GRANITE, ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"], "<|end_of_text|>", "<|end_of_text|>",
         ["<|end_of_text|>"], "<|end_of_text|>",
     ),
+    "stablelm": Family(STABLELM, ["<|endoftext|>"], "<|endoftext|>", "<|endoftext|>", ["<|endoftext|>"], "<|endoftext|>"),
     "internlm2": Family(INTERNLM2, ["<s>", "</s>", *IM[1:]], "<s>", "</s>", ["</s>", "<|im_end|>"], "<|im_end|>"),
     "llava": Family(LLAVA, ["<s>", "</s>", "<image>"], "<s>", "</s>", ["</s>"], "</s>"),
 }  # fmt: skip

@@ -345,6 +345,12 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     edited(folder, "tokenizer.json", **value)
     assert codes(folder) == {"TOK007", "TOK009"}  # it is bos_token too
 
+    folder = damaged("a template's token is no longer an added one")
+    edited(folder, "tokenizer.json", added_tokens=[token for token in added if token["content"] != "<|im_start|>"])
+    assert codes(folder) == set()  # transformers adds bos_token by itself
+    edited(folder, "tokenizer_config.json", bos_token="<|endoftext|>")
+    assert codes(folder) == {"TOK007"}
+
     folder = damaged("fewer rows")
     edited(folder, "config.json", vocab_size=49000)
     rows = {"dtype": "BF16", "shape": [49000, 8]}
