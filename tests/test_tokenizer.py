@@ -388,6 +388,12 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_bytes(raw[: len(raw) // 2])
     assert codes(folder) == {"TOK008"}
 
+    folder = damaged("half a generation_config.json")
+    damage.truncate(folder / "generation_config.json", 40)
+    (found,) = scan(folder).findings
+    assert (found.code, found.file) == ("TOK008", "generation_config.json")
+    assert found.hint == "write it again, or copy it from the model this one was made from"
+
 
 NO_TOKENS = {
     "TokenizersBackend": [(), ("vocab.json", "merges.txt")],
