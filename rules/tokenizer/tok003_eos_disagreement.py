@@ -5,8 +5,8 @@ The `eos_token` of the tokenizer is among the `eos_token_id` of generation_confi
 such file), or what is there ends the assistant's turn in the chat template. The first token of the next turn is such an
 end only where the template writes no other (GLM).
 
-A generation_config.json that names no end (`null`, `[]`, a negative id, or nothing) is reported where the tokenizer or
-config.json has one: transformers does not ask config.json then.
+A generation_config.json that names no end (`null`, `[]`, a negative id, or nothing) is reported where config.json has one,
+or a language model's tokenizer: transformers asks neither then.
 
 Which `eos_token` the tokenizer has is decided as transformers does it: special_tokens_map.json overrides
 tokenizer_config.json, unless that has `added_tokens_decoder`; then special_tokens_map.json is not read at all.
@@ -65,7 +65,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         yield without
         return
     file, own = tokenizer.generation_file, tokenizer.tokenizer_eos
-    stops = tokenizer.eos(file)
+    stops = {number for number in tokenizer.eos(file) if number >= 0}
     if (unread := _not_read(tokenizer)) is not None and stops:
         yield unread
     if not stops or own is None:
@@ -138,6 +138,9 @@ def _no_end(ckpt: Checkpoint) -> Problem | None:
     else:
         return None  # TOK010
     elsewhere = {number for number in tokenizer.eos("config.json") if number >= 0}
+    architecture = (ckpt.config.architecture if ckpt.config is not None else None) or ""
+    if not architecture.endswith(WITH_HEAD) or not (elsewhere or stops or architecture.endswith(WITH_HEAD[:2])):
+        return None  # of composite models some write sounds, and the tokenizer's end is that of the words they read (Musicgen)
     if own is not None:
         other = f"the tokenizer's eos_token is {clipped(own.token or '', 40)}" + (
             f" ({own.id:,})" if own.id is not None else ""
@@ -145,8 +148,6 @@ def _no_end(ckpt: Checkpoint) -> Problem | None:
     elif elsewhere and file != "config.json":
         other = f"config.json, which is not asked then, has {_listed(tokenizer, elsewhere)}"
     else:
-        return None
-    if ckpt.config is None or not (ckpt.config.architecture or "").endswith(WITH_HEAD):
         return None
     return Problem(
         f"{said}: generate of transformers runs on to the longest length; {other}",

@@ -43,7 +43,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     end = tokenizer.turn_end
     if end is None or end not in tokenizer.ids:
         return
-    stops = tokenizer.eos(tokenizer.generation_file)
+    stops = {number for number in tokenizer.eos(tokenizer.generation_file) if number >= 0}
     own = tokenizer.tokenizer_eos
     names = {own.token} if own is not None else set()
     if stops or own is not None:
