@@ -192,6 +192,18 @@ LLAVA = """{% for message in messages %}{% if message['role'] != 'system' %}{{ m
 {% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}
 {% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + eos_token }}{% endfor %}{% endfor %}
 {% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+BAICHUAN2 = """{% for m in messages %}{% if m.role == 'user' %}{{ '<reserved_106>' + m.content }}
+{%- elif m.role == 'assistant' %}{{ '<reserved_107>' + m.content }}{% else %}{{ m.content }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<reserved_107>{% endif %}"""
+NEMOTRON = """{{ '<extra_id_0>System\\n' }}{% for m in messages %}
+{%- if m.role == 'user' %}{{ '\\n<extra_id_1>User\\n' + m.content + '\\n<extra_id_1>Assistant\\n' }}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+STABLELM = """{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|endoftext|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+GRANITE = """{%- for m in messages %}{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>\\n' }}
+{%- if loop.last and add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}{% endfor %}"""
+INTERNLM2 = """{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA = [
@@ -237,5 +249,15 @@ FAMILIES: dict[str, Family] = {
         "[EOS]", ["<|im_end|>"], "<|im_end|>",
     ),
     "smollm3": Family(SMOLLM3, IM, None, "<|im_end|>", ["<|im_end|>"], "<|im_end|>"),
+    "baichuan2": Family(BAICHUAN2, ["<s>", "</s>", "<reserved_106>", "<reserved_107>"], "<s>", "</s>", ["</s>"], None),
+    "nemotron": Family(
+        NEMOTRON, ["<s>", "</s>", "<extra_id_0>", "<extra_id_1>"], "<s>", "</s>", ["</s>", "<extra_id_1>"], "<extra_id_1>",
+    ),
+    "granite": Family(
+        GRANITE, ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"], "<|end_of_text|>", "<|end_of_text|>",
+        ["<|end_of_text|>"], "<|end_of_text|>",
+    ),
+    "stablelm": Family(STABLELM, ["<|endoftext|>"], "<|endoftext|>", "<|endoftext|>", ["<|endoftext|>"], "<|endoftext|>"),
+    "internlm2": Family(INTERNLM2, ["<s>", "</s>", *IM[1:]], "<s>", "</s>", ["</s>", "<|im_end|>"], "<|im_end|>"),
     "llava": Family(LLAVA, ["<s>", "</s>", "<image>"], "<s>", "</s>", ["</s>"], "</s>"),
 }  # fmt: skip

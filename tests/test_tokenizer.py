@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import random
 import resource
 import shutil
@@ -143,7 +144,7 @@ def test_roles() -> None:
         ("unk_token", "<|endoftext|>", 0),
     ]
     assert (read.turn_end, read.generation_start) == ("<|im_end|>", "<|im_start|>")
-    assert read.after_answer == ("<|im_end|>", "<|im_start|>")
+    assert read.after_answer == ("<|im_end|>",)
     assert dict(read.template_tokens) == dict.fromkeys(["<|im_start|>", "<|im_end|>"], "the chat template emits it")
     assert read.used(2) == "it is eos_token_id of generation_config.json"
     assert read.used(0) == "it is unk_token of tokenizer_config.json"
@@ -183,6 +184,23 @@ def test_which_template_counts(tmp_path: Path) -> None:
     assert text() == "a"
     edited(folder, "tokenizer_config.json", chat_template=None)
     assert text() == "of the processor"
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_which_file_names_the_special_tokens_is_decided_as_in_transformers(decoder: bool, tmp_path: Path) -> None:
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|pad|>", "bos_token": null}', encoding="utf-8")
+    (folder / "added_tokens.json").write_text('{"<|foo|>": 30}', encoding="utf-8")
+    if decoder:
+        pad = {"content": "<|pad|>", "special": True, "normalized": False}
+        edited(folder, "tokenizer_config.json", added_tokens_decoder={"3": pad})
+    read, real = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
+    found = {role.name: role.token for role in read.roles}
+    assert (found["eos_token"], found.get("bos_token")) == (real.eos_token, real.bos_token)
+    assert read.max_id + 1 == len(real) == (30 if decoder else 31)
 
 
 # Sound families
@@ -275,7 +293,7 @@ def test_the_unused_rows_of_bert(minilm: Path) -> None:
     read = tokenizer_of(minilm)
     assert sum(read.is_reserved(number) for number in range(read.max_id + 1)) == 994
     assert read.template is None
-    assert read.used(101) == "it is cls_token of tokenizer_config.json"
+    assert read.used(101) == "it is cls_token of special_tokens_map.json"  # which is read first, and says the same
 
 
 def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
@@ -293,6 +311,31 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     edited(folder, "tokenizer_config.json", eos_token="<|endoftext|>")
     assert codes(folder) == {"TOK004"}
 
+    folder = damaged("generation ends where the next turn begins")
+    edited(folder, "generation_config.json", eos_token_id=1)
+    assert codes(folder) == {"TOK003"}
+    edited(folder, "config.json", eos_token_id=1)
+    edited(folder, "tokenizer_config.json", eos_token="<|im_start|>")
+    assert codes(folder) == {"TOK004"}
+
+    for end in (None, [], -1):  # generate runs to its limit with each of these, see TOK003
+        folder = damaged(f"the end is {end}")
+        edited(folder, "generation_config.json", eos_token_id=end)
+        assert codes(folder) == {"TOK003"}, end
+    for end in ("2", "<|im_end|>", math.nan, 2.0):
+        folder = damaged(f"the end is {end!r}, which is no id")
+        edited(folder, "generation_config.json", eos_token_id=end)
+        assert codes(folder) == {"TOK010"}, end
+
+    added = json.loads((smollm2 / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    declared = {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in added}
+    folder = damaged("an older file overrides the end, and adds a token")
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<file_sep>"}', encoding="utf-8")
+    (folder / "added_tokens.json").write_text('{"<|foo|>": 49152}', encoding="utf-8")
+    assert codes(folder) == {"TOK001", "TOK003"}
+    edited(folder, "tokenizer_config.json", added_tokens_decoder=declared)
+    assert codes(folder) == set()  # transformers reads neither beside added_tokens_decoder
+
     folder = damaged("a template's token lost")
     value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     number = value["model"]["vocab"].pop("<|im_start|>")
@@ -301,6 +344,12 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
         token["content"] = token["content"].replace("<|im_start|>", "<|another|>")
     edited(folder, "tokenizer.json", **value)
     assert codes(folder) == {"TOK007", "TOK009"}  # it is bos_token too
+
+    folder = damaged("a template's token is no longer an added one")
+    edited(folder, "tokenizer.json", added_tokens=[token for token in added if token["content"] != "<|im_start|>"])
+    assert codes(folder) == set()  # transformers adds bos_token by itself
+    edited(folder, "tokenizer_config.json", bos_token="<|endoftext|>")
+    assert codes(folder) == {"TOK007"}
 
     folder = damaged("fewer rows")
     edited(folder, "config.json", vocab_size=49000)
@@ -338,6 +387,12 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").write_bytes(raw[: len(raw) // 2])
     assert codes(folder) == {"TOK008"}
+
+    folder = damaged("half a generation_config.json")
+    damage.truncate(folder / "generation_config.json", 40)
+    (found,) = scan(folder).findings
+    assert (found.code, found.file) == ("TOK008", "generation_config.json")
+    assert found.hint == "write it again, or copy it from the model this one was made from"
 
 
 NO_TOKENS = {

@@ -127,16 +127,6 @@ class ChatTemplate:
         return "".join(str(line["literals"]) for line in self._lines("literals"))
 
     @cached_property
-    def after_answer(self) -> tuple[str, ...]:
-        """What follows the assistant's words up to the next ones: at the end of a conversation, and within one."""
-        found = []
-        for name in ("answered", "asked again"):
-            _, answered, rest = self.rendered.get(name, "").rpartition(ANSWER)
-            if answered:
-                found.append(rest.partition(AGAIN)[0])
-        return tuple(found)
-
-    @cached_property
     def generation_prompt(self) -> str:
         """What `add_generation_prompt` adds."""
         with_it, without = (self.rendered.get(name, "") for name in ("asked", "asked, no prompt"))

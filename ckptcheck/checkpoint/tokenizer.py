@@ -11,35 +11,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, markers, read_templates
+from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, read_templates
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.special_tokens import Role, named, numbered
+from ckptcheck.checkpoint.turns import Turns
 from ckptcheck.checkpoint.vocabulary import FILES, Added, Vocabulary, read_vocabulary
 from ckptcheck.rule import Skip
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-"""The parts that tokenizer_config.json names tokens for."""
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""The parts that config.json and generation_config.json give ids for."""
 RESERVED = re.compile(
     r"(?i)[<\[][|｜]?[^<>\[\]]*?(reserved|unused|dummy|place[▁_ -]?holder|extra_\d|special_\d)[^<>\[\]]*[|｜]?[>\]]"
     r"|\[PAD\d+\]|<pad_?\d+>"
 )
 """<|reserved_special_token_3|>, [unused12], <unused5>, <|extra_1|>, <SPECIAL_9>, <|dummy_0|>, <｜place▁holder▁no▁1｜>."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """A part that a file gives a token: name (``eos_token``), where it stands, and the token as it is said there."""
-
-    name: str
-    file: str
-    token: str | None = None
-    id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +64,22 @@ class Tokenizer:
         return self._document("special_tokens_map.json")
 
     @cached_property
+    def is_declared(self) -> bool:
+        """Whether tokenizer_config.json has `added_tokens_decoder`: transformers then reads none of the two older files.
+
+        Without it, special_tokens_map.json overrides tokenizer_config.json, and added_tokens.json adds tokens
+        (`_from_pretrained` of transformers 5.23, tokenization_utils_base.py).
+        """
+        return self.tokenizer_config is not None and "added_tokens_decoder" in self.tokenizer_config.value
+
+    @property
+    def _older_names(self) -> Config | None:
+        return self.special_tokens_map if not self.is_declared else None
+
+    @cached_property
     def defects(self) -> dict[str, tuple[Defect, ...]]:
         """File → why it is not the JSON it should be."""
-        parts = [self.vocabulary, self.tokenizer_config, self.special_tokens_map, self.generation_config]
+        parts = [self.vocabulary, self.tokenizer_config, self._older_names, self.generation_config]
         return {part.file: part.defects for part in parts if part is not None and not part.readable}
 
     @cached_property
@@ -98,9 +99,9 @@ class Tokenizer:
 
     @cached_property
     def _declared(self) -> tuple[Added, ...]:
-        """Tokens that tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json add, by id."""
+        """Tokens that tokenizer_config.json (`added_tokens_decoder`) adds, or else added_tokens.json, by id."""
         found: dict[str, Added] = {}
-        older = self._document("added_tokens.json")
+        older = self._document("added_tokens.json") if not self.is_declared else None
         for name, number in older.value.items() if older is not None else ():
             if type(number) is int and number >= 0:
                 found[name] = Added(name, number, False)
@@ -166,26 +167,23 @@ class Tokenizer:
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
-        """The parts that tokenizer_config.json (else special_tokens_map.json) names tokens for."""
-        found = []
-        for name in NAMES:
-            for part in (self.tokenizer_config, self.special_tokens_map):
-                if part is not None and name in part.value:
-                    if (token := _content(part.value[name])) is not None:
-                        found.append(Role(name, part.file, token, self.ids.get(token)))
-                    break
-        return tuple(found)
+        """The parts that special_tokens_map.json, where it is read, or else tokenizer_config.json names tokens for."""
+        return named([part for part in (self._older_names, self.tokenizer_config) if part is not None], self.ids)
 
     @cached_property
     def settings(self) -> tuple[Role, ...]:
         """The parts that generation_config.json and config.json give ids for; a list of ids gives several."""
-        found: list[Role] = []
-        for part in (self.generation_config, self.config):
-            for name in IDS if part is not None else ():
-                value = part.get(name)  # type: ignore[union-attr]
-                numbers = value if isinstance(value, list) else [value]
-                found += [Role(name, part.file, id=number) for number in numbers if type(number) is int]  # type: ignore[union-attr]
-        return tuple(found)
+        return numbered([part for part in (self.generation_config, self.config) if part is not None])
+
+    @property
+    def generation_file(self) -> str:
+        """The one file that transformers takes the ends of a generation from: config.json only where there is no other.
+
+        `adjust_generation_fn` (transformers 5.23, generation/utils.py): a generation_config.json that is not JSON is passed
+        over like one that is not there; one that names no end means that there is none.
+        """
+        own = self.generation_config
+        return own.file if own is not None and own.readable else "config.json"
 
     def eos(self, file: str) -> frozenset[int]:
         """Return the ids that a file gives as the end of a text; empty where it does not say or the id is not known."""
@@ -228,20 +226,21 @@ class Tokenizer:
         """The template that counts where none is asked for by name."""
         return next(iter(self.templates.values()), None)
 
-    def _marks(self, text: str) -> list[str]:
-        return markers(text, self.special)
-
     @cached_property
+    def _turns(self) -> Turns | None:
+        said = [role.id for role in (*self.settings, *self.roles) if role.name.startswith("eos")]
+        stops = {token for number in said if number is not None and (token := self.name(number))}
+        return Turns(self.template, self.special, stops) if self.template is not None else None
+
+    @property
     def turn_end(self) -> str | None:
         """The control token that closes an assistant's turn; None where it cannot be told or is ordinary text."""
-        after = self.template.after_answer if self.template is not None else ()
-        return next((mark for mark in (first_marker(text, self.special) for text in after) if mark), None)
+        return self._turns.end if self._turns is not None else None
 
-    @cached_property
+    @property
     def after_answer(self) -> tuple[str, ...]:
-        """All control tokens between the assistant's words and the next ones: whatever stops at one of them, stops."""
-        after = self.template.after_answer if self.template is not None else ()
-        return tuple(dict.fromkeys(mark for text in after for mark in self._marks(text)))
+        """All control tokens that end an assistant's turn: whatever stops at one of them, stops."""
+        return self._turns.ends if self._turns is not None else ()
 
     @cached_property
     def generation_start(self) -> str | None:
@@ -280,10 +279,3 @@ class Tokenizer:
     def used(self, number: int) -> str | None:
         """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""
         return self._used.get(number)
-
-
-def _content(value: object) -> str | None:
-    """A token as tokenizer_config.json writes it: a string, or an object with its content."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None

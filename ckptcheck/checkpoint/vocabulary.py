@@ -161,6 +161,16 @@ def loading_error(source: Source) -> str | None:
     return answer.bound
 
 
+def encoded(source: Source, text: str) -> frozenset[int] | None:
+    """Return the ids that the library `tokenizers` makes of a text with tokenizer.json; None where it does not load it.
+
+    Raises Skip where the library or a child process for it is not to be had.
+    """
+    raw = source.read("tokenizer.json", 0, min(source.files["tokenizer.json"].size, MOST_BYTES))
+    answer = run_confined("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
+    return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
+
+
 @dataclass(frozen=True)
 class Table:
     """How many ids the model has a row for, and where that is seen."""

@@ -2,7 +2,8 @@
 
 ## What it checks
 The id of every token of the tokenizer is smaller than the number of rows of the token embedding. Ids are those that the
-library `tokenizers` gives, tokens that tokenizer_config.json adds included.
+library `tokenizers` gives, tokens that tokenizer_config.json adds included. Those of added_tokens.json count where
+tokenizer_config.json has no `added_tokens_decoder`; beside it, transformers does not read that file.
 
 ## Why it matters
 As soon as such a token comes up, transformers stops with an IndexError, and a GPU with a device-side assertion that

@@ -1,9 +1,10 @@
 """The chat template ends a turn with a token at which nothing stops.
 
 ## What it checks
-Of the control tokens that the chat template writes between an answer and the next question, at least one is an end of
-generation: in generation_config.json (in config.json where that gives none), or as the tokenizer's `eos_token`. The template
-is rendered in a sandbox for that; nothing is said where it writes no control token there.
+Of the control tokens with which the chat template ends an answer, at least one is an end of generation: in
+generation_config.json (in config.json where there is no such file), or as the tokenizer's `eos_token`. The template is rendered
+in a sandbox for that. What begins the next question ends no answer, so nothing is said where the template writes nothing
+else between the two.
 
 ## Why it matters
 vLLM and SGLang stop at the ids of generation_config.json and at the tokenizer's `eos_token`, `generate` of transformers
@@ -15,7 +16,9 @@ Add the token's id to `eos_token_id` in generation_config.json.
 
 ## When it can be wrong
 Base models that lend the template of their chat siblings and end with `<|endoftext|>` (Qwen2.5 and Qwen3 Base): they
-were not trained to end a turn, and whoever trains them to has to add the stop. That is why this is a warning.
+were not trained to end a turn, and whoever trains them to has to add the stop. That is why this is a warning. Where a
+template writes no end, a model may stop at the next question's marker (GLM) or at an end that the template leaves out
+(Baichuan2): the files do not tell the two apart, so a GLM that has lost its stop is not found.
 
 ## Seen in
 Blaizzy/mlx-vlm#2112, marin-community/marin#4159, huggingface/open-r1#663
@@ -40,7 +43,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     end = tokenizer.turn_end
     if end is None or end not in tokenizer.ids:
         return
-    stops = tokenizer.eos("generation_config.json") or tokenizer.eos("config.json")
+    stops = {number for number in tokenizer.eos(tokenizer.generation_file) if number >= 0}
     own = tokenizer.tokenizer_eos
     names = {own.token} if own is not None else set()
     if stops or own is not None:
@@ -52,7 +55,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"the chat template ends a turn with {clipped(end, 40)} ({tokenizer.ids[end]:,}), but generation ends "
                 f"only at {', '.join(clipped(str(name), 40) for name in listed[:4])}; a chat does not stop there",
-                file="generation_config.json" if tokenizer.generation_config is not None else "config.json",
+                file=tokenizer.generation_file,
                 key="eos_token_id",
                 hint=f"add {tokenizer.ids[end]} to eos_token_id in generation_config.json",
             )

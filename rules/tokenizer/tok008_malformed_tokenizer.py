@@ -2,11 +2,14 @@
 
 ## What it checks
 The library `tokenizers` loads tokenizer.json, and tokenizer_config.json, special_tokens_map.json and
-generation_config.json are JSON objects.
+generation_config.json are JSON objects. special_tokens_map.json is passed over where tokenizer_config.json has
+`added_tokens_decoder`, since nobody reads it then.
 
 ## Why it matters
 `AutoTokenizer` of transformers, and with it vLLM, SGLang and every trainer, stops at the start. The library names neither
-the file nor what is wrong with it.
+the file nor what is wrong with it. A generation_config.json that is not JSON stops nobody: transformers and vLLM take the
+ends from config.json without a word and SGLang goes on without the file, so the ends and the sampling that its author wrote
+are lost.
 
 ## How to fix
 Save the tokenizer again, or copy its files from the model this one was made from.
@@ -35,7 +38,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     defects = ckpt.tokenizer.defects
     for file, found in defects.items():
         if found and found[0].kind not in (*SAID_ELSEWHERE, "no-vocabulary"):
-            yield Problem(found[0].text, file=file, key=found[0].key, hint=hint)
+            text, advice = found[0].text, hint
+            if file == "generation_config.json":
+                advice = "write it again, or copy it from the model this one was made from"
+                if found[0].kind == "not-json":
+                    text += "; transformers, vLLM and SGLang go on without it, and what it says of ends and sampling is lost"
+            yield Problem(text, file=file, key=found[0].key, hint=advice)
     vocabulary = ckpt.tokenizer.vocabulary
     if vocabulary is None or vocabulary.file != "tokenizer.json":
         return

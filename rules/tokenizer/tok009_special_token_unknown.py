@@ -1,7 +1,8 @@
 """A special token that the tokenizer names is not in its vocabulary.
 
 ## What it checks
-`bos_token`, `eos_token` and `pad_token` of tokenizer_config.json (or special_tokens_map.json) are tokens of the tokenizer.
+`bos_token`, `eos_token` and `pad_token` are tokens of the tokenizer. They are those of special_tokens_map.json, which
+overrides tokenizer_config.json; where tokenizer_config.json has `added_tokens_decoder`, its own, as in transformers.
 
 ## Why it matters
 transformers gives such a token a new id after the last one, without a word. The model has never seen it: as `eos_token` it
