@@ -182,7 +182,20 @@ def test_which_template_counts(tmp_path: Path) -> None:
     )
     assert text() == "a"
     edited(folder, "tokenizer_config.json", chat_template=None)
+    assert tokenizer_of(folder).template is None  # a model for text has no processor, and AutoTokenizer does not look
+    edited(folder, "tokenizer_config.json", processor_class="OwnProcessor")
     assert text() == "of the processor"
+
+
+def test_a_token_that_only_the_template_for_tools_needs(tmp_path: Path) -> None:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ eos_token }}<|pad|>{% endif %}"
+    folder = build({"base": "tiny-chat", "text": {"additional_chat_templates/tool_use.jinja": text}}, tmp_path / "ckpt")
+    for file in ("config.json", "generation_config.json"):
+        edited(folder, file, pad_token_id=None)
+    edited(folder, "tokenizer_config.json", pad_token=None)
+    assert tokenizer_of(folder).used(3) == "the chat template for tools emits it"
+    (folder / "additional_chat_templates" / "tool_use.jinja").rename(folder / "additional_chat_templates" / "rag.jinja")
+    assert tokenizer_of(folder).used(3) is None
 
 
 # Sound families
@@ -332,6 +345,25 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
     assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template that loses what is said")
+    text = (folder / "chat_template.jinja").read_text(encoding="utf-8").replace("message['content']", "''")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template for tools beside it")
+    (folder / "additional_chat_templates").mkdir()
+    shutil.copy(smollm2 / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja")
+    assert codes(folder) == set()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% for x in %}", encoding="utf-8")
+    assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template with a byte order mark")
+    raw = (folder / "chat_template.jinja").read_bytes()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + raw)
+    assert codes(folder) == {"TOK013"}
 
     folder = damaged("half a tokenizer")
     raw = (folder / "tokenizer.json").read_bytes()
