@@ -365,6 +365,12 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + raw)
     assert codes(folder) == {"TOK013"}
 
+    folder = damaged("most merges lost")
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    value["model"]["merges"] = value["model"]["merges"][:100]
+    edited(folder, "tokenizer.json", **value)
+    assert codes(folder) == {"TOK012"}
+
     folder = damaged("half a tokenizer")
     raw = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").unlink()

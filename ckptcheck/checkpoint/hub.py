@@ -101,7 +101,7 @@ class Repository:
             query = following
             answer = self._get(f"{tree}?{query}", MAX_LISTING)
             entries = _parsed(answer, list[_Entry])
-            yield from (File(entry.path, entry.size) for entry in entries if entry.type == "file" and belongs(entry.path))
+            yield from (File(one.path, one.size) for one in entries if one.type == "file" and belongs(one.path))
             if not folder and any(entry.type == "directory" and entry.path == CHAT_TEMPLATES for entry in entries):
                 yield from self._list(f"/{CHAT_TEMPLATES}")
             following = answer.following

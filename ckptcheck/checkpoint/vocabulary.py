@@ -7,7 +7,7 @@ vocab.txt of BERT as their slow tokenizers in transformers read them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,11 @@ class Added:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts."""
+    """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts.
+
+    merges: how many pairs a BPE puts together; None for other models, and where they are not known. looks_words_up: it
+    takes a word that is a token as it stands, merges or not (`ignore_merges`).
+    """
 
     file: str
     model: dict[str, int] = field(default_factory=dict, repr=False)
@@ -47,6 +51,8 @@ class Vocabulary:
     added: tuple[Added, ...] = ()
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    merges: int | None = None
+    looks_words_up: bool = False
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -61,8 +67,7 @@ class Vocabulary:
 
     def with_tokens(self, wanted: Iterable[tuple[str, bool]]) -> Vocabulary:
         """Return the vocabulary with further added tokens (content, special), numbered as `tokenizers` does."""
-        added = _numbered(wanted, self)
-        return Vocabulary(self.file, self.model, self.rows, added, self.defects, self.readable)
+        return replace(self, added=_numbered(wanted, self))
 
 
 def read_vocabulary(source: Source, file: str) -> Vocabulary:
@@ -76,13 +81,16 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     value, defects = parse_object(raw)
     if value is None:
         return Vocabulary(file, defects=tuple(defects))
-    return _from_slow(value) if file == "vocab.json" else _from_fast(value)
+    if file == "vocab.json":
+        return replace(_from_slow(value), merges=_lines(source, "merges.txt"))
+    return _from_fast(value)
 
 
 def _from_fast(value: dict[str, Any]) -> Vocabulary:
     """tokenizer.json."""
     file, model = "tokenizer.json", value.get("model")
-    listed = model.get("vocab") if isinstance(model, dict) else None
+    model = model if isinstance(model, dict) else {}
+    listed = model.get("vocab")
     if isinstance(listed, dict):
         ids = {token: number for token, number in listed.items() if _is_id(number)}
         whole = len(ids) == len(listed)
@@ -99,7 +107,10 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         for token in (added if isinstance(added, list) else [])
         if isinstance(token, dict) and type(token.get("content")) is str
     ]
-    return Vocabulary(file, ids, len(listed), readable=True).with_tokens(tokens)
+    merges = model.get("merges") if model.get("type") == "BPE" else None
+    pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
+    found = Vocabulary(file, ids, len(listed), readable=True, merges=pairs, looks_words_up=whole_words)
+    return found.with_tokens(tokens)
 
 
 def _from_slow(value: dict[str, Any]) -> Vocabulary:
@@ -108,6 +119,14 @@ def _from_slow(value: dict[str, Any]) -> Vocabulary:
     if len(ids) < len(value) or not ids:
         return Vocabulary("vocab.json", defects=(Defect("no-vocabulary", "it does not give each token an id"),))
     return Vocabulary("vocab.json", ids, max(ids.values()) + 1, readable=True)
+
+
+def _lines(source: Source, file: str) -> int | None:
+    """Count the lines of a file but its header (``#version: 0.2``), None where it is not there."""
+    if file not in source.files or source.files[file].leaves is not None:
+        return None
+    raw = source.read(file, 0, min(source.files[file].size, MOST_BYTES))
+    return sum(bool(line.strip()) and not line.startswith(b"#version") for line in raw.split(b"\n"))
 
 
 def _from_lines(raw: bytes) -> Vocabulary:
