@@ -105,6 +105,35 @@ def test_the_ids_are_those_of_tokenizers(seed: int, tmp_path: Path) -> None:
     agrees(tmp_path / "tokenizer.json")
 
 
+NAMED: list[dict[str, Any]] = [
+    {"extra_special_tokens": ["<a>", "<b>", "w3"]},
+    {"additional_special_tokens": ["<a>", {"content": "<b>", "special": True, "__type": "AddedToken"}]},
+    {"additional_special_tokens": ["<a>"], "extra_special_tokens": ["<b>"]},
+    {"additional_special_tokens": ["<a>"], "extra_special_tokens": []},
+    {"extra_special_tokens": {"image_token": "<a>", "other": "<b>"}},
+    {"think_token": "<a>", "extra_special_tokens": {"image_token": "<b>"}},
+    {"mask_token": "<m>", "pad_token": "<p>", "eos_token": "<e>", "unk_token": "<u>", "extra_special_tokens": ["<a>"]},
+    {"pad_token": {"content": "<p>", "__type": "AddedToken"}, "boi_token": "<a>", "additional_special_tokens": None},
+    {"eos_token": "<|im_end|>", "extra_special_tokens": "<a>"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(NAMED)))
+def test_what_transformers_appends(number: int, tmp_path: Path) -> None:
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    (folder / "tokenizer_config.json").write_text(json.dumps(NAMED[number]), encoding="utf-8")
+    read = tokenizer_of(folder)
+    try:
+        real = AutoTokenizer.from_pretrained(folder)
+    except TypeError:
+        assert not read.appended
+        return
+    assert real.get_vocab() == read.ids | read.appended
+
+
 def test_vocabularies_of_older_tokenizers(tmp_path: Path) -> None:
     folder = build({"base": "tiny-chat", "delete": ["tokenizer.json"]}, tmp_path / "words")
     (folder / "vocab.txt").write_text("[PAD]\n[unused0]\nzebra\n", encoding="utf-8")
@@ -314,6 +343,10 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
         token["content"] = token["content"].replace("<|im_start|>", "<|another|>")
     edited(folder, "tokenizer.json", **value)
     assert codes(folder) == {"TOK007", "TOK009"}  # it is bos_token too
+
+    folder = damaged("special tokens of a training that was not saved")
+    edited(folder, "tokenizer_config.json", extra_special_tokens=["<|im_end|>", "<|call|>"])
+    assert codes(folder) == {"TOK001"}
 
     folder = damaged("fewer rows")
     edited(folder, "config.json", vocab_size=49000)

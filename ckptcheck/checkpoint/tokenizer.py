@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.appended import appended_tokens, content_of
 from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, markers
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
@@ -112,6 +113,15 @@ class Tokenizer:
                 found[content] = Added(content, int(key), token.get("special") is True)
         return tuple(sorted(found.values(), key=lambda token: token.id))
 
+    @cached_property
+    def appended(self) -> dict[str, int]:
+        """Token → id, of those that tokenizer_config.json names and tokenizer.json lacks: transformers appends them by itself."""
+        vocabulary, settings = self.vocabulary, self.tokenizer_config
+        if vocabulary is None or vocabulary.file != "tokenizer.json" or settings is None:
+            return {}
+        parts = {role.name: role.token for role in self.roles if role.token is not None}
+        return appended_tokens(vocabulary, parts, settings.value)
+
     def require_vocabulary(self) -> Vocabulary:
         """Return the vocabulary. Raises Skip where the ids of its tokens are not known."""
         if self.vocabulary is None:
@@ -172,7 +182,7 @@ class Tokenizer:
         for name in NAMES:
             for part in (self.tokenizer_config, self.special_tokens_map):
                 if part is not None and name in part.value:
-                    if (token := _content(part.value[name])) is not None:
+                    if (token := content_of(part.value[name])) is not None:
                         found.append(Role(name, part.file, token, self.ids.get(token)))
                     break
         return tuple(found)
@@ -274,10 +284,3 @@ class Tokenizer:
     def used(self, number: int) -> str | None:
         """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""
         return self._used.get(number)
-
-
-def _content(value: object) -> str | None:
-    """A token as tokenizer_config.json writes it: a string, or an object with its content."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
