@@ -320,6 +320,27 @@ def test_the_unused_rows_of_bert(minilm: Path) -> None:
     assert read.used(101) == "it is cls_token of tokenizer_config.json"
 
 
+@pytest.mark.parametrize(("token", "found"), [("[CLS]", True), ("[SEP]", True), ("[UNK]", True), ("[MASK]", False)])
+def test_special_tokens_that_minilm_lost(token: str, found: bool, minilm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    shutil.copytree(minilm, folder)
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    number = value["model"]["vocab"].pop(token)
+    value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] != token]
+    edited(folder, "tokenizer.json", **value)
+    assert codes(folder) == ({"TOK009"} if found else set())
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder)
+    if token == "[UNK]":
+        with pytest.raises(Exception, match=r"Missing \[UNK\] token"):
+            loaded("\u2603")
+    else:
+        assert (loaded("zebra").input_ids != AutoTokenizer.from_pretrained(minilm)("zebra").input_ids) is found
+        assert loaded.convert_tokens_to_ids(token) != number
+
+
 def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     def damaged(name: str) -> Path:
         return damage.linked_copy(smollm2, tmp_path / name)

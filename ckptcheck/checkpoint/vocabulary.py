@@ -6,7 +6,7 @@ vocab.txt of BERT as their slow tokenizers in transformers read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ class Vocabulary:
     """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts.
 
     merges: how many pairs a BPE puts together; None for other models, and where they are not known. looks_words_up: it
-    takes a word that is a token as it stands, merges or not (`ignore_merges`).
+    takes a word that is a token as it stands, merges or not (`ignore_merges`). unknown: what it says for a word that it does
+    not know, if it fails without. framing: the strings of the post-processor, tokens that it puts around every text among them.
     """
 
     file: str
@@ -53,6 +54,8 @@ class Vocabulary:
     readable: bool = False
     merges: int | None = None
     looks_words_up: bool = False
+    unknown: str | None = None
+    framing: frozenset[str] = frozenset()
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -109,8 +112,29 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
     ]
     merges = model.get("merges") if model.get("type") == "BPE" else None
     pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
-    found = Vocabulary(file, ids, len(listed), readable=True, merges=pairs, looks_words_up=whole_words)
+    unknown = model.get("unk_token") if model.get("type") in ("WordPiece", "WordLevel") else None
+    found = Vocabulary(
+        file,
+        ids,
+        len(listed),
+        readable=True,
+        merges=pairs,
+        looks_words_up=whole_words,
+        unknown=unknown if isinstance(unknown, str) else None,
+        framing=frozenset(_strings(value.get("post_processor"))),
+    )
     return found.with_tokens(tokens)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield the strings in a JSON value."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, (list, dict)):
+            waiting += part.values() if isinstance(part, dict) else part
 
 
 def _from_slow(value: dict[str, Any]) -> Vocabulary:
