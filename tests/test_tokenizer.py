@@ -191,6 +191,15 @@ def test_a_token_that_only_the_template_needs(tmp_path: Path) -> None:
     assert read.used(0) == "the chat template mentions it"
 
 
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "forced_bos_token_id"])
+def test_what_a_decoder_begins_with_is_used(name: str, tmp_path: Path) -> None:
+    for number, reason in ((9, f"it is {name} of config.json"), (3, "it is pad_token_id of generation_config.json")):
+        folder = build({"base": "tiny-chat", "json": {"config.json": {name: number}}}, tmp_path / f"{number}")
+        assert tokenizer_of(folder).used(number) == reason
+    folder = build({"base": "tiny-chat", "json": {"config.json": {name: [9, True]}}}, tmp_path / "odd")
+    assert tokenizer_of(folder).used(9) is None
+
+
 def test_which_template_counts(tmp_path: Path) -> None:
     folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
     edited(folder, "tokenizer_config.json", chat_template="from the config")

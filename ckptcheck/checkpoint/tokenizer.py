@@ -27,6 +27,8 @@ NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_t
 """The parts that tokenizer_config.json names tokens for."""
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """The parts that config.json and generation_config.json give ids for."""
+STARTS = ("decoder_start_token_id", "forced_bos_token_id")
+"""The tokens that `generate` gives an encoder-decoder's decoder to begin with."""
 RESERVED = re.compile(
     r"(?i)[<\[][|｜]?[^<>\[\]]*?(reserved|unused|dummy|place[▁_ -]?holder|extra_\d|special_\d)[^<>\[\]]*[|｜]?[>\]]"
     r"|\[PAD\d+\]|<pad_?\d+>"
@@ -280,6 +282,10 @@ class Tokenizer:
             yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"
         for token, reason in self.template_tokens.items():
             yield self.ids[token], reason
+        for part in (self.generation_config, self.config):  # last: Marian starts with padding, whose row is zero
+            for name in STARTS:
+                if part is not None and type(number := part.get(name)) is int:
+                    yield number, f"it is {name} of {part.file}"
 
     def used(self, number: int) -> str | None:
         """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""
