@@ -36,6 +36,16 @@ def keep_apart(output: Path | None, *inputs: Path | None) -> None:
             )
 
 
+def one_file_each(outputs: dict[str, Path | None]) -> None:
+    """Raise CkptcheckError where two options (name → path) would write the same file: the second would erase the first."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):  # /dev/stdout takes both
+            continue
+        if (other := seen.setdefault(path.resolve(), option)) is not option:
+            raise CkptcheckError(f"{other} and {option} would both write {path}", hint="give one of them another name")
+
+
 def writable(output: Path | None) -> None:
     """Raise CkptcheckError where a file could not be written, before the work whose outcome is to go there."""
     if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe

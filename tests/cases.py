@@ -101,6 +101,7 @@ def build(table: dict[str, Any], folder: Path) -> Path:
     for name in table.get("json", {}).keys() | table.get("unset", {}).keys():
         _edit_json(folder / name, table.get("json", {}).get(name, {}), table.get("unset", {}).get(name, []))
     for name, text in table.get("text", {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     if "drawn" in table:
         _draw(folder / "model.safetensors", table["drawn"])

@@ -210,15 +210,16 @@ class _Handler(BaseHTTPRequestHandler):
         if api and verb in ("", "revision"):
             return self._json({"id": name, "sha": commit, "gated": "auto" if repo.gated else False})
         if api and verb == "tree":
-            return self._tree(repo.folders[commit], query)
+            return self._tree(repo.folders[commit], "/".join(rest[:-2]), query)
         if verb == "resolve":
             return self._resolve(repo, commit, "/".join(rest[:-2]), token)
         return self._refuse(404)
 
-    def _tree(self, folder: Path, query: dict[str, str]) -> None:
+    def _tree(self, folder: Path, inner: str, query: dict[str, str]) -> None:
         entries: list[dict[str, object]] = []
         recursive = self.hub.deep or query.get("recursive") in ("true", "True")
-        for path in sorted(folder.rglob("*") if recursive else folder.iterdir()):
+        listed = folder / inner
+        for path in sorted(listed.rglob("*") if recursive else listed.iterdir()):
             name = path.relative_to(folder).as_posix()
             if path.is_dir():
                 entries.append({"type": "directory", "path": name, "oid": "0" * 40, "size": 0})

@@ -92,6 +92,14 @@ def test_findings(here: Path) -> None:
         (["scan", "sound", "--baseline", "none.json"], "ckptcheck: cannot read the baseline none.json"),
         (["scan", "sound", "--rules", "empty"], "ckptcheck: the rule folder empty holds no rule\n"),
         (["scan", "sound", "-o", "nowhere/report.txt"], "ckptcheck: cannot write nowhere/report.txt"),
+        (
+            ["scan", "sound", "--stats", "x.json", "-o", "sound/../x.json"],
+            "ckptcheck: --stats and -o would both write sound/../x.json",
+        ),
+        (
+            ["scan", "sound", "--write-baseline", "x", "-o", "x"],
+            "ckptcheck: --write-baseline and -o would both write x",
+        ),
         (["scan", "sound", "--config", "none.toml"], "ckptcheck: cannot read none.toml"),
         (["rule", "XYZ"], "ckptcheck: no rule has the code 'XYZ'"),
         (["rule", "IDX01"], "ckptcheck: IDX01 is the beginning of 3 codes: IDX010, IDX011, IDX012"),

@@ -98,6 +98,22 @@ def test_the_same_as_the_folder(hub: HubServer, folder: Path, target: str) -> No
     assert there.target == target.replace("sha", commits["main"])
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_additional_chat_templates_too(hub: HubServer, folder: Path, deep: bool) -> None:
+    inner = folder / "additional_chat_templates"
+    (inner / "deeper").mkdir(parents=True)
+    for name in ("rag.jinja", "notes.txt", "deeper/more.jinja"):
+        (inner / name).write_text("{{ messages }}", encoding="utf-8")
+    (folder / "nested" / "other.jinja").write_text("", encoding="utf-8")
+    hub.push(NAME, folder)
+    hub.deep = deep
+    here, there = open_checkpoint(str(folder)), open_checkpoint(TARGET)
+    assert [name for name in there.files if "/" in name] == ["additional_chat_templates/rag.jinja"]
+    assert there.files == here.files
+    assert there.source.read("additional_chat_templates/rag.jinja", 3, 8) == b"messages"
+    assert here.source.read("additional_chat_templates/rag.jinja", 3, 8) == b"messages"
+
+
 def test_reads_headers_only(hub: HubServer, folder: Path) -> None:
     checkpoint = open_checkpoint(TARGET)
     assert checkpoint.unread == {}

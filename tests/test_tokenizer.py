@@ -106,6 +106,35 @@ def test_the_ids_are_those_of_tokenizers(seed: int, tmp_path: Path) -> None:
     agrees(tmp_path / "tokenizer.json")
 
 
+NAMED: list[dict[str, Any]] = [
+    {"extra_special_tokens": ["<a>", "<b>", "w3"]},
+    {"additional_special_tokens": ["<a>", {"content": "<b>", "special": True, "__type": "AddedToken"}]},
+    {"additional_special_tokens": ["<a>"], "extra_special_tokens": ["<b>"]},
+    {"additional_special_tokens": ["<a>"], "extra_special_tokens": []},
+    {"extra_special_tokens": {"image_token": "<a>", "other": "<b>"}},
+    {"think_token": "<a>", "extra_special_tokens": {"image_token": "<b>"}},
+    {"mask_token": "<m>", "pad_token": "<p>", "eos_token": "<e>", "unk_token": "<u>", "extra_special_tokens": ["<a>"]},
+    {"pad_token": {"content": "<p>", "__type": "AddedToken"}, "boi_token": "<a>", "additional_special_tokens": None},
+    {"eos_token": "<|im_end|>", "extra_special_tokens": "<a>"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(NAMED)))
+def test_what_transformers_appends(number: int, tmp_path: Path) -> None:
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
+    (folder / "tokenizer_config.json").write_text(json.dumps(NAMED[number]), encoding="utf-8")
+    read = tokenizer_of(folder)
+    try:
+        real = AutoTokenizer.from_pretrained(folder)
+    except TypeError:
+        assert not read.appended
+        return
+    assert real.get_vocab() == read.ids | read.appended
+
+
 def test_vocabularies_of_older_tokenizers(tmp_path: Path) -> None:
     folder = build({"base": "tiny-chat", "delete": ["tokenizer.json"]}, tmp_path / "words")
     (folder / "vocab.txt").write_text("[PAD]\n[unused0]\nzebra\n", encoding="utf-8")
@@ -163,6 +192,15 @@ def test_a_token_that_only_the_template_needs(tmp_path: Path) -> None:
     assert read.used(0) == "the chat template mentions it"
 
 
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "forced_bos_token_id"])
+def test_what_a_decoder_begins_with_is_used(name: str, tmp_path: Path) -> None:
+    for number, reason in ((9, f"it is {name} of config.json"), (3, "it is pad_token_id of generation_config.json")):
+        folder = build({"base": "tiny-chat", "json": {"config.json": {name: number}}}, tmp_path / f"{number}")
+        assert tokenizer_of(folder).used(number) == reason
+    folder = build({"base": "tiny-chat", "json": {"config.json": {name: [9, True]}}}, tmp_path / "odd")
+    assert tokenizer_of(folder).used(9) is None
+
+
 def test_which_template_counts(tmp_path: Path) -> None:
     folder = build({"base": "tiny-chat"}, tmp_path / "ckpt")
     edited(folder, "tokenizer_config.json", chat_template="from the config")
@@ -183,6 +221,8 @@ def test_which_template_counts(tmp_path: Path) -> None:
     )
     assert text() == "a"
     edited(folder, "tokenizer_config.json", chat_template=None)
+    assert tokenizer_of(folder).template is None  # a model for text has no processor, and AutoTokenizer does not look
+    edited(folder, "tokenizer_config.json", processor_class="OwnProcessor")
     assert text() == "of the processor"
 
 
@@ -201,6 +241,17 @@ def test_which_file_names_the_special_tokens_is_decided_as_in_transformers(decod
     found = {role.name: role.token for role in read.roles}
     assert (found["eos_token"], found.get("bos_token")) == (real.eos_token, real.bos_token)
     assert read.max_id + 1 == len(real) == (30 if decoder else 31)
+
+
+def test_a_token_that_only_the_template_for_tools_needs(tmp_path: Path) -> None:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ eos_token }}<|pad|>{% endif %}"
+    folder = build({"base": "tiny-chat", "text": {"additional_chat_templates/tool_use.jinja": text}}, tmp_path / "ckpt")
+    for file in ("config.json", "generation_config.json"):
+        edited(folder, file, pad_token_id=None)
+    edited(folder, "tokenizer_config.json", pad_token=None)
+    assert tokenizer_of(folder).used(3) == "the chat template for tools emits it"
+    (folder / "additional_chat_templates" / "tool_use.jinja").rename(folder / "additional_chat_templates" / "rag.jinja")
+    assert tokenizer_of(folder).used(3) is None
 
 
 # Sound families
@@ -296,6 +347,27 @@ def test_the_unused_rows_of_bert(minilm: Path) -> None:
     assert read.used(101) == "it is cls_token of special_tokens_map.json"  # which is read first, and says the same
 
 
+@pytest.mark.parametrize(("token", "found"), [("[CLS]", True), ("[SEP]", True), ("[UNK]", True), ("[MASK]", False)])
+def test_special_tokens_that_minilm_lost(token: str, found: bool, minilm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    shutil.copytree(minilm, folder)
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    number = value["model"]["vocab"].pop(token)
+    value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] != token]
+    edited(folder, "tokenizer.json", **value)
+    assert codes(folder) == ({"TOK009"} if found else set())
+    needs("transformers", "torch")
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder)
+    if token == "[UNK]":
+        with pytest.raises(Exception, match=r"Missing \[UNK\] token"):
+            loaded("\u2603")
+    else:
+        assert (loaded("zebra").input_ids != AutoTokenizer.from_pretrained(minilm)("zebra").input_ids) is found
+        assert loaded.convert_tokens_to_ids(token) != number
+
+
 def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     def damaged(name: str) -> Path:
         return damage.linked_copy(smollm2, tmp_path / name)
@@ -351,6 +423,10 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     edited(folder, "tokenizer_config.json", bos_token="<|endoftext|>")
     assert codes(folder) == {"TOK007"}
 
+    folder = damaged("special tokens of a training that was not saved")
+    edited(folder, "tokenizer_config.json", extra_special_tokens=["<|im_end|>", "<|call|>"])
+    assert codes(folder) == {"TOK001"}
+
     folder = damaged("fewer rows")
     edited(folder, "config.json", vocab_size=49000)
     rows = {"dtype": "BF16", "shape": [49000, 8]}
@@ -381,6 +457,31 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
     assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template that loses what is said")
+    text = (folder / "chat_template.jinja").read_text(encoding="utf-8").replace("message['content']", "''")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template for tools beside it")
+    (folder / "additional_chat_templates").mkdir()
+    shutil.copy(smollm2 / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja")
+    assert codes(folder) == set()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% for x in %}", encoding="utf-8")
+    assert codes(folder) == {"TOK006"}
+
+    folder = damaged("a template with a byte order mark")
+    raw = (folder / "chat_template.jinja").read_bytes()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + raw)
+    assert codes(folder) == {"TOK013"}
+
+    folder = damaged("most merges lost")
+    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    value["model"]["merges"] = value["model"]["merges"][:100]
+    edited(folder, "tokenizer.json", **value)
+    assert codes(folder) == {"TOK012"}
 
     folder = damaged("half a tokenizer")
     raw = (folder / "tokenizer.json").read_bytes()

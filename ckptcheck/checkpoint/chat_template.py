@@ -1,7 +1,6 @@
-"""The chat template of a checkpoint: where it stands, what it says of small conversations, how it ends a turn.
+"""The chat template of a checkpoint: what it says of small conversations, how it ends a turn.
 
-Which file counts is transformers' order (tokenization_utils_base.py, processing_utils.py): chat_template.jinja, then
-`chat_template` of tokenizer_config.json, a text or a list of named ones, then chat_template.json of a processor.
+Which one counts, `template_files` says.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ SECONDS, MEMORY = 4, 1 << 29
 """What the rendering of all conversations may take; real templates take a hundredth of it."""
 MOST_CHARACTERS = 1 << 20
 """Longest template that is looked at; the longest real ones have some 20,000."""
-MOST_TEMPLATES = 8
 MARKER = re.compile(r"<[|｜][^<>\s|｜]{1,60}[|｜]>")
 """How a control token looks when it is one: <|im_end|>, <｜User｜>."""
 
@@ -57,12 +55,16 @@ def _conversations() -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One template. variables: the special tokens by name (``bos_token``), as a template gets them."""
+    """One template. variables: the special tokens by name (``bos_token``), as a template gets them.
+
+    undecodable: where the file's first byte is that is no UTF-8; None where it is a text.
+    """
 
     file: str
     key: str | None
     text: str = field(repr=False)
     variables: dict[str, str] = field(default_factory=dict)
+    undecodable: int | None = None
 
     @cached_property
     def _answer(self) -> Answer:
@@ -119,6 +121,21 @@ class ChatTemplate:
         failed = self._lines("failed")
         return str(failed[0]["failed"]) if failed else None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing that could write anything."""
+        return not self.text.strip("\ufeff \t\r\n")
+
+    @cached_property
+    def loses_questions(self) -> bool:
+        """Whether it writes turns of the user and nothing of what is said in them.
+
+        One that writes the same for one question and for two is made for other roles (``query``, ``document``).
+        """
+        one, two = (self.rendered.get(name) for name in ("asked", "asked again"))
+        told = any(text.lower() in said.lower() for text in (QUESTION, AGAIN) for said in self.rendered.values())
+        return one is not None and two is not None and one != two and not told
+
     @cached_property
     def literals(self) -> str:
         """The text and the string constants of the parsed template, with NULs between."""
@@ -161,25 +178,3 @@ def first_marker(text: str, tokens: Collection[str]) -> str | None:
     """
     found = markers(text, tokens)
     return found[0] if found and text.lstrip().startswith(found[0]) else None
-
-
-def read_templates(
-    config: dict[str, Any], jinja: str | None, processor: dict[str, Any] | None
-) -> Iterator[tuple[str, str, str | None, str]]:
-    """Yield (name, file, key, text) of each template, the one that counts first; a later one of the same name is not used."""
-    if jinja is not None:
-        yield "default", "chat_template.jinja", None, jinja
-        return
-    value, file = config.get("chat_template"), "tokenizer_config.json"
-    if value is None and processor is not None:
-        value, file = processor.get("chat_template"), "chat_template.json"
-    if isinstance(value, str):
-        yield "default", file, "chat_template", value
-    elif isinstance(value, list):
-        named = [
-            (part["name"], part["template"])
-            for part in value
-            if isinstance(part, dict) and isinstance(part.get("name"), str) and isinstance(part.get("template"), str)
-        ][:MOST_TEMPLATES]
-        for name, text in sorted(named, key=lambda pair: pair[0] != "default"):
-            yield name, file, f"chat_template.{name}", text

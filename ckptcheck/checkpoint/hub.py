@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from ckptcheck import __version__
-from ckptcheck.checkpoint.source import File
+from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, belongs
 from ckptcheck.errors import CkptcheckError, EvidenceError
 
 CONNECT_TIMEOUT = 10.0  # seconds that a connection may take
@@ -93,15 +93,17 @@ class Repository:
         model = _parsed(self._get(f"{address}?expand=sha&expand=gated", MAX_LISTING), _Model)
         return model.sha, model.gated
 
-    def _list(self) -> Iterator[File]:
-        """List the files at the top of the repository, page by page."""
+    def _list(self, folder: str = "") -> Iterator[File]:
+        """List the files at the top of the repository, page by page, and the chat templates in their folder."""
+        tree = f"{self._endpoint}/api/models/{self._name}/tree/{self.commit}{folder}"
         query, following = "", "recursive=false&expand=false"
         while following and following != query:
             query = following
-            answer = self._get(f"{self._endpoint}/api/models/{self._name}/tree/{self.commit}?{query}", MAX_LISTING)
-            for entry in _parsed(answer, list[_Entry]):
-                if entry.type == "file" and "/" not in entry.path:
-                    yield File(entry.path, entry.size)
+            answer = self._get(f"{tree}?{query}", MAX_LISTING)
+            entries = _parsed(answer, list[_Entry])
+            yield from (File(one.path, one.size) for one in entries if one.type == "file" and belongs(one.path))
+            if not folder and any(entry.type == "directory" and entry.path == CHAT_TEMPLATES for entry in entries):
+                yield from self._list(f"/{CHAT_TEMPLATES}")
             following = answer.following
 
     def _get(self, url: str, most: int, start: int | None = None) -> _Answer:

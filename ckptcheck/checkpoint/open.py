@@ -79,7 +79,7 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
             f"{target} is a Megatron or torch.distributed.checkpoint folder, and a Hugging Face checkpoint is needed here",
             hint="ckptcheck scan checks it as it is",
         )
-    source = Folder(path, target)
+    source = Folder(path, target, templates=True)
     if not source.files:
         raise CkptcheckError(
             f"{target} holds no file that can be checked", hint="name the folder that holds the .safetensors files"
@@ -103,7 +103,7 @@ def _require_safetensors(source: Source) -> None:
 
 def _file(target: str, path: Path, jobs: int | None) -> Checkpoint:
     if path.name.endswith(".index.json"):
-        return Checkpoint(Folder(path.parent, target), index_file=path.name, jobs=jobs)
+        return Checkpoint(Folder(path.parent, target, templates=True), index_file=path.name, jobs=jobs)
     if path.suffix == ".safetensors":
         return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, jobs=jobs)
     raise CkptcheckError(

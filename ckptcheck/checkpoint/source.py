@@ -51,6 +51,16 @@ class Source(Protocol):
         ...
 
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""The one folder below a checkpoint that transformers looks into, for the files that end in .jinja (utils/hub.py)."""
+
+
+def belongs(path: str) -> bool:
+    """Whether a file of a folder is one of the checkpoint's: at the top, or a chat template in CHAT_TEMPLATES."""
+    folder, _, name = path.rpartition("/")
+    return not folder or (folder == CHAT_TEMPLATES and name.endswith(".jinja"))
+
+
 class Folder:
     """The files directly in a folder on disk (or only some of them). Links are followed no further than allowed.
 
@@ -58,7 +68,8 @@ class Folder:
     a link may lead to.
     """
 
-    def __init__(self, path: Path, target: str, only: frozenset[str] | None = None) -> None:
+    def __init__(self, path: Path, target: str, only: frozenset[str] | None = None, *, templates: bool = False) -> None:
+        """`templates`: take the chat templates of CHAT_TEMPLATES too, their names with a slash."""
         self.target = target
         self.local: Path | None = path
         self._path = path.resolve()
@@ -73,6 +84,12 @@ class Folder:
         for entry in entries:
             if (only is None or entry.name in only) and (file := _file(entry, allowed)) is not None:
                 self.files[entry.name] = file
+        inner = self._path / CHAT_TEMPLATES
+        if templates and inner.resolve().is_relative_to(self._path) and inner.is_dir():
+            for entry in sorted(os.scandir(inner), key=lambda entry: entry.name):
+                name = f"{CHAT_TEMPLATES}/{entry.name}"
+                if belongs(name) and (file := _file(entry, allowed)) is not None:
+                    self.files[name] = File(name, file.size, file.leaves)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never past a link that leaves the target."""

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker, read_templates
+from ckptcheck.checkpoint.appended import appended_tokens
+from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.special_tokens import Role, named, numbered
+from ckptcheck.checkpoint.template_files import Templates, read_templates
 from ckptcheck.checkpoint.turns import Turns
 from ckptcheck.checkpoint.vocabulary import FILES, Added, Vocabulary, read_vocabulary
 from ckptcheck.rule import Skip
@@ -23,6 +25,8 @@ from ckptcheck.rule import Skip
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+STARTS = ("decoder_start_token_id", "forced_bos_token_id")
+"""The tokens that `generate` gives an encoder-decoder's decoder to begin with."""
 RESERVED = re.compile(
     r"(?i)[<\[][|｜]?[^<>\[\]]*?(reserved|unused|dummy|place[▁_ -]?holder|extra_\d|special_\d)[^<>\[\]]*[|｜]?[>\]]"
     r"|\[PAD\d+\]|<pad_?\d+>"
@@ -112,6 +116,15 @@ class Tokenizer:
                 found[content] = Added(content, int(key), token.get("special") is True)
         return tuple(sorted(found.values(), key=lambda token: token.id))
 
+    @cached_property
+    def appended(self) -> dict[str, int]:
+        """Token → id, of those that tokenizer_config.json names and tokenizer.json lacks: transformers appends them by itself."""
+        vocabulary, settings = self.vocabulary, self.tokenizer_config
+        if vocabulary is None or vocabulary.file != "tokenizer.json" or settings is None:
+            return {}
+        parts = {role.name: role.token for role in self.roles if role.token is not None}
+        return appended_tokens(vocabulary, parts, settings.value)
+
     def require_vocabulary(self) -> Vocabulary:
         """Return the vocabulary. Raises Skip where the ids of its tokens are not known."""
         if self.vocabulary is None:
@@ -198,33 +211,21 @@ class Tokenizer:
     @cached_property
     def templates(self) -> dict[str, ChatTemplate]:
         """The chat templates by name, the default one first. A file that is not UTF-8 is read with substitutes."""
-        jinja = self._jinja.decode("utf-8", "replace") if self._jinja is not None else None
-        config = self.tokenizer_config.value if self.tokenizer_config is not None else {}
-        processor = self._document("chat_template.json")
-        found = read_templates(config, jinja, processor.value if processor is not None else None)
         variables = {role.name: role.token for role in self.roles if role.token is not None}
-        return {name: ChatTemplate(file, key, text, variables) for name, file, key, text in found}
+        return {
+            one.name: ChatTemplate(one.file, one.key, one.text, variables, one.undecodable)
+            for one in self.template_files.written
+        }
 
     @cached_property
-    def _jinja(self) -> bytes | None:
-        if not self._has("chat_template.jinja"):
-            return None
-        size = self.source.files["chat_template.jinja"].size
-        return self.source.read("chat_template.jinja", 0, min(size, 1 << 22))
-
-    @property
-    def undecodable(self) -> int | None:
-        """Where the first byte of chat_template.jinja is that is no UTF-8; None where it is a text."""
-        try:
-            (self._jinja or b"").decode("utf-8")
-        except UnicodeDecodeError as error:
-            return error.start
-        return None
+    def template_files(self) -> Templates:
+        """Where the chat templates stand, and what is wrong with how they do."""
+        return read_templates(self.source, self.tokenizer_config, self.config)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The template that counts where none is asked for by name."""
-        return next(iter(self.templates.values()), None)
+        """The template that counts where none is asked for by name, and no tools are given to one for tools."""
+        return self.templates.get("default")
 
     @cached_property
     def _turns(self) -> Turns | None:
@@ -249,16 +250,21 @@ class Tokenizer:
 
     @cached_property
     def template_tokens(self) -> dict[str, str]:
-        """Token → how it is known that the default template uses it: rendered, or among its texts only."""
-        if self.template is None:
+        """Token → how it is known that a template which transformers takes by itself uses it: rendered, or in its texts only."""
+        if not self.templates:
             return {}
         found = {}
+        rendered = list(self.template.rendered.values()) if self.template is not None else []
+        literals = self.template.literals if self.template is not None else ""
+        for_tools = self.templates["tool_use"].rendered.get("with tools", "") if "tool_use" in self.templates else ""
         for token in sorted(self.special | self.added.keys(), key=self.ids.__getitem__):
             if token not in self.special and not re.fullmatch(r"[<\[].+[>\]]", token):
                 continue  # a run of blanks or a word that Gemma and Phi add
-            if any(token in text for text in self.template.rendered.values()):
+            if any(token in text for text in rendered):
                 found[token] = "the chat template emits it"
-            elif token in self.template.literals:
+            elif token in for_tools:
+                found[token] = "the chat template for tools emits it"
+            elif token in literals:
                 found[token] = "the chat template mentions it"
         return found
 
@@ -275,6 +281,10 @@ class Tokenizer:
             yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"
         for token, reason in self.template_tokens.items():
             yield self.ids[token], reason
+        for part in (self.generation_config, self.config):  # last: Marian starts with padding, whose row is zero
+            for name in STARTS:
+                if part is not None and type(number := part.get(name)) is int:
+                    yield number, f"it is {name} of {part.file}"
 
     def used(self, number: int) -> str | None:
         """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""

@@ -6,8 +6,8 @@ vocab.txt of BERT as their slow tokenizers in transformers read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,12 @@ class Added:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts."""
+    """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts.
+
+    merges: how many pairs a BPE puts together; None for other models, and where they are not known. looks_words_up: it
+    takes a word that is a token as it stands, merges or not (`ignore_merges`). unknown: what it says for a word that it does
+    not know, if it fails without. framing: the strings of the post-processor, tokens that it puts around every text among them.
+    """
 
     file: str
     model: dict[str, int] = field(default_factory=dict, repr=False)
@@ -47,6 +52,10 @@ class Vocabulary:
     added: tuple[Added, ...] = ()
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    merges: int | None = None
+    looks_words_up: bool = False
+    unknown: str | None = None
+    framing: frozenset[str] = frozenset()
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -61,8 +70,7 @@ class Vocabulary:
 
     def with_tokens(self, wanted: Iterable[tuple[str, bool]]) -> Vocabulary:
         """Return the vocabulary with further added tokens (content, special), numbered as `tokenizers` does."""
-        added = _numbered(wanted, self)
-        return Vocabulary(self.file, self.model, self.rows, added, self.defects, self.readable)
+        return replace(self, added=_numbered(wanted, self))
 
 
 def read_vocabulary(source: Source, file: str) -> Vocabulary:
@@ -76,13 +84,16 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     value, defects = parse_object(raw)
     if value is None:
         return Vocabulary(file, defects=tuple(defects))
-    return _from_slow(value) if file == "vocab.json" else _from_fast(value)
+    if file == "vocab.json":
+        return replace(_from_slow(value), merges=_lines(source, "merges.txt"))
+    return _from_fast(value)
 
 
 def _from_fast(value: dict[str, Any]) -> Vocabulary:
     """tokenizer.json."""
     file, model = "tokenizer.json", value.get("model")
-    listed = model.get("vocab") if isinstance(model, dict) else None
+    model = model if isinstance(model, dict) else {}
+    listed = model.get("vocab")
     if isinstance(listed, dict):
         ids = {token: number for token, number in listed.items() if _is_id(number)}
         whole = len(ids) == len(listed)
@@ -99,7 +110,31 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         for token in (added if isinstance(added, list) else [])
         if isinstance(token, dict) and type(token.get("content")) is str
     ]
-    return Vocabulary(file, ids, len(listed), readable=True).with_tokens(tokens)
+    merges = model.get("merges") if model.get("type") == "BPE" else None
+    pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
+    unknown = model.get("unk_token") if model.get("type") in ("WordPiece", "WordLevel") else None
+    found = Vocabulary(
+        file,
+        ids,
+        len(listed),
+        readable=True,
+        merges=pairs,
+        looks_words_up=whole_words,
+        unknown=unknown if isinstance(unknown, str) else None,
+        framing=frozenset(_strings(value.get("post_processor"))),
+    )
+    return found.with_tokens(tokens)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield the strings in a JSON value."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, (list, dict)):
+            waiting += part.values() if isinstance(part, dict) else part
 
 
 def _from_slow(value: dict[str, Any]) -> Vocabulary:
@@ -108,6 +143,14 @@ def _from_slow(value: dict[str, Any]) -> Vocabulary:
     if len(ids) < len(value) or not ids:
         return Vocabulary("vocab.json", defects=(Defect("no-vocabulary", "it does not give each token an id"),))
     return Vocabulary("vocab.json", ids, max(ids.values()) + 1, readable=True)
+
+
+def _lines(source: Source, file: str) -> int | None:
+    """Count the lines of a file but its header (``#version: 0.2``), None where it is not there."""
+    if file not in source.files or source.files[file].leaves is not None:
+        return None
+    raw = source.read(file, 0, min(source.files[file].size, MOST_BYTES))
+    return sum(bool(line.strip()) and not line.startswith(b"#version") for line in raw.split(b"\n"))
 
 
 def _from_lines(raw: bytes) -> Vocabulary:

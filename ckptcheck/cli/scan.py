@@ -125,6 +125,7 @@ def scan(
     from ckptcheck.cli.examine import Plan, examine, show_repairs
     from ckptcheck.cli.idle import Given
     from ckptcheck.select import matching, selected
+    from ckptcheck.writing import one_file_each
 
     given = Given(ctx)
     if fix and diff:
@@ -133,6 +134,7 @@ def scan(
         raise CkptcheckError("--headers-only leaves the values out that --stats would write; choose one")
     if headers_only and values:
         raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
+    one_file_each({"--stats": stats, "--write-baseline": write_baseline, "-o": output})
     if diff:
         given.refuse(OF_REPORTS, "with --diff, which only shows what --fix would change")
     if write_baseline:

@@ -21,11 +21,15 @@ here; `ckptcheck diff --critic` asks for one (CMP008).
 hiyouga/LlamaFactory#4379
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.heads import is_scorer
+
+OF_BERT = re.compile(r"(^|\.)embeddings\.word_embeddings\.")
+"""Embeddings of BERT and its kin, whose heads are a `classifier`; decoders have a `score`."""
 
 
 @rule(
@@ -38,8 +42,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return  # vLLM takes the head's rows from the LM head (model_executor/models/adapters.py, 0.32)
     if ckpt.tensors and not ckpt.anatomy.scores and "auto_map" not in ckpt.config.value:
         lm_head = ", only a language-modelling head" if ckpt.anatomy.head else ""
+        name = "classifier" if any(OF_BERT.search(tensor) for tensor in ckpt.tensors) else "score.weight"
         yield Problem(
-            f"{ckpt.config.architecture} needs a head (score.weight), but there is none{lm_head}; "
+            f"{ckpt.config.architecture} needs a head ({name}), but there is none{lm_head}; "
             "transformers starts it from random numbers",
             file=ckpt.config.file,
             key="architectures",

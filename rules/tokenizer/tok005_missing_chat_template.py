@@ -1,8 +1,9 @@
 """A model for chat has no chat template.
 
 ## What it checks
-There is a chat template (chat_template.jinja, or in tokenizer_config.json) where generation or the tokenizer ends at a
-token that only chats have (`<|im_end|>`, `<|eot_id|>`, `<end_of_turn>`, …), or the folder is called instruct or chat.
+There is a chat template (chat_template.jinja, additional_chat_templates, or in tokenizer_config.json) where generation or the
+tokenizer ends at a token that only chats have (`<|im_end|>`, `<|eot_id|>`, `<end_of_turn>`, …), or the folder is called
+instruct or chat. A template in chat_template.json counts only where there is a processor: tokenizers do not read that file.
 
 ## Why it matters
 vLLM and SGLang refuse `/v1/chat/completions` then, and transformers `apply_chat_template`. Whoever formats prompts by
@@ -49,7 +50,16 @@ CHAT_NAME = re.compile(r"(?i)(^|[-_.])(instruct|chat)($|[-_.@])")
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     tokenizer = ckpt.tokenizer
     assert tokenizer is not None
-    if tokenizer.templates or "tekken.json" in ckpt.files:
+    files = tokenizer.template_files
+    if files.written or files.faults or "tekken.json" in ckpt.files:
+        return
+    if files.unread is not None:
+        yield Problem(
+            "it holds a chat template that only a processor reads, and this model has none; transformers finds no template",
+            file=files.unread,
+            key="chat_template",
+            hint="write the template into chat_template.jinja",
+        )
         return
     own = tokenizer.tokenizer_eos
     ends = {own.token} if own is not None else set()
