@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from test_value_damage import findings, raw_values, rewritten
 
+from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.run import run
 
 
 def as_numbers(raw: bytes) -> np.ndarray:
@@ -52,3 +54,12 @@ def test_a_shard_of_swapped_bytes_is_one_finding(smollm2: Path, tmp_path: Path) 
     assert [finding.file for finding in found] == [shard]
     assert " tensors hold an absurdly large value: " in found[0].message
     assert found[0].message.endswith("flipped bits or a wrong dtype")
+
+
+def test_integers_for_numbers_in_a_real_model(smollm2: Path, tmp_path: Path) -> None:
+    (rule,) = (rule for rule in pack.load() if rule.code == "CFG021")
+    assert run(open_checkpoint(str(smollm2)), [rule]).findings == ()
+    folder = rewritten(smollm2, tmp_path / "integers", {}, relabel=("BF16", "I16"))
+    found = run(open_checkpoint(str(folder)), [rule]).findings
+    assert {finding.file for finding in found} == set(open_checkpoint(str(smollm2)).shards)
+    assert all(" weights are labelled I16, and nothing is quantized here: " in finding.message for finding in found)

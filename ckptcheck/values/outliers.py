@@ -51,7 +51,7 @@ def outliers(ckpt: Checkpoint) -> Iterator[Outlier]:
                 yield Outlier(stats, usual, "in its sibling layers")
             elif not usual and (stats.name in alone or stats.name.endswith(WEIGHTS)):
                 yield from _beyond_the_model(stats, model)
-    rows = {stats.shape[0] for name in vital(ckpt) if (stats := ckpt.values.tensors.get(name)) and stats.shape}
+    rows = {ckpt.values.tensors[name].shape[0] for name in vital(ckpt) if name in ckpt.values.tensors}
     for alike in biases.values():
         usual = median(stats.absmax for stats in alike) if len(alike) >= FAMILY else 0.0
         for stats in alike:

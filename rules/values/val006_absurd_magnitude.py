@@ -3,7 +3,8 @@
 ## What it checks
 The largest magnitude of each matrix and norm is compared with the median over the same one in the other layers (and experts):
 10,000 times as large is absurd. What has fewer than two siblings (embedding, head, score, the final norm, projectors, the
-tensors of a model of two layers) is compared with all matrices: there it takes a million times, and more than 10,000. Biases and attention sinks have to be absurd beside their siblings and beside the matrices.
+tensors of a model of two layers) is compared with all matrices: there it takes a million times, and more than 10,000. Biases
+and attention sinks have to be absurd beside their siblings and beside the matrices.
 
 A matrix of F16 is not spread as weights are only when read as BF16, and none of BF16 when read as F16. Three samples of
 1 KiB have to agree, of 64 siblings at most. Nobody looks for that on the Hub.
