@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from test_value_damage import findings, raw_values, rewritten
 
 from ckptcheck import pack
@@ -63,3 +65,60 @@ def test_integers_for_numbers_in_a_real_model(smollm2: Path, tmp_path: Path) -> 
     found = run(open_checkpoint(str(folder)), [rule]).findings
     assert {finding.file for finding in found} == set(open_checkpoint(str(smollm2)).shards)
     assert all(" weights are labelled I16, and nothing is quantized here: " in finding.message for finding in found)
+
+
+def told(folder: Path, code: str) -> list[str]:
+    return [finding.message for finding in findings(folder) if finding.code == code]
+
+
+def test_a_copy_of_an_expert_that_is_not_the_first(tmp_path: Path) -> None:
+    """E4M3 numbers of which all experts use the largest, as quantized ones do."""
+    random = np.random.default_rng(0)
+    data, header = b"", {}
+    for expert in range(4):
+        value = random.integers(0, 256, (16, 16), dtype=np.uint8)
+        value[value & 0x7F == 0x7F] = 0x7E
+        value[0, 3] = 0x7E
+        name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
+        raw = data[-256:] if expert == 3 else value.tobytes()
+        header[name] = {"dtype": "F8_E4M3", "shape": [16, 16], "data_offsets": [len(data), len(data) + 256]}
+        data += raw
+    text = json.dumps(header).encode().ljust(1024)
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    assert told(tmp_path, "VAL009") == ["in layer 1 expert 3 is expert 2 again, byte for byte"]
+
+
+def adapter(folder: Path, zero: set[str]) -> Path:
+    random = np.random.default_rng(0)
+    tensors = {}
+    for layer in range(6):
+        for module in ("self_attn.q_proj", "self_attn.v_proj", "mlp.experts.3.up_proj"):
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = random.normal(0, 0.1, (4, 16)).astype("f4")
+            value = random.normal(0, 0.1, (16, 4)).astype("f4")
+            tensors[f"{name}.lora_B.weight"] = value * (f"{layer}.{module}" not in zero)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    return folder
+
+
+def test_the_adapter_of_one_layer_is_zero(tmp_path: Path) -> None:
+    name = "base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"
+    assert told(adapter(tmp_path / "lora", {"3.self_attn.q_proj"}), "VAL004") == [
+        f"1 adapter is all zero, and the same of most other layers are not: {name}"
+    ]
+
+
+def test_adapters_that_may_be_zero(tmp_path: Path) -> None:
+    """None trained, one layer left out, the queries trained in half of the layers, an expert that no token chose."""
+    queries, values = ([f"{layer}.self_attn.{name}_proj" for layer in range(6)] for name in "qv")
+    for number, zero in enumerate(
+        (
+            {*queries, *values},
+            {queries[2], values[2], "2.mlp.experts.3.up_proj"},
+            {*queries[:3]},
+            {"4.mlp.experts.3.up_proj"},
+        )
+    ):
+        assert told(adapter(tmp_path / str(number), zero), "VAL004") == []
