@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import CHECKPOINTS
 from safetensors.numpy import save_file
 from test_value_damage import findings, raw_values, rewritten
 
 from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.run import run
+from ckptcheck.values.measure import attach
 
 
 def as_numbers(raw: bytes) -> np.ndarray:
@@ -122,3 +124,33 @@ def test_adapters_that_may_be_zero(tmp_path: Path) -> None:
         )
     ):
         assert told(adapter(tmp_path / str(number), zero), "VAL004") == []
+
+
+def test_half_of_the_scales_of_a_real_matrix(smollm2_w4a16: Path, tmp_path: Path) -> None:
+    """Of a matrix whose scales are small enough to be read, and of one where the runs of zeros tell it."""
+    (rule,) = (rule for rule in pack.load() if rule.code == "QNT010")
+    ckpt = open_checkpoint(str(smollm2_w4a16))
+    assert run(attach(ckpt), [rule]).findings == ()
+    for module in ("self_attn.k_proj", "mlp.down_proj"):
+        name = f"model.layers.12.{module}.weight_scale"
+        raw = raw_values(ckpt, name)
+        folder = rewritten(smollm2_w4a16, tmp_path / module, {name: raw[: len(raw) // 2].ljust(len(raw), b"\0")})
+        (found,) = run(attach(open_checkpoint(str(folder))), [rule]).findings
+        assert found.key == name
+        assert found.message.startswith("1 scale is zero in part, where the weight is not: ")
+
+
+def test_scales_stored_as_reciprocals(tmp_path: Path) -> None:
+    (rule,) = (rule for rule in pack.load() if rule.code == "QNT011")
+    source = CHECKPOINTS / "tiny-fp8"
+    ckpt = open_checkpoint(str(source))
+    values = {
+        name: (1 / np.frombuffer(raw_values(ckpt, name), "<f4")).astype("<f4").tobytes()
+        for name in ckpt.tensors
+        if name.endswith("weight_scale_inv")
+    }
+    (found,) = run(attach(open_checkpoint(str(rewritten(source, tmp_path / "fp8", values)))), [rule]).findings
+    assert found.message == (
+        "half of the 39 FP8 weights hold 1.58e+06 or more once multiplied by their weight_scale_inv: "
+        "the scales are reciprocals"
+    )
