@@ -12,7 +12,8 @@ A matrix of F16 is not spread as weights are only when read as BF16, and none of
 ## Why it matters
 A flipped exponent bit gives such a value, and one is enough to saturate a layer for every token that meets it. Bytes of one
 dtype under the label of another have the right size and give nonsense: BF16 read as F16 is ± 1 to 2 throughout, F16 read as
-BF16 is next to nothing. So do bytes in the other order.
+BF16 is next to nothing. So do bytes in the other order, which is
+named where three matrices of 16 bits are spread as weights are only so.
 
 ## How to fix
 Compare the file's hash with the original's; fetch it again. If the whole matrix is off, correct the dtype in its header.
@@ -35,8 +36,9 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
-from ckptcheck.values.label import OTHER, mislabelled
+from ckptcheck.values.label import OTHER, is_swapped, mislabelled
 from ckptcheck.values.outliers import Outlier, outliers
+from ckptcheck.values.roles import is_matrix
 
 
 @rule("VAL006", "absurd-magnitude", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
@@ -46,12 +48,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         absurd.setdefault(outlier.stats.shard, []).append(outlier)
     for shard, found in absurd.items():
         worst = max(found, key=lambda outlier: outlier.stats.absmax / outlier.usual)
+        matrices = [each.stats.name for each in found if each.stats.name in ckpt.holders and is_matrix(each.stats)][:3]
+        swapped = bool(matrices) and all(is_swapped(ckpt, name) for name in matrices)
+        cause = "a wrong order of bytes" if swapped else "flipped bits or a wrong dtype"
         yield Problem(
             f"{_many(found)}largest magnitude is {worst.stats.absmax:.3g}, {worst.beside} it is {worst.usual:.3g}: "
-            f"{'flipped bits' if len(found) > 1 else 'a flipped bit'} or a wrong dtype",
+            f"{cause if swapped or len(found) > 1 else 'a flipped bit or a wrong dtype'}",
             file=shard,
             key=worst.stats.name,
-            hint="compare the file's hash with the original's",
+            hint="write the file again, in little-endian order"
+            if swapped
+            else "compare the file's hash with the original's",
         )
     yield from _mislabelled(ckpt)
     ckpt.require_values()
