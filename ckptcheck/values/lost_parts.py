@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.values.expert_copies import stacked
 from ckptcheck.values.roles import is_packed, template
+from ckptcheck.values.stats import within
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -30,12 +31,9 @@ def zero_experts(ckpt: Checkpoint) -> dict[str, list[int]]:
             continue
         begin = ckpt.shards[stats.shard].tensors[name].data_offsets[0]
         size = ckpt.tensors[name].nbytes // stats.shape[0]
-        lost = [
-            number
-            for number in range(stats.shape[0])
-            for low, high in ckpt.values.zero_runs.get(stats.shard, ())
-            if low <= begin + number * size and begin + (number + 1) * size <= high
-        ]
+        lost = []
+        for low, high in within(ckpt.values.zero_runs.get(stats.shard, []), begin, begin + size * stats.shape[0]):
+            lost += range(-(-(low - begin) // size), (high - begin) // size)
         if lost:
             found[name] = lost
     return found

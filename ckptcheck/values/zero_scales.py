@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.quantization.stored import Part
 from ckptcheck.values.compare import read
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.stats import within
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -56,9 +57,7 @@ def _longest(ckpt: Checkpoint, name: str, width: int) -> tuple[int, int]:
         at = int(np.argmax(np.diff(edges)))
         return (int(edges[at]) + 1) * width, int(edges[at + 1]) * width
     low = ckpt.shards[shard].tensors[name].data_offsets[0]
-    runs = [
-        (max(begin, low) - low, min(end, low + nbytes) - low) for begin, end in ckpt.values.zero_runs.get(shard, ())
-    ]
+    runs = [(begin - low, end - low) for begin, end in within(ckpt.values.zero_runs.get(shard, []), low, low + nbytes)]
     return max(runs, key=lambda run: run[1] - run[0], default=(0, 0))
 
 
