@@ -31,7 +31,7 @@ def zero_experts(ckpt: Checkpoint) -> dict[str, list[int]]:
             continue
         begin = ckpt.shards[stats.shard].tensors[name].data_offsets[0]
         size = ckpt.tensors[name].nbytes // stats.shape[0]
-        lost = []
+        lost: list[int] = []
         for low, high in within(ckpt.values.zero_runs.get(stats.shard, []), begin, begin + size * stats.shape[0]):
             lost += range(-(-(low - begin) // size), (high - begin) // size)
         if lost:
