@@ -28,6 +28,11 @@ LIKELY = (2.0, 7.0)
 """Powers of two that the magnitudes of weights span from the 5th to the 50th percentile."""
 NARROW, WIDE = 1.0, 9.0
 """Fewer than this and BF16 may be labelled F16, more and F16 may be labelled BF16."""
+FEWEST = 64
+"""Different magnitudes in a sample below which its spread says nothing: weights rounded to two or three bits, sound in F16,
+are as narrow. 512 weights of SmolLM2 have 153 at least."""
+AS_F16 = (0.25, 2.5)
+"""Where BF16 magnitudes from 1e-7 to 8 lie when read as F16; weights that are narrow in truth are smaller."""
 FAMILY = 64
 """Siblings of one dtype that are looked at, spread evenly; all whose dtype differs from that of most siblings."""
 
@@ -65,9 +70,31 @@ def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:
     negative = int(np.count_nonzero(patterns >= 0x8000))
     if not patterns.size / 8 < negative < patterns.size * 7 / 8:
         return False  # scales and masks have one sign
+    if np.unique(patterns & np.uint16(0x7FFF)).size < FEWEST:
+        return False
     span = _span(stats.dtype, patterns)
     odd = span < NARROW if stats.dtype == "F16" else span > WIDE
+    if odd and stats.dtype == "F16":
+        usual = float(np.median(decode("F16", patterns & np.uint16(0x7FFF))))
+        odd = AS_F16[0] < usual < AS_F16[1]
     return odd and LIKELY[0] < _span(OTHER[stats.dtype], patterns) < LIKELY[1]
+
+
+def is_swapped(ckpt: Checkpoint, name: str) -> bool:
+    """Whether a tensor is spread as weights are only with the bytes of each number in the other order; False on the Hub.
+
+    Reads 1 KiB in three places. Raises OSError where reading fails.
+    """
+    import numpy as np
+
+    dtype, nbytes = ckpt.tensors[name].dtype, ckpt.tensors[name].nbytes
+    if dtype not in OTHER or nbytes < 4 * SAMPLE or ckpt.source.local is None:
+        return False
+    for quarter in (1, 2, 3):
+        patterns = np.frombuffer(read(ckpt, name, nbytes * quarter // 4 // 2 * 2 - SAMPLE // 2, SAMPLE), "<u2")
+        if _span(dtype, patterns) < WIDE or not LIKELY[0] < _span(dtype, patterns.byteswap()) < LIKELY[1]:
+            return False
+    return True
 
 
 def _span(dtype: str, patterns: NDArray[Any]) -> float:

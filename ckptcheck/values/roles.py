@@ -42,11 +42,11 @@ def is_norm(stats: TensorStats) -> bool:
 
 
 def is_packed(stats: TensorStats) -> bool:
-    """Whether a tensor holds quantized weights as integers: packed words, or int8."""
+    """Whether a tensor holds quantized weights as integers: packed words or blocks, also of all experts, or int8."""
     last = stats.name.rpartition(".")[2]
-    return len(stats.shape) >= 2 and (
-        last in ("weight_packed", "qweight") or (last == "weight" and stats.dtype in ("I8", "U8", "I32"))
-    )
+    packed = last == "qweight" or last.endswith(("weight_packed", "proj_packed", "_blocks"))
+    words = last == "weight" and stats.dtype in ("I8", "U8", "I32")
+    return len(stats.shape) >= 2 and stats.dtype not in PLAIN and (packed or words)
 
 
 def is_scale(name: str) -> bool:

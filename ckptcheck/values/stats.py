@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -119,3 +120,19 @@ def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append([begin, end])
     return [(begin, end) for begin, end in found if end - begin >= RUN]
+
+
+def within(runs: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
+    """Return the parts of sorted runs that lie in [low, high).
+
+    >>> within([(0, 2), (4, 6), (8, 12)], 5, 10)
+    [(5, 6), (8, 10)]
+    """
+    first = max(bisect_right(runs, (low, low)) - 1, 0)
+    found = []
+    for begin, end in runs[first:]:
+        if begin >= high:
+            break
+        if end > low:
+            found.append((max(begin, low), min(end, high)))
+    return found

@@ -1,9 +1,10 @@
 """A scale is zero, subnormal, negative or not a number.
 
 ## What it checks
-The scales of a quantized weight that is not zero itself are not all zero, and not all below the smallest normal number of their
-dtype; a scale that stands for a whole tensor is not negative; and no E8M0 exponent is 0xFF, which stands for NaN. NaN and Inf in
-scales that are stored as floats are VAL001's and VAL002's.
+The scales of a quantized weight that is not zero itself are not all zero, nor an eighth of them in a row (or those of one
+expert of a stack) where the weight is not, and not all below the smallest normal number of their dtype; a scale that stands
+for a whole tensor is not negative; and no E8M0 exponent is 0xFF, which stands for NaN. NaN and Inf in scales that are stored
+as floats are VAL001's and VAL002's.
 
 ## Why it matters
 A zero scale turns the module into zero, and where engines divide by it (global scales, scales of inputs) into NaN. vLLM takes a
@@ -13,7 +14,9 @@ negative scale of a key-value cache for one that is missing, and the largest of 
 Quantize again; scales of activations come out as zero where no token of the calibration reached the module.
 
 ## When it can be wrong
-Single zeros among scales of groups are sound (the group is zero) and not reported. Negative scales of groups are sound too:
+Single zeros among scales of groups are sound (the group is zero) and not reported. An eighth of a matrix may be so much
+smaller than the rest that its scales in E4M3 are zero; to engines it is zero then. On the Hub only scales that are zero
+throughout are seen. Negative scales of groups are sound too:
 symmetric schemes that use the whole range of integers write them.
 
 ## Seen in
@@ -26,12 +29,17 @@ from math import prod
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.scales import SIGN, scales_of
+from ckptcheck.checkpoint.quantization.stored import Part
 from ckptcheck.phrase import count, few
+from ckptcheck.values.stats import TensorStats
+from ckptcheck.values.zero_scales import is_partly_zero
 
 SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
 """The smallest normal number of a dtype."""
+EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
+    "partly": ("is", "are", "zero in part, where the weight is not: what it belongs to is lost"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
     "subnormal": ("is", "are", "subnormal: digits are lost, and kernels that flush such numbers compute with zero"),
     "negative": ("is", "are", "negative, which no engine expects of a scale for a whole tensor"),
@@ -46,7 +54,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         stats = values.get(name)
         if stats is None:
             continue
-        if stats.zero and part.dtype not in ("U8", "F8_E8M0"):
+        if stats.zero if part.dtype not in EXPONENTS else _is_zero(stats, part):
             whole = values.get(weight)
             if whole is None or not whole.zero:
                 broken.setdefault((stats.shard, "zero"), []).append(name)
@@ -56,6 +64,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             broken.setdefault((stats.shard, "subnormal"), []).append(name)
         elif prod(part.shape) == 1 and part.dtype in SIGN and _negative(ckpt, name):
             broken.setdefault((stats.shard, "negative"), []).append(name)
+        elif not stats.constant and not stats.nan and is_partly_zero(ckpt, name, weight, part):
+            broken.setdefault((stats.shard, "partly"), []).append(name)
     for (shard, kind), names in broken.items():
         one, many, text = TEXTS[kind]
         yield Problem(
@@ -65,6 +75,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="quantize again",
         )
     ckpt.require_values()
+
+
+def _is_zero(stats: TensorStats, part: Part) -> bool:
+    """Whether all exponents are 0, which stands for 2^-127: what was never written."""
+    return part.role.startswith("weight_scale") and stats.constant and stats.absmax in (0, 2.0**-127)
 
 
 def _negative(ckpt: Checkpoint, name: str) -> bool:

@@ -1,11 +1,12 @@
-"""A router, the embedding or the head is all zero.
+"""A router is zero or one number throughout, or the embedding or the head is all zero.
 
 ## What it checks
-The tensors that choose experts, the token embedding and the output head hold something else than zeros. A checkpoint that
+The tensors that choose experts, the token embedding and the output head hold something else than zeros, and a router more
+than one number. A checkpoint that
 looks freshly initialised as a whole is left out: some architectures start routers at zero.
 
 ## Why it matters
-With a zero router all experts score the same, and which ones are taken is an accident of the engine's sort; logits of a
+With a zero or constant router all experts score the same, and which ones are taken is an accident of the engine's sort; logits of a
 zero head are all equal. Nothing stops, and no log line says so.
 
 ## How to fix
@@ -38,7 +39,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     told: set[str] = set()
     partly = {name for parts in zero_shards(ckpt).values() for name in parts}
     for name, stats in ckpt.values.tensors.items():
-        if stats.zero and name in ckpt.holders and (name in roles or is_router(ckpt, stats)) and name not in partly:
+        router = name not in roles and is_router(ckpt, stats)
+        filled = router and stats.constant and not (stats.nan or stats.inf)
+        if name in ckpt.holders and (filled or (stats.zero and (name in roles or router))) and name not in partly:
             if looks_untrained(ckpt):
                 raise Skip("the checkpoint looks freshly initialised: its norms are constant")
             whole = wholes.get(name, name)
@@ -47,7 +50,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             told.add(whole)
             what = roles.get(name, "this router")
             yield Problem(
-                f"{what} is all zero: "
+                f"{what} {'is all zero' if stats.zero else 'holds one number everywhere'}: "
                 + ("every expert scores the same" if name not in roles else "every token is the same to the model"),
                 file=stats.shard,
                 key=whole,

@@ -3,12 +3,13 @@
 ## What it checks
 No matrix is all zero, except what starts at zero by design (`lora_B` and the like, zero points, mask tokens, moments of an
 optimizer), the tensors of VAL003, parts of a Megatron weight whose other parts are not, and matrices within a block that was
-lost (both VAL005); nor is a packed or int8 weight, all of whose bytes are zero. Biases may be zero. A checkpoint that looks
-freshly initialised as a whole is left out.
+lost (both VAL005); nor is a packed or int8 weight, all of whose bytes are zero, or one expert of 1 KiB or more where all are
+packed in one tensor (of plain ones that is VAL005's). A `lora_B` is not zero where at least three in four of its siblings,
+and another of its own layer, are not. Biases may be zero. A checkpoint that looks freshly initialised as a whole is left out.
 
 ## Why it matters
 A lost download block, a tensor that an exporter allocated and never filled, or a shard that was zeroed: the layer passes its
-input through, and the model answers almost sensibly.
+input through, and the model answers almost sensibly. An adapter that is zero in one layer does nothing there.
 
 ## How to fix
 Compare the file's hash with the original, or fetch it again; export again.
@@ -18,7 +19,9 @@ It is a warning because some methods zero a matrix on purpose: pruning, `o_proj`
 model (they start as the identity), convolutions of a ControlNet, gates of adapters that start closed, a value head before
 its training. A matrix that is lost and one that was meant look the same; what a method zeroes it says in its paper. Norms
 and other vectors are not looked at: models with (1 + weight) norms, such as Gemma's, start them at zero (VAL012 compares
-them with their siblings). `--ignore VAL004`, or a reason under `[ignore]`, silences it.
+them with their siblings). An adapter that is zero throughout looks as one does before its training, and is not reported; nor
+is one of an expert, or of a layer in which all are zero. In a packed weight zero bytes need not stand for zeros: quantizers
+write the number zero as they like. `--ignore VAL004`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 paiml/aprender#2337 (27 of 339 tensors: down_proj and v_proj)
@@ -28,9 +31,10 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
+from ckptcheck.phrase import count, few, ranges
 from ckptcheck.values.blocks import zeroed
 from ckptcheck.values.fresh import looks_untrained
+from ckptcheck.values.lost_parts import zero_adapters, zero_experts
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.shards import zero_shards
 
@@ -59,5 +63,21 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=shard,
             key=names[0],
             hint="compare the file's hash with the original, or export again",
+        )
+    for name, numbers in zero_experts(ckpt).items():
+        yield Problem(
+            f"expert{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of {ckpt.tensors[name].shape[0]} "
+            f"{'are' if len(numbers) > 1 else 'is'} all zero in this tensor",
+            file=ckpt.holders[name],
+            key=name,
+            hint="compare the file's hash with the original, or export again",
+        )
+    if adapters := zero_adapters(ckpt):
+        yield Problem(
+            f"{count(len(adapters), 'adapter is', 'adapters are')} all zero, and the same of most other layers are not: "
+            f"{few(adapters)}",
+            file=ckpt.holders.get(adapters[0]),
+            key=adapters[0],
+            hint="save the adapter again, and look whether these modules were trained",
         )
     ckpt.require_values()

@@ -1,11 +1,12 @@
 """A weight matrix holds one number only.
 
 ## What it checks
-No matrix has the same value everywhere, except zero (VAL003, VAL004). A checkpoint that looks freshly initialised as a whole
-is left out, and so are scales.
+No matrix has the same value everywhere, except zero (VAL003, VAL004), and no packed or int8 weight the same word. Routers are
+VAL003's. A checkpoint that looks freshly initialised as a whole is left out, and so are scales.
 
 ## Why it matters
-Such a matrix has rank one and carries nothing that was trained: it was filled, not loaded.
+Such a matrix has rank one and carries nothing that was trained: it was filled, not loaded. Packed words that are all 0x88
+are a matrix of zeros to most formats of four bits.
 
 ## How to fix
 Export again from a checkpoint that has its values.
@@ -13,7 +14,8 @@ Export again from a checkpoint that has its values.
 ## When it can be wrong
 Some architectures have matrices that start constant and hardly move in a low precision: layer scales, gates, mixing
 coefficients, decay tables, norms that are stored with a second dimension. Compare with the model it was made from: if it is
-constant there too, nothing is lost. `--ignore VAL007`, or a reason under `[ignore]`, silences it.
+constant there too, nothing is lost. A matrix that was pruned as a whole before it was packed is constant too.
+`--ignore VAL007`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 NVIDIA/Megatron-LM#5844 (experts left as they were allocated)
@@ -25,7 +27,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.phrase import count, few
 from ckptcheck.values.fresh import looks_untrained
-from ckptcheck.values.roles import is_matrix, is_scale
+from ckptcheck.values.roles import is_matrix, is_packed, is_router, is_scale
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
@@ -37,9 +39,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and not stats.zero
         and not stats.nan
         and not stats.inf
-        and is_matrix(stats)
+        and (is_packed(stats) or (is_matrix(stats) and min(stats.shape) > 1))
         and not is_scale(name)
-        and min(stats.shape) > 1
+        and not is_router(ckpt, stats)
     ]
     if filled and looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")

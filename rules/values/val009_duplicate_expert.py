@@ -1,19 +1,22 @@
-"""Two experts of a layer are the same, byte for byte.
+"""Two experts of a layer, or their rows in the router, are the same, byte for byte.
 
 ## What it checks
-No two experts of one layer have the same bytes in all their matrices. Where one tensor holds all experts of a layer, no two
-of its slices are the same, unless they are zero. Nobody looks for that on the Hub.
+No two experts of one layer have the same bytes in all their matrices, plain or packed. Where one tensor holds all experts of
+a layer, no two of its slices are the same, unless they are zero. No router has the same row for two experts. On the Hub only
+experts are compared that have tensors of their own, and of which at most four share the same statistics.
 
 ## Why it matters
 Expert-parallel exports that write every rank's experts under the first rank's numbers, or overwrite one tensor again and
-again, leave copies where other experts belong.
+again, leave copies where other experts belong. Two experts with one row of the router score the same for every token: both
+are chosen or neither.
 
 ## How to fix
 Export again with global expert numbers.
 
 ## When it can be wrong
 Models made sparse by copying a dense feed-forward block start with equal experts ("upcycling"), until they are trained. So do
-experts that were replicated on purpose to balance the load of ranks; engines do that after loading, not in the file.
+experts that were replicated on purpose to balance the load of ranks; engines do that after loading, not in the file. A model
+that was given more experts by copying has equal rows in its routers until it is trained on.
 `--ignore VAL009`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -25,9 +28,17 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.experts import fused_experts, numbered_experts
-from ckptcheck.phrase import ranges
-from ckptcheck.values.compare import equal_slices, same_bytes
-from ckptcheck.values.roles import is_matrix
+from ckptcheck.phrase import count, few
+from ckptcheck.values.duplicates import layers
+from ckptcheck.values.expert_copies import (
+    Repeated,
+    again,
+    numbered_copies,
+    router_copies,
+    routers,
+    stacked,
+    stacked_copies,
+)
 
 
 @rule(
@@ -35,55 +46,48 @@ from ckptcheck.values.roles import is_matrix
     "duplicate-expert",
     severity="warning",
     on="values",
-    when=lambda ckpt: any(True for experts in (numbered_experts, fused_experts) for _ in experts(ckpt.anatomy)),
+    when=lambda ckpt: (
+        any(True for experts in (numbered_experts, fused_experts) for _ in experts(ckpt.anatomy))
+        or any(True for _ in stacked(ckpt))
+    ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    stack, values = ckpt.anatomy.stack, ckpt.values.tensors
-    assert stack is not None
-    for layer, group, members, parts in numbered_experts(ckpt.anatomy):
-        known: dict[tuple[tuple[str, float], ...], int] = {}
-        copies: dict[int, list[int]] = {}
-        for expert in sorted(members):
-            names = {part: stack.name(layer, f"{group}.{expert}.{part}") for part in sorted(parts)}
-            found = {part: values.get(name) for part, name in names.items()}
-            matrices = tuple(
-                (part, stats.absmax)
-                for part, stats in found.items()
-                if stats and is_matrix(stats) and not stats.constant
-            )
-            twin = known.setdefault(matrices, expert) if matrices else expert
-            if twin != expert and all(
-                same_bytes(ckpt, names[part], stack.name(layer, f"{group}.{twin}.{part}")) for part, _ in matrices
-            ):
-                copies.setdefault(twin, []).append(expert)
-        for twin, experts in copies.items():
-            yield Problem(
-                f"in layer {layer} {_again(experts, twin)}",
-                file=ckpt.holder(stack.name(layer, group)),
-                key=stack.name(layer, f"{group}.{experts[0]}"),
-                hint="export again with global expert numbers",
-            )
-    yield from _in_one_tensor(ckpt)
+    yield from _told(ckpt, numbered_copies(ckpt), "in {layers} {copies}, byte for byte", "expert")
+    yield from _told(ckpt, stacked_copies(ckpt), "in {tensors} {copies}, byte for byte", "expert")
+    yield from _told(
+        ckpt,
+        router_copies(ckpt),
+        "in the router of {layers} {copies}: these experts score the same for every token",
+        "row",
+    )
     ckpt.require_values()
-    if ckpt.source.local is None and any(True for _ in fused_experts(ckpt.anatomy)):
-        raise Skip("experts in one tensor are not looked at on the Hub")
+    if ckpt.source.local is None and any(True for names in (stacked, routers) for _ in names(ckpt)):
+        raise Skip("experts in one tensor and rows of routers are not compared on the Hub")
 
 
-def _in_one_tensor(ckpt: Checkpoint) -> Iterator[Problem]:
-    for name, number in fused_experts(ckpt.anatomy):
-        stats = ckpt.values.tensors.get(name)
-        if ckpt.source.local is None or stats is None or number < 2 or stats.constant or not is_matrix(stats):
-            continue
-        for twin, experts in equal_slices(ckpt, name).items():
-            yield Problem(
-                f"in this tensor {_again(experts, twin)}",
-                file=ckpt.holders[name],
-                key=name,
-                hint="export again with global expert numbers",
-            )
+def _told(ckpt: Checkpoint, found: Iterator[Repeated], text: str, whose: str) -> Iterator[Problem]:
+    """One problem for all layers in which the same experts are the same others again."""
+    alike: dict[str, list[Repeated]] = {}
+    for repeated in found:
+        alike.setdefault(again(repeated.copies, whose), []).append(repeated)
+    for copies, each in list(alike.items())[:MOST]:
+        keys = [repeated.key for repeated in each]
+        tensors = "this tensor" if len(each) == 1 else f"{count(len(each), 'tensor')} ({few(keys)})"
+        yield Problem(
+            text.format(layers=layers([repeated.layer for repeated in each]), tensors=tensors, copies=copies),
+            file=ckpt.holders.get(keys[0]) or ckpt.holder(keys[0]),
+            key=keys[0],
+            hint="export again with global expert numbers",
+        )
+    rest = [repeated.key for each in list(alike.values())[MOST:] for repeated in each]
+    if rest:
+        yield Problem(
+            f"{count(len(rest), 'more layer repeats', 'more layers repeat')} other {whose}s: {few(rest)}",
+            file=ckpt.holders.get(rest[0]) or ckpt.holder(rest[0]),
+            key=rest[0],
+            hint="export again with global expert numbers",
+        )
 
 
-def _again(experts: list[int], twin: int) -> str:
-    """Say that these experts are copies of another."""
-    many = len(experts) > 1
-    return f"expert{'s' if many else ''} {ranges(experts)} {'are' if many else 'is'} expert {twin} again, byte for byte"
+MOST = 3
+"""Kinds of copies that are told one by one."""

@@ -119,7 +119,12 @@ def _nearest(stored: Stored, choices: list[tuple[Format, Scheme]]) -> list[Fault
     fitting = [(form, scheme) for form, scheme in choices if weight.role == form.weight and weight.dtype in form.dtypes]
     if not fitting:
         return [Fault("format", weight.role, "", *choices[0])] if choices else []
-    return min((list(judge(stored, form, scheme)) for form, scheme in fitting), key=len)
+    found = min((list(judge(stored, form, scheme)) for form, scheme in fitting), key=len)
+    if found:  # with another label on the weight alone, all may be sound: E4M3 called I8, which only packed experts are
+        for form, scheme in choices:
+            if weight.role == form.weight and weight.dtype not in form.dtypes and not any(judge(stored, form, scheme)):
+                return [Fault("format", weight.role, "", form, scheme)]
+    return found
 
 
 def judge(stored: Stored, form: Format, scheme: Scheme) -> Iterator[Fault]:
