@@ -11,14 +11,17 @@ from weakref import WeakKeyDictionary
 
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.rule import Skip
+from ckptcheck.values.roles import looks_untrained
 from ckptcheck.values.rows import Rows, row_stats, suspects
-from ckptcheck.values.uses import placeholders
+from ckptcheck.values.uses import placeholders, reads_only
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 IDLE = re.compile(r"\bunk_token\b|\bpad_token")
 """Uses that do not put a token before the model."""
+ZERO = "near zero"
+"""How a row shows that has nothing in it."""
 FAR_BELOW = 0.02
 """Share of the median row's mean magnitude below which a row has kept what it was allocated with."""
 CLUSTER = 0.2
@@ -60,6 +63,18 @@ class Untrained:
                 break
         return self.ckpt.holders[part]
 
+    @cached_property
+    def _held_at_zero(self) -> frozenset[int]:
+        """The input row of config.json's padding token, whatever else it is: ``padding_idx`` of ``torch.nn.Embedding``.
+
+        It starts at zero and gets no gradient, so it stays zero in every model whose output is another matrix.
+        """
+        config = self.ckpt.config
+        pad = config.integer("pad_token_id") if config is not None else None
+        if pad is None or self.name != self.ckpt.anatomy.embedding or self.rows.get(pad) != ZERO:
+            return frozenset()
+        return frozenset({pad}) if reads_only(self.ckpt, self.name) or looks_untrained(self.ckpt) else frozenset()
+
     def _aside(self, rows: Iterable[int]) -> frozenset[int]:
         """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders.
 
@@ -67,7 +82,7 @@ class Untrained:
         """
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
         pad = {config.integer("pad_token_id")} if config is not None else set()
-        replaced = placeholders(self.ckpt)
+        replaced = placeholders(self.ckpt) | self._held_at_zero
         if tokenizer is None:
             end, known = len(self.stats.std), set(rows)
             least = end - self.ckpt.padding
@@ -133,7 +148,7 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
         for how, mask in (
             ("far below the others", stats.far_below(FAR_BELOW)),
             ("one number throughout", stats.identical(ckpt.options.identical)),
-            ("near zero", stats.near_zero(ckpt.options.near_zero)),
+            (ZERO, stats.near_zero(ckpt.options.near_zero)),
         ):
             rows |= dict.fromkeys(map(int, mask.nonzero()[0]), how)
         known = np.isin(np.arange(len(stats.std)), list(rows))

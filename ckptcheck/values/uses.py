@@ -53,6 +53,12 @@ def writes_with(ckpt: Checkpoint) -> str | None:
     return anatomy.embedding if anatomy.tied and not anatomy.scores else None
 
 
+def reads_only(ckpt: Checkpoint, name: str) -> bool:
+    """Whether the embedding is surely not the output as well: there is a head of its own, or none at all."""
+    anatomy = ckpt.anatomy
+    return name != writes_with(ckpt) and (anatomy.head is not None or bool(anatomy.scores) or anatomy.tied is False)
+
+
 def stops(ckpt: Checkpoint) -> dict[int, str]:
     """Return the tokens at which engines stop → why: of generation_config.json, else config.json, else the tokenizer."""
     tokenizer = ckpt.tokenizer
