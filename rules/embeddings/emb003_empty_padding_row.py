@@ -3,8 +3,8 @@
 ## What it checks
 The untrained rows of EMB001 that no token has, because the vocabulary is padded to a multiple, that of the padding token, and
 those of placeholders that the output of an image or audio encoder replaces. The input row of config.json's pad_token_id also
-where it is eos too: `padding_idx` of torch keeps it at zero, and the model was trained with it so. Not of a Megatron run: its vocabulary is padded as a
-rule, and MEG022 looks at that.
+where it is eos too: `padding_idx` of torch keeps it at zero, and the model was trained with it so. Not of a Megatron run: its
+vocabulary is padded as a rule, and MEG022 looks at that.
 
 ## Why it matters
 It does not, and this says that it was looked at: whoever resizes the embedding or adds tokens gets these rows first.
