@@ -2,8 +2,9 @@
 
 ## What it checks
 The rows of EMB001, for tokens that neither the chat template nor a config uses: reserved tokens, mostly. Without a tokenizer
-beside the weights, any such row but that of the padding token. In a Megatron run the last rows are left out, as many as its
-arguments may have padded the vocabulary with.
+beside the weights, any such row but that of the padding token and those that a config uses. Where the tokenizer's ids are not
+read (SentencePiece alone), the same, but up to an eighth of all rows at the end are taken for padding (EMB003). In a Megatron run
+the last rows are left out, as many as its arguments may have padded the vocabulary with.
 
 ## Why it matters
 Nothing happens until somebody uses the token: a new chat template, a tool format, a tokenizer with added tokens. Then
@@ -34,8 +35,7 @@ from ckptcheck.values.uses import listed
 @rule("EMB002", "untrained-row", severity="warning", on="values", when=lambda ckpt: bool(ckpt.vocabularies))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in untrained(ckpt):
-        used = matrix.used if ckpt.tokenizer is not None else {}
-        idle = [row for row in matrix.rows if row not in used and row not in matrix.padding]
+        idle = [row for row in matrix.rows if row not in matrix.used and row not in matrix.padding]
         if idle:
             yield Problem(
                 f"{count(len(idle), 'row is', 'rows are')} untrained (the first is {matrix.rows[min(idle)]}): "
