@@ -122,3 +122,24 @@ def test_rows_that_are_not_finite_hide_no_neighbours(tmp_path: Path, odd: float)
     found = near(ckpt, "model.embed_tokens.weight", range(-1, 70))
     assert found.keys() == {5, 6, 7}
     assert (found[6].other in (5, 7), round(found[6].distance * float(np.linalg.norm(rows[6])), 4)) == (True, 1e-3)
+
+
+@pytest.mark.parametrize("part", [4, 8])
+def test_the_rows_that_the_last_rank_held(smollm2: Path, tmp_path: Path, part: int) -> None:
+    """They are 12,288 or 6,144 words, and no padding."""
+    import damage
+
+    folder = damage.linked_copy(smollm2, tmp_path / "lost")
+    shard = open_checkpoint(str(folder)).shards["model-00001-of-00003.safetensors"]
+    low, high = shard.tensors["model.embed_tokens.weight"].data_offsets
+    raw = bytearray((folder / shard.name).read_bytes())
+    lost = (high - low) // part
+    raw[shard.data_start + high - lost : shard.data_start + high] = bytes(lost)
+    damage.replace(folder / shard.name, bytes(raw))
+    rules = [rule for rule in pack.load() if rule.code in ("VAL005", "EMB001", "EMB002", "EMB003")]
+    found = {
+        finding.code: finding.message for finding in run(attach(open_checkpoint(str(folder)), jobs=1), rules).findings
+    }
+    assert found.keys() == {"VAL005", "EMB002"}
+    assert found["VAL005"].startswith(f"{lost:,} bytes in a row are zero, from byte {high - lost:,} of the data")
+    assert found["EMB002"].startswith(f"{49152 // part:,} words have untrained rows (the first is near zero): ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from ckptcheck.values.lost import filled_kinds, lost_matrices
 from ckptcheck.values.patterned import is_learned, steps_by_rows
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
+from ckptcheck.values.uses import words
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -106,7 +108,9 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
     row = (high - low) // stats.shape[0]
     if name in vital(ckpt):
         whole = ckpt.config is not None  # a Megatron run has them in parts, and padding in the last
-        share = whole and _is_share(begin - low, end - low, high - low)
+        share = whole and _is_share(
+            begin - low, end - low, high - low, lambda: _has_words(ckpt, begin - low, end - low, row)
+        )
         return not (share or _is_torn(begin - low, end - low, row))
     if "embed" in name:
         return True
@@ -121,12 +125,21 @@ def _is_torn(begin: int, end: int, row: int) -> bool:
     return any(2 * piece >= row for piece in pieces)
 
 
-def _is_share(begin: int, end: int, nbytes: int) -> bool:
-    """Whether it is what one of 2, 4 or 8 ranks holds; what the last one holds may be padding, if it is not half of all."""
+def _is_share(begin: int, end: int, nbytes: int, is_whole: Callable[[], bool]) -> bool:
+    """Whether it is what one of 2, 4 or 8 ranks holds; what the last one holds may be padding, if it is not half of all.
+
+    is_whole: asked whether the last part is known not to be padding.
+    """
     return any(
-        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2)
+        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2 or is_whole())
         for ranks in (2, 4, 8)
     )
+
+
+def _has_words(ckpt: Checkpoint, begin: int, end: int, row: int) -> bool:
+    """Whether most of the rows are those of words that the tokenizer knows and nobody added."""
+    rows = range(begin // row, end // row)
+    return 2 * len(words(ckpt, rows)) > len(rows)
 
 
 def _may_be_padded(ckpt: Checkpoint, stats: TensorStats) -> bool:

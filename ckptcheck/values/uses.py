@@ -59,6 +59,21 @@ def knows_ids(ckpt: Checkpoint) -> bool:
     return tokenizer is not None and tokenizer.vocabulary is not None and tokenizer.vocabulary.readable
 
 
+def words(ckpt: Checkpoint, rows: Iterable[int]) -> list[int]:
+    """Return the rows of ordinary words: tokens that nobody added, reserved or gave a part, so that any text may hold them."""
+    tokenizer = ckpt.tokenizer
+    if tokenizer is None or not knows_ids(ckpt):
+        return []
+    return [
+        row
+        for row in rows
+        if (name := tokenizer.name(row)) is not None
+        and name not in tokenizer.added
+        and not tokenizer.is_reserved(row)
+        and not tokenizer.is_special(row)
+    ]
+
+
 def named(ckpt: Checkpoint) -> dict[int, str]:
     """Return the ids that generation_config.json and config.json name as bos or eos → why, with or without a tokenizer."""
     if ckpt.config is None:
