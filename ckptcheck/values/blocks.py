@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 PADDING = 1 / 8
 """The share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
+
+TABLE = 8
+"""Rows of a table, other than the vocabulary's, from which a rank may have held them: single ones are padding (``padding_idx``)."""
+PATCHES = 8
+"""Zero filters that stand together in a kernel of patches are lost from the share of 1 / PATCHES; fewer may have died."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,24 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
         )
         return not (share or _is_torn(begin - low, end - low, row))
     if "embed" in name:
-        return True
+        return not _is_damaged_table(stats, begin - low, end - low, high - low)
     at_the_end = end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)
     return at_the_end and _may_be_padded(ckpt, stats)
+
+
+def _is_damaged_table(stats: TensorStats, begin: int, end: int, nbytes: int) -> bool:
+    """Whether zeros in another table of embeddings are no unused rows: a part of a row, or what a rank holds, but not the last.
+
+    Position 0 of a sinusoidal table is zero for one half of its row. A kernel that cuts an image into patches is called an
+    embedding too; its filters are all in use, but for single ones that died.
+    """
+    if len(stats.shape) > 3:
+        return _is_torn(begin, end, nbytes // stats.shape[0]) or PATCHES * (end - begin) >= nbytes
+    row = nbytes * stats.shape[-1] // prod(stats.shape)
+    if row % 2 == 0 and begin % (row // 2) == 0 and end % (row // 2) == 0:
+        several = end - begin >= TABLE * row and begin % row == 0 and end < nbytes
+        return several and _is_share(begin, end, nbytes, lambda: False)
+    return _is_torn(begin, end, row)
 
 
 def _is_torn(begin: int, end: int, row: int) -> bool:
