@@ -143,3 +143,23 @@ def test_the_rows_that_the_last_rank_held(smollm2: Path, tmp_path: Path, part: i
     assert found.keys() == {"VAL005", "EMB002"}
     assert found["VAL005"].startswith(f"{lost:,} bytes in a row are zero, from byte {high - lost:,} of the data")
     assert found["EMB002"].startswith(f"{49152 // part:,} words have untrained rows (the first is near zero): ")
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (0, 1)])
+def test_a_rank_of_the_vocabulary_that_was_merged_twice(smollm2: Path, tmp_path: Path, first: int, second: int) -> None:
+    """The first two hold the tokens of the chat: that they are copies is then the rank's fault, and told as that alone."""
+    import damage
+
+    folder = damage.linked_copy(smollm2, tmp_path / "twice")
+    shard = open_checkpoint(str(folder)).shards["model-00001-of-00003.safetensors"]
+    low, high = shard.tensors["model.embed_tokens.weight"].data_offsets
+    raw = bytearray((folder / shard.name).read_bytes())
+    size = (high - low) // 4
+    from_, to = (shard.data_start + low + part * size for part in (second, first))
+    raw[to : to + size] = raw[from_ : from_ + size]
+    damage.replace(folder / shard.name, bytes(raw))
+    rows = [f"{12288 * part:,}-{12288 * part + 12287:,}" for part in (second, first)]
+    assert told(folder) == {
+        "EMB007": f"rows {rows[0]} of 49,152 are rows {rows[1]} again, "
+        "as a vocabulary-parallel rank merged twice leaves them"
+    }

@@ -18,6 +18,7 @@ from ckptcheck.values.compare import read
 from ckptcheck.values.copies import ENOUGH
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.peaks import MARK
+from ckptcheck.values.ranks import held_twice
 from ckptcheck.values.rows import row_mean
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def _near(
     """`near` for rows that are finite as far as is known. first: [peak and first numbers, rows]."""
     import numpy as np
 
+    twins = held_twice(ckpt, name)
     middle = first[1:].mean(axis=1, dtype=np.float64)
     if not np.isfinite(middle).all():
         middle = first[1:, np.isfinite(first).all(axis=0)].mean(axis=1, dtype=np.float64)
@@ -80,7 +82,8 @@ def _near(
     found: dict[int, Near] = {}
     for row in wanted:
         slack = SLACK * float(first[0, row])
-        alike = _alike(first, row, slack, ignored)
+        apart = {row, *(twin.twin(row) for twin in twins)}  # a rank merged twice is told as that
+        alike = [other for other in _alike(first, row, slack) if other not in apart and other not in ignored]
         central = bool((np.abs(middle - first[1:, row]) <= slack).all())
         if not alike and not central:
             continue
@@ -107,14 +110,13 @@ def _spread(first: NDArray[Any], middle: NDArray[Any]) -> float:
     return sqrt(float(squares[np.isfinite(squares)].mean()))
 
 
-def _alike(first: NDArray[Any], row: int, slack: float, ignored: Container[int]) -> list[int]:
+def _alike(first: NDArray[Any], row: int, slack: float) -> list[int]:
     """Return the rows whose numbers are those of `row` within the slack, the nearest first."""
     import numpy as np
 
     rows = np.flatnonzero(np.abs(first[1] - first[1, row]) <= slack)  # one column leaves few for the others
     away = np.abs(first[:, rows] - first[:, [row]]).max(axis=0)
-    order = [int(rows[place]) for place in np.argsort(away) if away[place] <= slack]
-    return [other for other in order if other != row and other not in ignored]
+    return [int(rows[place]) for place in np.argsort(away) if away[place] <= slack]
 
 
 def _row(ckpt: Checkpoint, name: str, row: int) -> NDArray[Any]:
