@@ -17,7 +17,6 @@ from ckptcheck.rule import Skip
 from ckptcheck.values.compare import read
 from ckptcheck.values.copies import ENOUGH
 from ckptcheck.values.dtypes import FORMATS, decode
-from ckptcheck.values.peaks import MARK
 from ckptcheck.values.ranks import held_twice
 from ckptcheck.values.rows import row_mean
 
@@ -50,6 +49,8 @@ def near(ckpt: Checkpoint, name: str, rows: Iterable[int], ignored: Container[in
     where the values could not be read, OSError where reading fails.
     """
     import numpy as np
+
+    from ckptcheck.values.peaks import MARK
 
     tensor = ckpt.tensors[name]
     form = FORMATS[tensor.dtype]
