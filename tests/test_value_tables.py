@@ -50,8 +50,10 @@ def test_sinusoidal_tables_of_transformers_begin_with_zeros(tmp_path: Path, dtyp
     assert not m2m[0, :512].any()
     assert not m2m[1].any()
     assert told(saved(tmp_path, embed_positions=whisper, embed_positions_2=m2m)) == []
+    # under a name that does not say what they are
+    assert told(saved(tmp_path, embed_steps=whisper)) == []
     whisper[3, 100:1200] = 0
-    assert told(saved(tmp_path, embed_positions=whisper)) == [("VAL005", "model.encoder.embed_positions.weight")]
+    assert told(saved(tmp_path, embed_steps=whisper)) == [("VAL005", "model.encoder.embed_steps.weight")]
 
 
 @pytest.mark.parametrize(

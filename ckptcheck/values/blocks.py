@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PADDING = 1 / 8
 """The share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
-
 TABLE = 8
 """Rows of a table, other than the vocabulary's, from which a rank may have held them: single ones are padding (``padding_idx``)."""
 PATCHES = 8

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.rule import Skip
-from ckptcheck.values.roles import looks_untrained
+from ckptcheck.values.fresh import looks_untrained
 from ckptcheck.values.rows import Rows, row_stats, suspects
 from ckptcheck.values.uses import knows_ids, named, placeholders, reads_only
 
