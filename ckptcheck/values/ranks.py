@@ -41,13 +41,13 @@ def held_twice(ckpt: Checkpoint, name: str) -> list[Twice]:
     Rows that are mostly one and the same (zero, reserved) are left out. Raises Skip where the values could not be read, OSError
     where reading fails.
     """
-    import numpy as np
-
     tensor = ckpt.tensors[name]
     if not tensor.has_rows:
         return []
     if name not in ckpt.values.row_marks:  # its shard could not be read: other rules say so
         raise Skip(f"{name} could not be read")
+    import numpy as np  # not before values are read: headers need none
+
     marks = np.frombuffer(ckpt.values.row_marks[name], "<u8")
     peaks = np.frombuffer(ckpt.values.row_peaks[name], FORMATS[tensor.dtype].unsigned)
     for ranks in RANKS:
