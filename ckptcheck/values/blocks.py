@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS
@@ -12,6 +14,7 @@ from ckptcheck.values.lost import filled_kinds, lost_matrices
 from ckptcheck.values.patterned import is_learned, steps_by_rows
 from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
 from ckptcheck.values.stats import RUN, TensorStats
+from ckptcheck.values.uses import words
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 
 PADDING = 1 / 8
 """The share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
+TABLE = 8
+"""Rows of a table, other than the vocabulary's, from which a rank may have held them: single ones are padding (``padding_idx``)."""
+PATCHES = 8
+"""Zero filters that stand together in a kernel of patches are lost from the share of 1 / PATCHES; fewer may have died."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,29 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int
     row = (high - low) // stats.shape[0]
     if name in vital(ckpt):
         whole = ckpt.config is not None  # a Megatron run has them in parts, and padding in the last
-        share = whole and _is_share(begin - low, end - low, high - low)
+        share = whole and _is_share(
+            begin - low, end - low, high - low, lambda: _has_words(ckpt, begin - low, end - low, row)
+        )
         return not (share or _is_torn(begin - low, end - low, row))
     if "embed" in name:
-        return True
+        return not _is_damaged_table(stats, begin - low, end - low, high - low)
     at_the_end = end == high and (begin - low) % row == 0 and end - begin <= PADDING * (high - low)
     return at_the_end and _may_be_padded(ckpt, stats)
+
+
+def _is_damaged_table(stats: TensorStats, begin: int, end: int, nbytes: int) -> bool:
+    """Whether zeros in another table of embeddings are no unused rows: a part of a row, or what a rank holds, but not the last.
+
+    Position 0 of a sinusoidal table is zero for one half of its row. A kernel that cuts an image into patches is called an
+    embedding too; its filters are all in use, but for single ones that died.
+    """
+    if len(stats.shape) > 3:
+        return _is_torn(begin, end, nbytes // stats.shape[0]) or PATCHES * (end - begin) >= nbytes
+    row = nbytes * stats.shape[-1] // prod(stats.shape)
+    if row % 2 == 0 and begin % (row // 2) == 0 and end % (row // 2) == 0:
+        several = end - begin >= TABLE * row and begin % row == 0 and end < nbytes
+        return several and _is_share(begin, end, nbytes, lambda: False)
+    return _is_torn(begin, end, row)
 
 
 def _is_torn(begin: int, end: int, row: int) -> bool:
@@ -121,12 +145,21 @@ def _is_torn(begin: int, end: int, row: int) -> bool:
     return any(2 * piece >= row for piece in pieces)
 
 
-def _is_share(begin: int, end: int, nbytes: int) -> bool:
-    """Whether it is what one of 2, 4 or 8 ranks holds; what the last one holds may be padding, if it is not half of all."""
+def _is_share(begin: int, end: int, nbytes: int, is_whole: Callable[[], bool]) -> bool:
+    """Whether it is what one of 2, 4 or 8 ranks holds; what the last one holds may be padding, if it is not half of all.
+
+    is_whole: asked whether the last part is known not to be padding.
+    """
     return any(
-        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2)
+        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2 or is_whole())
         for ranks in (2, 4, 8)
     )
+
+
+def _has_words(ckpt: Checkpoint, begin: int, end: int, row: int) -> bool:
+    """Whether most of the rows are those of words that the tokenizer knows and nobody added."""
+    rows = range(begin // row, end // row)
+    return 2 * len(words(ckpt, rows)) > len(rows)
 
 
 def _may_be_padded(ckpt: Checkpoint, stats: TensorStats) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.rule import Skip
 from ckptcheck.values.compare import read
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.ranks import held_twice
 from ckptcheck.values.uses import stops, writes_with
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ once for each)."""
 def copies(ckpt: Checkpoint, name: str, rows: Iterable[int]) -> dict[int, list[int]]:
     """Return row → the other rows with the same bytes, for those of `rows` that have any.
 
-    Rows that are zero, or one number throughout, are left out: what is wrong with them is another matter. The value pass
+    Rows that are zero, or one number throughout, are left out: what is wrong with them is another matter. So are rows that are
+    copies because a whole rank's part is there twice. The value pass
     has kept the beginning of every row, so only rows that begin alike are read. Raises Skip as `suspects` does, and
     OSError where reading fails.
     """
@@ -35,11 +37,15 @@ def copies(ckpt: Checkpoint, name: str, rows: Iterable[int]) -> dict[int, list[i
     marks = np.frombuffer(ckpt.values.row_marks[name], "<u8")
     peaks = np.frombuffer(ckpt.values.row_peaks[name], FORMATS[tensor.dtype].unsigned)
     nbytes = tensor.nbytes // tensor.shape[0]
+    twins = held_twice(ckpt, name)
     found = {}
     for row in rows:
         if not 0 <= row < len(marks) or not peaks[row]:
             continue
-        alike = [int(other) for other in np.flatnonzero((marks == marks[row]) & (peaks == peaks[row])) if other != row]
+        apart = {row, *(twin.twin(row) for twin in twins)}
+        alike = [
+            int(other) for other in np.flatnonzero((marks == marks[row]) & (peaks == peaks[row])) if other not in apart
+        ]
         if not alike:
             continue
         own = read(ckpt, name, row * nbytes, nbytes)

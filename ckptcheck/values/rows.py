@@ -124,6 +124,27 @@ def row_stats(ckpt: Checkpoint, *parts: str, jobs: int = 1) -> Rows:
     return Rows(*np.concatenate([_stats_of(ckpt, name, jobs) for name in parts], axis=1))
 
 
+def row_mean(ckpt: Checkpoint, name: str, *, jobs: int = 1) -> NDArray[np.float64]:
+    """Read a matrix and return the mean of its rows without NaN and Inf. Errors as `row_stats`."""
+    import numpy as np
+
+    sums: list[NDArray[np.float64]] = []
+    counts: list[int] = []
+
+    def look_at(first: int, patterns: NDArray[Any]) -> None:
+        values = decode(ckpt.tensors[name].dtype, patterns)
+        total = values.sum(axis=0, dtype=np.float64)
+        if not np.isfinite(total).all():
+            values = values[np.isfinite(values).all(axis=1)]
+            total = values.sum(axis=0, dtype=np.float64)
+        sums.append(total)
+        counts.append(len(values))
+
+    _rows(ckpt, name, look_at, jobs)
+    mean: NDArray[np.float64] = np.sum(sums, axis=0) / max(sum(counts), 1)
+    return mean
+
+
 def _stats_of(ckpt: Checkpoint, name: str, jobs: int) -> NDArray[np.float32]:
     import numpy as np
 

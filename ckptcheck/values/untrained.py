@@ -11,14 +11,19 @@ from weakref import WeakKeyDictionary
 
 from ckptcheck.checkpoint.options import Options
 from ckptcheck.rule import Skip
+from ckptcheck.values.fresh import looks_untrained
 from ckptcheck.values.rows import Rows, row_stats, suspects
-from ckptcheck.values.uses import placeholders
+from ckptcheck.values.uses import knows_ids, named, placeholders, reads_only
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 IDLE = re.compile(r"\bunk_token\b|\bpad_token")
 """Uses that do not put a token before the model."""
+ZERO = "near zero"
+"""How a row shows that has nothing in it."""
+TAIL = 1 / 8
+"""The share of a matrix's rows that are taken for padding at its end where nobody knows how many tokens there are."""
 FAR_BELOW = 0.02
 """Share of the median row's mean magnitude below which a row has kept what it was allocated with."""
 CLUSTER = 0.2
@@ -60,40 +65,65 @@ class Untrained:
                 break
         return self.ckpt.holders[part]
 
-    def _aside(self, rows: Iterable[int]) -> frozenset[int]:
-        """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders.
+    @cached_property
+    def _held_at_zero(self) -> frozenset[int]:
+        """The input row of config.json's padding token, whatever else it is: ``padding_idx`` of ``torch.nn.Embedding``.
 
-        Without a tokenizer no token has the last rows of a vocabulary that is padded to a multiple, as Megatron's are.
+        It starts at zero and gets no gradient, so it stays zero in every model whose output is another matrix.
         """
+        config = self.ckpt.config
+        pad = config.integer("pad_token_id") if config is not None else None
+        if pad is None or self.name != self.ckpt.anatomy.embedding or self.rows.get(pad) != ZERO:
+            return frozenset()
+        return frozenset({pad}) if reads_only(self.ckpt, self.name) or looks_untrained(self.ckpt) else frozenset()
+
+    @cached_property
+    def tail(self) -> frozenset[int]:
+        """Low rows that end the matrix and are padding for all that is known: the ids of the tokens are not.
+
+        Of a Megatron run as many as may be padding; beside a tokenizer that cannot be read here (SentencePiece) up to TAIL.
+        """
+        if knows_ids(self.ckpt):
+            return frozenset()
+        number = len(self.stats.std)
+        most = self.ckpt.padding if self.ckpt.tokenizer is None else int(TAIL * number)
+        begin, low = number, self.rows.keys() | self.cluster
+        while begin > number - most and begin - 1 in low and begin - 1 not in named(self.ckpt):
+            begin -= 1
+        return frozenset(range(begin, number))
+
+    def _aside(self, rows: Iterable[int]) -> frozenset[int]:
+        """Return the rows that no token has, that of a padding token that is nothing else, and those of placeholders."""
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
-        pad = {config.integer("pad_token_id")} if config is not None else set()
-        replaced = placeholders(self.ckpt)
-        if tokenizer is None:
-            end, known = len(self.stats.std), set(rows)
-            least = end - self.ckpt.padding
-            while end > least and end - 1 in known:
-                end -= 1
-            return frozenset(row for row in known if row in pad or row in replaced or row >= end)
-        reasons = {row: tokenizer.used(row) or "" for row in rows}
-        return frozenset(
-            row
-            for row, why in reasons.items()
-            if tokenizer.name(row) is None or "pad_token" in why or (row in pad and not why) or row in replaced
-        )
+        pad = config.integer("pad_token_id") if config is not None else None
+        free = placeholders(self.ckpt) | self._held_at_zero | self.tail
+        ends = {row for row, why in named(self.ckpt).items() if "eos" in why}
+
+        def may_be(row: int) -> bool:
+            why = (tokenizer.used(row) if tokenizer is not None else named(self.ckpt).get(row)) or ""
+            nobody = tokenizer is not None and knows_ids(self.ckpt) and tokenizer.name(row) is None and row not in ends
+            return row in free or nobody or "pad_token" in why or (row == pad and not why)
+
+        return frozenset(row for row in rows if may_be(row))
 
     @cached_property
     def used(self) -> dict[int, str]:
-        """Rows of tokens that the model will meet → why. Raises Skip where there is no tokenizer to tell.
+        """Rows of tokens that the model will meet, as far as the files tell → why.
 
         The unknown token is not among them: tokenizers that fall back to bytes never emit it, and its row is zero in
         models as sound as Llama 2.
         """
-        if self.rows.keys() <= self.padding:
-            return {}
-        if self.ckpt.tokenizer is None:
-            raise Skip("there is no tokenizer to tell which tokens are used")
-        found = {row: self.ckpt.tokenizer.used(row) for row in self.rows if row not in self.padding}
+        tokenizer = self.ckpt.tokenizer
+        reasons = tokenizer.used if tokenizer is not None else named(self.ckpt).get
+        found = {row: reasons(row) for row in self.rows if row not in self.padding}
         return {row: reason for row, reason in found.items() if reason is not None and not IDLE.search(reason)}
+
+    def require_ids(self) -> None:
+        """Skip a rule on used tokens that has found all it can, where rows are left that nobody can tell the tokens of."""
+        if self.rows.keys() - self.padding - self.used.keys():
+            if self.ckpt.tokenizer is None:
+                raise Skip("there is no tokenizer to tell which tokens are used")
+            self.ckpt.tokenizer.require_vocabulary()
 
     @property
     def summary(self) -> str:
@@ -133,7 +163,7 @@ def _judge(ckpt: Checkpoint) -> list[Untrained]:
         for how, mask in (
             ("far below the others", stats.far_below(FAR_BELOW)),
             ("one number throughout", stats.identical(ckpt.options.identical)),
-            ("near zero", stats.near_zero(ckpt.options.near_zero)),
+            (ZERO, stats.near_zero(ckpt.options.near_zero)),
         ):
             rows |= dict.fromkeys(map(int, mask.nonzero()[0]), how)
         known = np.isin(np.arange(len(stats.std)), list(rows))

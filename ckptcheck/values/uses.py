@@ -53,6 +53,47 @@ def writes_with(ckpt: Checkpoint) -> str | None:
     return anatomy.embedding if anatomy.tied and not anatomy.scores else None
 
 
+def knows_ids(ckpt: Checkpoint) -> bool:
+    """Whether the ids of all tokens are known; of SentencePiece and tiktoken files they are not read."""
+    tokenizer = ckpt.tokenizer
+    return tokenizer is not None and tokenizer.vocabulary is not None and tokenizer.vocabulary.readable
+
+
+def words(ckpt: Checkpoint, rows: Iterable[int]) -> list[int]:
+    """Return the rows of ordinary words: tokens that nobody added, reserved or gave a part, so that any text may hold them."""
+    tokenizer = ckpt.tokenizer
+    if tokenizer is None or not knows_ids(ckpt):
+        return []
+    return [
+        row
+        for row in rows
+        if (name := tokenizer.name(row)) is not None
+        and name not in tokenizer.added
+        and not tokenizer.is_reserved(row)
+        and not tokenizer.is_special(row)
+    ]
+
+
+def named(ckpt: Checkpoint) -> dict[int, str]:
+    """Return the ids that generation_config.json and config.json name as bos or eos → why, with or without a tokenizer."""
+    if ckpt.config is None:
+        return {}
+    from ckptcheck.checkpoint.tokenizer import Tokenizer
+
+    settings = (ckpt.tokenizer or Tokenizer.read(ckpt)).settings
+    return {
+        role.id: f"it is {role.name} of {role.file}"
+        for role in reversed(settings)  # the first reason counts
+        if role.id is not None and not role.name.startswith("pad")
+    }
+
+
+def reads_only(ckpt: Checkpoint, name: str) -> bool:
+    """Whether the embedding is surely not the output as well: there is a head of its own, or none at all."""
+    anatomy = ckpt.anatomy
+    return name != writes_with(ckpt) and (anatomy.head is not None or bool(anatomy.scores) or anatomy.tied is False)
+
+
 def stops(ckpt: Checkpoint) -> dict[int, str]:
     """Return the tokens at which engines stop → why: of generation_config.json, else config.json, else the tokenizer."""
     tokenizer = ckpt.tokenizer

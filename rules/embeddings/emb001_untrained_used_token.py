@@ -4,7 +4,10 @@
 Rows of the token embedding, and of an output head of its own, that are near zero (every element below
 `--near-zero-threshold`, 1e-10), one number throughout (standard deviation below `--identical-threshold`, 1e-8), or far
 below the others (mean magnitude under 2 % of the median row's). Their token is used when the chat template emits it, when it
-ends a turn, or when a config names it as bos or eos.
+ends a turn, or when a config names it as bos or eos, which tells without a tokenizer too.
+
+Left out is the zero input row of config.json's pad_token_id where the output is another matrix, or nothing is trained yet: torch
+starts it at zero and gives it no gradient, also when padding is eos (EMB003).
 
 ## Why it matters
 The first step of RL or SFT sends a gradient through the row: with a row near zero the norm that follows divides by nearly
@@ -46,3 +49,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=matrix.name,
                 hint="initialise these rows like trained ones before training with them",
             )
+    for matrix in untrained(ckpt):
+        matrix.require_ids()

@@ -7,7 +7,10 @@ a neighbour, where it holds two of different kinds of which others in the model 
 zeros.
 
 Of embeddings and heads whole rows may be unused: there it takes half a row or more beside numbers of the same row, or exactly
-what one of 2, 4 or 8 ranks holds. Of packed and int8 weights it takes exactly one half. Left out are up to an eighth of a
+what one of 2, 4 or 8 ranks holds; what the last of 4 or 8 holds counts where most of it are words of the tokenizer's own
+vocabulary. Of other tensors with `embed` in their name (positions, segments) the same, but of ranks' parts only those of 8 rows
+and more that do not end the table, and not exactly half a row, as sines of zero are; of a kernel of image patches also an eighth
+of its filters side by side. Of packed and int8 weights it takes exactly one half. Left out are up to an eighth of a
 matrix's rows at its end, which may be padding: not of routers, stacks of experts, and matrices with a row for each hidden
 number. Left out too is what is no weight by its name, such as masks, filter banks and tables of positions, and a matrix whose
 zeros lie beside a diagonal: an identity, a triangular or a block-diagonal one.
