@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ckptcheck.errors import EvidenceError
@@ -45,6 +47,41 @@ class Evidence(Protocol):
         ...
 
 
+@dataclass
+class _Look:
+    """A rule, the evidence as it sees it, and what became of it: one fate, or findings and then a crash."""
+
+    rule: Rule
+    seen: Any
+    applies: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    passed: bool = False
+    skipped: str | None = None
+    crashed: str | None = None
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do that, and note why it could not be done to the end."""
+        try:
+            work()
+        except Skip as skip:
+            if not self.findings:  # a rule has one fate: what it found says more than where it could not look
+                self.skipped = str(skip)
+        except EvidenceError as error:
+            self.crashed = error.message
+        except Exception as error:  # a rule is anybody's code: whatever it raises must not stop the others
+            self.crashed = _last_words(error)
+
+    def ask(self) -> None:
+        """Ask whether the rule applies."""
+        self.applies = self.rule.when is None or bool(self.rule.when(self.seen))
+
+    def check(self, severity: Severity) -> None:
+        """Let it look."""
+        for problem in self.rule.check(self.seen):  # one by one: what was found before a crash is kept
+            self.findings.append(_finding(self.rule, severity, problem))
+        self.passed = not self.findings
+
+
 def run(
     evidence: Evidence,
     rules: Iterable[Rule],
@@ -56,34 +93,23 @@ def run(
 
     ignored: code → reason, for rules the user told not to look. severities: code → severity overrides.
     """
-    findings: list[Finding] = []
-    passed: list[str] = []
-    skipped: list[tuple[str, str]] = []
-    crashed: list[tuple[str, str]] = []
-    for rule in rules:
-        seen = _aspect(evidence, rule.on)
-        if seen is None:
-            continue
-        found = len(findings)
-        try:
-            if rule.when is not None and not rule.when(seen):
-                continue
-            if ignored and rule.code in ignored:
-                skipped.append((rule.code, ignored[rule.code]))
-                continue
-            severity = (severities or {}).get(rule.code, rule.severity)
-            for problem in rule.check(seen):  # one by one: what was found before a crash is kept
-                findings.append(_finding(rule, severity, problem))  # noqa: PERF401
-        except Skip as skip:
-            if len(findings) == found:  # a rule has one fate: what it found says more than where it could not look
-                skipped.append((rule.code, str(skip)))
-        except EvidenceError as error:
-            crashed.append((rule.code, error.message))
-        except Exception as error:  # a rule is anybody's code: whatever it raises must not stop the others
-            crashed.append((rule.code, _last_words(error)))
-        else:
-            if len(findings) == found:
-                passed.append(rule.code)
+    looks = [_Look(rule, seen) for rule in rules if (seen := _aspect(evidence, rule.on)) is not None]
+    for (
+        look
+    ) in looks:  # all are asked first: a rule's file is loaded then, and not when its evidence has been waited for
+        look.attempt(look.ask)
+    for look in sorted(
+        looks, key=lambda look: look.rule.on != evidence.kind
+    ):  # values may still be being read: theirs wait
+        if look.applies and ignored and look.rule.code in ignored:
+            look.skipped = ignored[look.rule.code]
+        elif look.applies:
+            severity = (severities or {}).get(look.rule.code, look.rule.severity)
+            look.attempt(partial(look.check, severity))
+    findings = [finding for look in looks for finding in look.findings]
+    passed = [look.rule.code for look in looks if look.passed]
+    skipped = [(look.rule.code, look.skipped) for look in looks if look.skipped is not None]
+    crashed = [(look.rule.code, look.crashed) for look in looks if look.crashed is not None]
     nothing = None if passed or findings or crashed else "no selected rule looked at this target"
     if unread := few([f"{name}: {reason}" for name, reason in evidence.unread.items()]):
         lost = f"could not {getattr(evidence, 'failed_to', 'read')} {unread}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.lost import filled_kinds, lost_matrices
 from ckptcheck.values.patterned import is_learned, steps_by_rows
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
+from ckptcheck.values.roles import is_matrix, is_packed, is_router, is_scale, starts_at_zero, vital
 from ckptcheck.values.stats import RUN, TensorStats
 from ckptcheck.values.uses import words
 
@@ -103,7 +103,7 @@ def _elements(shard: Shard, name: str, begin: int, end: int) -> tuple[int, int]:
 def _may_be_zero(ckpt: Checkpoint, shard: Shard, name: str, begin: int, end: int) -> bool:
     """Whether zeros at [begin, end) of the data are no wonder in this tensor."""
     stats = ckpt.values.tensors.get(name)
-    if stats is None or stats.zero or is_scale(name) or STARTS_AT_ZERO.search(name):
+    if stats is None or stats.zero or is_scale(name) or starts_at_zero(name):
         return True
     low, high = shard.tensors[name].data_offsets
     if is_packed(stats):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.values.compare import read
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.patterned import is_learned
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
+from ckptcheck.values.roles import is_matrix, is_scale, starts_at_zero
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def zero_columns(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
 def _is_judged(stats: TensorStats) -> bool:
     plain = is_matrix(stats) and not stats.zero and not stats.constant
     wide = stats.shape[-1] >= LEAST and stats.shape[-1] % PARTS == 0 if plain else False
-    return wide and is_learned(stats.name) and not is_scale(stats.name) and not STARTS_AT_ZERO.search(stats.name)
+    return wide and is_learned(stats.name) and not is_scale(stats.name) and not starts_at_zero(stats.name)
 
 
 def _zero_parts(ckpt: Checkpoint, stats: TensorStats, first: int, number: int) -> set[int]:

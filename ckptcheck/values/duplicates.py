@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.phrase import few, ranges
 from ckptcheck.values.compare import read, same_bytes
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_scale
+from ckptcheck.values.roles import is_matrix, is_scale, starts_at_zero
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -137,7 +137,7 @@ def _is_judged(ckpt: Checkpoint, name: str) -> bool:
         and name.endswith(("weight", "proj"))
         and is_matrix(stats)
         and not (stats.constant or stats.zero)
-        and not (is_scale(name) or STARTS_AT_ZERO.search(name))
+        and not (is_scale(name) or starts_at_zero(name))
     )
 
 

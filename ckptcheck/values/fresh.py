@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.rule import Skip
 from ckptcheck.values.dtypes import FORMATS, decode
-from ckptcheck.values.roles import NORM, STARTS_AT_ZERO, is_matrix, is_scale, template
+from ckptcheck.values.roles import NORM, is_matrix, is_scale, starts_at_zero, template
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _is_judged(ckpt: Checkpoint, stats: TensorStats) -> bool:
         and FORMATS[stats.dtype].bits >= 16
         and min(rows, columns) >= LEAST
         and not (stats.constant or stats.zero or stats.nan or stats.inf)
-        and not (is_scale(stats.name) or STARTS_AT_ZERO.search(stats.name) or STAYS_RANDOM.search(stats.name))
+        and not (is_scale(stats.name) or starts_at_zero(stats.name) or STAYS_RANDOM.search(stats.name))
         and not _is_idle(ckpt, stats.name)
     )
 

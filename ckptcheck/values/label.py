@@ -70,10 +70,10 @@ def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:
     negative = int(np.count_nonzero(patterns >= 0x8000))
     if not patterns.size / 8 < negative < patterns.size * 7 / 8:
         return False  # scales and masks have one sign
-    if np.unique(patterns & np.uint16(0x7FFF)).size < FEWEST:
-        return False
     span = _span(stats.dtype, patterns)
     odd = span < NARROW if stats.dtype == "F16" else span > WIDE
+    if odd and np.unique(patterns & np.uint16(0x7FFF)).size < FEWEST:
+        return False
     if odd and stats.dtype == "F16":
         usual = float(np.median(decode("F16", patterns & np.uint16(0x7FFF))))
         odd = AS_F16[0] < usual < AS_F16[1]

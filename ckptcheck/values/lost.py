@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.values.fresh import looks_untrained
 from ckptcheck.values.patterned import is_learned
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_scale, template
+from ckptcheck.values.roles import is_matrix, is_packed, is_scale, starts_at_zero, template
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -51,6 +51,6 @@ def _lies_in(shard: Shard, name: str, run: tuple[int, int]) -> bool:
 def _is_judged(ckpt: Checkpoint, name: str) -> bool:
     """Whether a matrix is all zero that should not be."""
     stats = ckpt.values.tensors.get(name)
-    if stats is None or not stats.zero or is_scale(name) or STARTS_AT_ZERO.search(name):
+    if stats is None or not stats.zero or is_scale(name) or starts_at_zero(name):
         return False
     return is_packed(stats) or (is_matrix(stats) and is_learned(name))

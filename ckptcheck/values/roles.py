@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,19 @@ NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$|\.layer_norm_weight$",
 """Transformer Engine keeps a norm in the projection that follows it: ``linear_qkv.layer_norm_weight``."""
 BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias)$")
 """Buffers whose Inf is meant: ranges of clamps (Gemma 4's audio tower), attention masks."""
-STARTS_AT_ZERO = re.compile(
+AT_ZERO = re.compile(
     r"(lora|hira|peanut|lily)_B|(lora|hira)_embedding_[AB]|lora_b(\.|$)|lora[_.]up(\.|$)|lora_E|hada_w2_[ab]|lokr_w[12]"
     r"|(^|[._])b?oft_(embedding_)?[rR](\.|$)|(^|[._])bone_|miss_block|shadow_up|(fourierft|waveft)_spectrum|randlora_lambda"
     r"|c3a_kernel|(^|[._])mask_token|zero_point|qzeros|g_idx|relative_attention_bias|(^|\.)exp_avg(_sq)?$"
 )
 """What is zero by design at the start of training, or always may be: the part of an adapter by which it starts as nothing
 (PEFT 0.21, and as MLX, diffusers, LyCORIS and kohya name it), the moments of an optimizer."""
+
+
+@cache
+def starts_at_zero(name: str) -> bool:
+    """Whether a tensor may be zero by its name. Several rules ask it of every tensor."""
+    return AT_ZERO.search(name) is not None
 
 
 def is_matrix(stats: TensorStats) -> bool:

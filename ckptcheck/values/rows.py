@@ -110,7 +110,10 @@ def suspects(ckpt: Checkpoint, parts: Iterable[str], near_zero: float, far_below
     finite = magnitudes[np.isfinite(magnitudes)]
     if not finite.size:
         raise Skip(f"every row of {name} holds NaN or Inf")
-    threshold = max(near_zero, far_below * float(np.median(finite)))
+    middle = finite.size // 2
+    threshold = max(
+        near_zero, far_below * float(np.partition(finite, middle)[middle])
+    )  # np.median takes ten times as long
     return bool(((magnitudes < threshold) | (magnitudes == 0)).any())
 
 

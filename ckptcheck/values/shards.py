@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_scale, vital
+from ckptcheck.values.roles import is_scale, starts_at_zero, vital
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -18,7 +18,7 @@ def zero_shards(ckpt: Checkpoint) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     roles = vital(ckpt)
     for whole, parts in ckpt.split.items():
-        if is_scale(whole) or STARTS_AT_ZERO.search(whole) or whole.endswith("bias"):
+        if is_scale(whole) or starts_at_zero(whole) or whole.endswith("bias"):
             continue
         seen = [
             stats for part in parts if (stats := ckpt.values.tensors.get(part)) is not None and len(stats.shape) > 1

@@ -3,8 +3,9 @@
 ## What it checks
 Rows of the token embedding, and of an output head of its own, that are near zero (every element below
 `--near-zero-threshold`, 1e-10), one number throughout (standard deviation below `--identical-threshold`, 1e-8), or far
-below the others (mean magnitude under 2 % of the median row's). Their token is used when the chat template emits it, when it
-ends a turn, or when a config names it as bos or eos, which tells without a tokenizer too.
+below the others (mean magnitude under 2 % of the median row's). Their token is used when the chat template, or the one for
+tools, emits it, when it ends a turn, or when a config names it as bos or eos, which tells without a tokenizer too, or as the
+token with which a decoder begins.
 
 Left out is the zero input row of config.json's pad_token_id where the output is another matrix, or nothing is trained yet: torch
 starts it at zero and gives it no gradient, also when padding is eos (EMB003).

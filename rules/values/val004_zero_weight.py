@@ -35,7 +35,7 @@ from ckptcheck.phrase import count, few, ranges
 from ckptcheck.values.blocks import zeroed
 from ckptcheck.values.fresh import looks_untrained
 from ckptcheck.values.lost_parts import zero_adapters, zero_experts
-from ckptcheck.values.roles import STARTS_AT_ZERO, is_matrix, is_packed, is_router, is_scale, vital
+from ckptcheck.values.roles import is_matrix, is_packed, is_router, is_scale, starts_at_zero, vital
 from ckptcheck.values.shards import zero_shards
 
 
@@ -48,7 +48,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if stats.zero
         and (is_matrix(stats) or is_packed(stats))
         and not is_scale(name)
-        and not STARTS_AT_ZERO.search(name)
+        and not starts_at_zero(name)
         and name not in told
         and not is_router(ckpt, stats)
     ]
