@@ -97,8 +97,11 @@ def misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
     """Return shard → the norms that have the signs of a matrix, a third of whose siblings has hardly a negative weight.
 
     Data that are shifted hit all that follows. So they have to be FEW or more in a shard, of three layers, and three of four
-    norms from the first of them on: the first norm of a model may be so by itself (SmolLM2's is). Reads as `torn_norms`.
+    norms from the first of them on: the first norm of a model may be so by itself (SmolLM2's is). Nothing is said where zero
+    means one: there any sign is sound. Reads as `torn_norms`.
     """
+    if centred_at_zero(ckpt):
+        return {}
     families: dict[str, list[tuple[TensorStats, float]]] = {}
     for stats, numbers in _norms(ckpt):
         if numbers.size >= LONG:

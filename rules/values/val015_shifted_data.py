@@ -3,8 +3,8 @@
 ## What it checks
 The weights of a norm have one sign, but for a few. It is said where at least four norms of a shard, in three layers or more, are
 negative in 35 to 65 % of their weights, where three of four norms from the first of them on are so, and where of the same
-norms in other layers at least a third has no more than 1 % of negative weights. Norms of fewer than 64 weights are left out.
-Nobody looks for that on the Hub.
+norms in other layers at least a third has no more than 1 % of negative weights. Norms of fewer than 64 weights are left out, and
+models whose norms are centred at zero (VAL013 says which), where any sign is sound. Nobody looks for that on the Hub.
 
 ## Why it matters
 A writer that is off by some bytes, a page that was written twice or a header that belongs to other data leave every tensor with
