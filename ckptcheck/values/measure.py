@@ -15,7 +15,7 @@ from ckptcheck.values.crew import Crew
 from ckptcheck.values.device import DeviceLook
 from ckptcheck.values.look import Seen, look
 from ckptcheck.values.stats import Gathering, Values, joined
-from ckptcheck.values.work import BATCH, Work, identity_of, plan_of
+from ckptcheck.values.work import BATCH, SHARES, Work, identity_of, plan_of
 from ckptcheck.values.worker import Batch, Look, look_at
 
 READ = 1 << 23
@@ -192,7 +192,8 @@ def attach(
     started = Crew(number) if mapped and early else None  # before the headers are read: what is forked is small
 
     def plan() -> Work:
-        return plan_of(ckpt.source, ckpt.shards, _rows(ckpt), BATCH if mapped else READ)
+        most = min(BATCH, max(READ, total // (SHARES * number))) if mapped else READ
+        return plan_of(ckpt.source, ckpt.shards, _rows(ckpt), most)
 
     begun = None
     if started is not None:

@@ -12,8 +12,10 @@ from ckptcheck.checkpoint.source import Source
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.worker import Batch, Piece
 
-BATCH = 1 << 25
-"""Bytes given to a worker at a time."""
+BATCH = 1 << 27
+"""The most bytes given to a worker at a time: the fewer batches, the less there is to say and to hear."""
+SHARES = 16
+"""Batches that each worker should have, so that none is left with much to do when the others are done."""
 PIECES = 400
 """The most pieces in a batch: two batches have to fit into a pipe, 64 KiB."""
 
