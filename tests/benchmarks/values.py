@@ -29,7 +29,7 @@ from ckptcheck.values.rows import row_stats
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
-ROUNDS = 5
+ROUNDS = 15
 HIDDEN, VOCABULARY = 4096, 32768
 PIECE = 1 << 19
 
