@@ -16,6 +16,7 @@ import pytest
 from cases import CHECKPOINTS, ROOT
 
 import ckptcheck.values.glance as glancing
+from ckptcheck.cli import doctor
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.glance import CHUNK, glance, with_numpy
 from ckptcheck.values.stats import RUN
@@ -108,6 +109,17 @@ def test_a_library_of_another_version_is_not_used(
     for name in ("other.so", "broken.so", "none.so"):
         monkeypatch.setattr(glancing, "LIBRARY", tmp_path / name)
         assert glancing._compiled.__wrapped__() is None, name
+
+
+def test_doctor_says_which_it_is(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, said in (
+        (library, "✓ the look at values is compiled\n"),
+        (tmp_path, "– the look at values is not compiled"),
+    ):
+        monkeypatch.setattr(glancing, "LIBRARY", path)
+        monkeypatch.setattr(glancing, "_compiled", glancing._compiled.__wrapped__)
+        assert said in doctor._compiled()
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "sh -c 'exit 3'"])

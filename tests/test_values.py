@@ -8,6 +8,8 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.report import Report
+from ckptcheck.rule import Problem, Rule, Skip
 from ckptcheck.run import run
+from ckptcheck.values.compare import same_bytes
 from ckptcheck.values.crew import Crew
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.glance import CHUNK
@@ -237,6 +241,53 @@ def test_processes_begin_before_anybody_asks(folder: Path, monkeypatch: pytest.M
     assert len(handed) < 2 * crew.FIRST
     assert ckpt.values == plain
     ckpt.release()
+
+
+def test_no_process_is_left_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+
+    monkeypatch.setattr(measuring, "WORTH_A_CREW", 0)
+    before = children()
+    assert values(folder, jobs=2).tensors
+    assert children() == before
+    ckpt = attach(open_checkpoint(str(folder)), jobs=2, early=True)
+    assert len(children() - before) == 2
+    assert ckpt.values.tensors
+    ckpt.release()
+    assert children() == before
+
+
+def test_rules_on_headers_look_while_values_are_read() -> None:
+    """Every rule is asked whether it applies before any looks; those on values look last; the report keeps the rules' order."""
+    done: list[str] = []
+
+    def made(code: str, on: str) -> Rule:
+        def when(_: object) -> bool:
+            done.append(f"{code}?")
+            return code != "A3"
+
+        def look(_: object) -> Iterator[Problem]:
+            done.append(code)
+            yield Problem(code)
+
+        return Rule(code=code, name=code.lower(), severity="error", check=look, on=on, when=when)
+
+    rules = [made("A1", "values"), made("A2", "checkpoint"), made("A3", "checkpoint"), made("A4", "values")]
+    report = run(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), rules)
+    assert done == ["A1?", "A2?", "A3?", "A4?", "A2", "A1", "A4"]
+    assert [finding.code for finding in report.findings] == ["A1", "A2", "A4"]
+
+
+def test_what_a_file_no_longer_holds_is_not_equal(folder: Path) -> None:
+    ckpt = open_checkpoint(str(folder))
+    first, second = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    assert same_bytes(ckpt, first, first)
+    assert not same_bytes(ckpt, first, second)
+    with (folder / ckpt.holders[first]).open("r+b") as file:
+        file.truncate(ckpt.shards[ckpt.holders[first]].data_start)
+    with pytest.raises(Skip, match="shrank while it was being read"):
+        same_bytes(ckpt, first, first)
 
 
 def test_progress_reaches_the_end(folder: Path) -> None:

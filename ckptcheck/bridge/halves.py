@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from ckptcheck.bridge.area import Area, Chunk, LayoutError
 from ckptcheck.bridge.geometry import Geometry
 from ckptcheck.bridge.layouts import Cut, glu, glu_transposed, qkv, qkv_plain, transposed
+from ckptcheck.checkpoint.layout import BOX
 from ckptcheck.phrase import listed
-from ckptcheck.rule import Skip
-from ckptcheck.values.compare import STEP, read
+from ckptcheck.values.compare import FIRST, STEP, read, same_pieces
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-BOX = re.compile(r"\[[^\]]*\]")
-"""Which part of a weight of Megatron a chunk holds, within its name."""
 PAIRS = (
     (re.compile(r"(gate_up|gate_up_proj|gate_and_up_proj|up_gate_proj|linear_fc1|w13|w12|dense_h_to_4h|experts\.fc1|input_linear|Wi)$"),
      ("gate", "up")),
@@ -124,7 +122,7 @@ def _twice(ckpt: Checkpoint, name: str, area: Area) -> bool:
         return False  # every second column, say: it lies in single elements
     pairs = list(zip(firsts, seconds, strict=True))
     return all(
-        _same(ckpt, name, begin, begin + second.offset - first.offset, length)
+        same_pieces(ckpt, (name, begin), (name, begin + second.offset - first.offset), length)
         for first, second in pairs
         for begin, length in _runs(first, area.itemsize)
     ) and not all(
@@ -140,7 +138,7 @@ def _begins_twice(ckpt: Checkpoint, name: str, area: Area, half: int) -> bool:
         return True
     (chunk,) = area.chunks
     along = half if chunk.strides[0] == area.itemsize else area.shape[1]
-    length = min(64, along * area.itemsize)
+    length = min(FIRST, along * area.itemsize)
     return read(ckpt, name, chunk.offset, length) == read(ckpt, name, chunk.offset + half * chunk.strides[0], length)
 
 
@@ -151,20 +149,6 @@ def _runs(chunk: Chunk, itemsize: int) -> Iterator[tuple[int, int]]:
         yield chunk.offset, stride * number
     else:
         yield from ((chunk.offset + index * stride, inner * itemsize) for index in range(number))
-
-
-def _same(ckpt: Checkpoint, name: str, first: int, second: int, length: int) -> bool:
-    """Whether two pieces of a tensor hold the same bytes; the beginning is compared first."""
-    at, step = 0, min(64, length)
-    while at < length:
-        step = min(step, length - at)
-        here = read(ckpt, name, first + at, step)
-        if len(here) < step:
-            raise Skip(f"{ckpt.holders[name]} shrank while it was being read")
-        if here != read(ckpt, name, second + at, step):
-            return False
-        at, step = at + step, STEP
-    return True
 
 
 def _is_constant(ckpt: Checkpoint, name: str, begin: int, length: int, itemsize: int) -> bool:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+BOX = re.compile(r"\[[^\]]*\]")
+"""Within the name of a chunk, which part of a weight it holds (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots, written as a program writes it (no leading zero, ASCII)."""
 LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block")

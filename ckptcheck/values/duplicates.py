@@ -9,16 +9,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
+from ckptcheck.checkpoint.layout import BOX
 from ckptcheck.phrase import few, ranges
-from ckptcheck.values.compare import read, same_bytes
+from ckptcheck.values.compare import FIRST, read, repeated, same_bytes
 from ckptcheck.values.roles import is_matrix, is_scale, starts_at_zero
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-BOX = re.compile(r"\[[^\]]*\]")
-"""Which part of a weight of Megatron a chunk holds, within its name."""
 BLOCKS = re.compile(r"(^|\.)(shared_(transf\w*|block|layer|attn|attention|head)|\w+_global)\.")
 """What is one block used in several layers (Zamba2), or starts as a copy of its neighbour by design (Longformer)."""
 SHARING = ("num_hidden_groups", "num_mem_blocks")
@@ -26,7 +26,7 @@ SHARING = ("num_hidden_groups", "num_mem_blocks")
 KV_SHARING = ("num_kv_shared_layers", "cla_share_factor")
 """Settings of models in which layers share keys and values: Gemma 3n, Hunyuan."""
 KV = re.compile(r"(^|[._])(k|v|kv)_proj\.")
-FIRST = 64
+_EQUAL_LAYERS: WeakKeyDictionary[Checkpoint, dict[int, int]] = WeakKeyDictionary()
 Fingerprint = tuple[tuple[str, str, tuple[int, ...], float], ...]
 """Name within the unit, dtype, shape and largest magnitude of each of its matrices."""
 
@@ -53,9 +53,13 @@ def equal_layers(ckpt: Checkpoint) -> dict[int, int]:
 
     Raises Skip where values are not read, OSError where reading fails.
     """
-    known: dict[Fingerprint, list[dict[str, str]]] = {}
-    first: dict[str, int] = {}
-    found: dict[int, int] = {}
+    if ckpt not in _EQUAL_LAYERS:  # two rules ask
+        _EQUAL_LAYERS[ckpt] = _equal_layers(ckpt)
+    return _EQUAL_LAYERS[ckpt]
+
+
+def _equal_layers(ckpt: Checkpoint) -> dict[int, int]:
+    layers: list[tuple[int, dict[str, str]]] = []
     for layer in sorted(ckpt.anatomy.layers):
         names: dict[str, str] = {}
         groups: set[str] = set()
@@ -66,15 +70,14 @@ def equal_layers(ckpt: Checkpoint) -> dict[int, int]:
             elif group not in groups:
                 groups.add(group)
                 names |= {f"{group}.{part}": name for part, name in unit.names.items()}
-        marks = _fingerprint(ckpt, names)
-        twins = known.setdefault(marks, [])
-        twin = next((twin for twin in twins if all(same_bytes(ckpt, names[role], twin[role]) for role in names)), None)
-        if twin is None and names:
-            twins.append(names)
-            first[next(iter(names.values()))] = layer
-        elif twin is not None:
-            found[layer] = first[next(iter(twin.values()))]
-    return found
+        if names:
+            layers.append((layer, names))
+    same = repeated(
+        layers,
+        lambda unit: _fingerprint(ckpt, unit[1]),
+        lambda one, other: all(same_bytes(ckpt, name, other[1][role]) for role, name in one[1].items()),
+    )
+    return {layer: first for (layer, _), (first, _) in same}
 
 
 def equal_matrices(ckpt: Checkpoint) -> list[Copy]:
@@ -94,18 +97,26 @@ def equal_matrices(ckpt: Checkpoint) -> list[Copy]:
                 alike.setdefault(_fingerprint(ckpt, unit.names), []).append(unit)
     found = []
     for units in alike.values():
-        begun: dict[bytes, list[Unit]] = {}
-        for unit in units if len(units) > 1 else ():
-            begin = read(ckpt, next(iter(unit.names.values())), 0, FIRST)
-            if begin.count(0) * 4 > 3 * len(begin):
-                continue  # an identity, or pruned: nothing is copied where nothing was learned
-            twins = begun.setdefault(begin, [])
-            twin = next((twin for twin in twins if _may_not_equal(unit, twin) and _same(ckpt, unit, twin)), None)
-            if twin is None:
-                twins.append(unit)
-            else:
-                found.append(Copy(unit, twin))
+        learned = [unit for unit in units if _is_learned(ckpt, unit)] if len(units) > 1 else []
+        found += [
+            Copy(unit, twin)
+            for unit, twin in repeated(
+                learned,
+                lambda unit: _begin(ckpt, unit),
+                lambda unit, twin: _may_not_equal(unit, twin) and _same(ckpt, unit, twin),
+            )
+        ]
     return found
+
+
+def _begin(ckpt: Checkpoint, unit: Unit) -> bytes:
+    return read(ckpt, next(iter(unit.names.values())), 0, FIRST)
+
+
+def _is_learned(ckpt: Checkpoint, unit: Unit) -> bool:
+    """Whether it is no identity, nor pruned: nothing is copied where nothing was learned."""
+    begin = _begin(ckpt, unit)
+    return begin.count(0) * 4 <= 3 * len(begin)
 
 
 def _declares(ckpt: Checkpoint, settings: tuple[str, ...]) -> bool:

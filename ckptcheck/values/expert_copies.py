@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.experts import fused_experts, numbered_experts
 from ckptcheck.phrase import ranges
-from ckptcheck.values.compare import equal_slices, read, same_bytes
+from ckptcheck.values.compare import FIRST, equal_slices, read, repeated, same_bytes
 from ckptcheck.values.duplicates import matched
 from ckptcheck.values.roles import is_matrix, is_packed, is_router
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-FIRST = 64
 FEW = 4
 """Experts with equal statistics that are compared on the Hub, where each costs a request: in FP8 all of a layer have them."""
 Copies = dict[int, list[int]]
@@ -64,28 +63,19 @@ def numbered_copies(ckpt: Checkpoint) -> Iterator[Repeated]:
         copies: Copies = {}
         for experts in alike.values():
             if len(experts) > 1 and (ckpt.source.local is not None or len(experts) <= FEW):
-                _compare(ckpt, experts, copies)
+                for (expert, _), (twin, _) in repeated(
+                    experts,
+                    lambda unit: read(ckpt, unit[1][0], 0, FIRST),
+                    lambda one, other: _same(ckpt, one[1], other[1]),
+                ):
+                    copies.setdefault(twin, []).append(expert)
         if copies:
             first = min(copy for found in copies.values() for copy in found)
             yield Repeated(layer, stack.name(layer, f"{group}.{first}"), copies)
 
 
-def _compare(ckpt: Checkpoint, experts: list[tuple[int, list[str]]], copies: Copies) -> None:
-    begun: dict[bytes, list[tuple[int, list[str]]]] = {}
-    for expert, names in experts:
-        firsts = begun.setdefault(read(ckpt, names[0], 0, FIRST), [])
-        twin = next(
-            (
-                number
-                for number, others in firsts
-                if all(same_bytes(ckpt, name, other) for name, other in zip(names, others, strict=True))
-            ),
-            None,
-        )
-        if twin is None:
-            firsts.append((expert, names))
-        else:
-            copies.setdefault(twin, []).append(expert)
+def _same(ckpt: Checkpoint, names: list[str], others: list[str]) -> bool:
+    return all(same_bytes(ckpt, name, other) for name, other in zip(names, others, strict=True))
 
 
 def stacked_copies(ckpt: Checkpoint) -> Iterator[Repeated]:

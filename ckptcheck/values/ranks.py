@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ckptcheck.rule import Skip
-from ckptcheck.values.compare import read
+from ckptcheck.values.compare import same_pieces
 from ckptcheck.values.dtypes import FORMATS
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def _same(ckpt: Checkpoint, name: str, twice: Twice) -> bool:
     """Whether some of the rows are the same byte for byte."""
     nbytes = ckpt.tensors[name].nbytes // ckpt.tensors[name].shape[0]
     return all(
-        read(ckpt, name, (twice.first + row) * nbytes, nbytes)
-        == read(ckpt, name, (twice.second + row) * nbytes, nbytes)
+        same_pieces(ckpt, (name, (twice.first + row) * nbytes), (name, (twice.second + row) * nbytes), nbytes)
         for row in range(0, twice.rows, twice.rows // LEAST)
     )

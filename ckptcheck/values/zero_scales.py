@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.quantization.stored import Part
@@ -26,9 +27,7 @@ def is_partly_zero(ckpt: Checkpoint, name: str, weight: str, part: Part) -> bool
 
     Scales and weights run along the same first dimension, so that shares of the one stand for shares of the other.
     """
-    number = 1
-    for size in part.shape:
-        number *= size
+    number = prod(part.shape)
     if part.dtype == "U8" and not part.role.startswith("weight_scale"):
         return False  # codes of bitsandbytes, of which 0 is a number as good as any
     if ckpt.source.local is None or number < FEWEST or weight not in ckpt.holders:
