@@ -65,8 +65,8 @@ def test_slime_with_its_model_script(tmp_path: Path) -> None:
         "scripts/run.sh": """SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 source "${SCRIPT_DIR}/models/moe.sh"
 CKPT_ARGS=(
-   --hf-checkpoint /root/model
-   # --load /root/other
+   --hf-checkpoint /models/actor
+   # --load /models/other
 )
 ROLLOUT_ARGS=( --rollout-batch-size 8 --rollout-temperature 0.8
    --sglang-context-length 8k )
