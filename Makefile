@@ -1,4 +1,5 @@
 # make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
+# make quick   the tests that take no engine, no zoo and no torch, in under three minutes
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
@@ -6,7 +7,7 @@
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
-# make fuzz    mutate headers, indexes and configs until stopped (SEED=1 COUNT=2000)
+# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000)
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
@@ -22,10 +23,13 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo test engines matrix parity gpu check bench fuzz format clean
+.PHONY: demo quick test engines matrix parity gpu check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
+
+quick: .venv/tools.done
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q -m 'not engine and not zoo and not slow'
 
 test: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
@@ -56,7 +60,7 @@ parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
 	@$(BIN)/python fixtures/smollm2.py $(@D)
 
 fuzz: .venv/tools.done
-	$(BIN)/python tests/fuzz.py --seed $(SEED) --count $(COUNT)
+	$(BIN)/python -m tests.fuzz --seed $(SEED) --count $(COUNT)
 
 format: .venv/tools.done
 	$(BIN)/ruff check --fix .
@@ -69,7 +73,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(f"ckptcheck needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
-.venv/tools.done: pyproject.toml ckptcheck/values/glance.c .venv/bin/python
+.venv/tools.done: pyproject.toml ckptcheck/values/pattern_max.c .venv/bin/python
 	$(BIN)/pip install --quiet --editable '.[test,check]'
 	@touch $@
 

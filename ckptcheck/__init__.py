@@ -1,11 +1,142 @@
 """ckptcheck: checks model checkpoints and weight syncs.
 
-A rule needs two names, and they are what this package exports::
+A program uses the functions of `ckptcheck.api`, which this package exports::
+
+    import ckptcheck
+
+    ckptcheck.scan("./my-model").raise_for_findings()
+
+A rule needs two names::
 
     from ckptcheck import Problem, rule
+
+Every name is imported when it is first used, so that ``import ckptcheck`` costs nothing.
 """
 
-from ckptcheck.rule import Problem, Skip, rule
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+# what type checkers take for true: importing typing takes longer than the rest of this module
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ckptcheck.api import (
+        attach,
+        calibrate_floor,
+        convert_rollouts,
+        diff,
+        history,
+        judge,
+        judge_all,
+        localize,
+        manifest,
+        parity_matrix,
+        parity_probe,
+        parity_why,
+        preflight,
+        preview_repairs,
+        record_rollouts,
+        refit,
+        scan,
+        scan_all,
+        score_rollouts,
+        verify,
+    )
+    from ckptcheck.errors import CkptcheckError
+    from ckptcheck.linter.report import FindingsError, Report, Reports, Section
+    from ckptcheck.linter.rule import Finding, Problem, Skip, rule
+    from ckptcheck.text.observer import Observer
 
 __version__ = "0.1.0"
-__all__ = ["Problem", "Skip", "__version__", "rule"]
+__all__ = [
+    "CkptcheckError",
+    "Finding",
+    "FindingsError",
+    "Observer",
+    "Problem",
+    "Report",
+    "Reports",
+    "Section",
+    "Skip",
+    "__version__",
+    "attach",
+    "calibrate_floor",
+    "convert_rollouts",
+    "diff",
+    "history",
+    "judge",
+    "judge_all",
+    "localize",
+    "manifest",
+    "parity_matrix",
+    "parity_probe",
+    "parity_why",
+    "preflight",
+    "preview_repairs",
+    "record_rollouts",
+    "refit",
+    "rule",
+    "scan",
+    "scan_all",
+    "score_rollouts",
+    "verify",
+]
+
+_MODULES = {
+    "CkptcheckError": "ckptcheck.errors",
+    "FindingsError": "ckptcheck.linter.report",
+    "Finding": "ckptcheck.linter.rule",
+    "Problem": "ckptcheck.linter.rule",
+    "Skip": "ckptcheck.linter.rule",
+    "rule": "ckptcheck.linter.rule",
+    "Report": "ckptcheck.linter.report",
+    "Reports": "ckptcheck.linter.report",
+    "Section": "ckptcheck.linter.report",
+    "Observer": "ckptcheck.text.observer",
+}
+"""Exported name → its module; the others are functions of ckptcheck.api."""
+
+_PACKAGES = ("preflight", "refit")
+"""Packages whose names are also those of functions: calling the package calls the function."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"ckptcheck.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'ckptcheck' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES.get(name, "ckptcheck.api")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _CallablePackage(ModuleType):
+    """A package that can be called like the function of the API that has its name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The function; `inspect.signature` and notebooks show its arguments."""
+        return getattr(importlib.import_module("ckptcheck.api"), self.__name__.rpartition(".")[2])
+
+
+class _LazyPackage(ModuleType):
+    """This package. The import system sets each imported subpackage as its attribute."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _PACKAGES and type(value) is ModuleType:
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _LazyPackage

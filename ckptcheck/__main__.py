@@ -1,11 +1,11 @@
-"""The entry point: answers ``--version`` at once and hands everything else to the command line."""
+"""The entry point of the command: answers ``--version`` at once and passes everything else to the command line."""
 
 import os
 import sys
 
 
 def main() -> None:
-    """Run the command line; ``--version`` is answered before anything heavy is imported."""
+    """Run the command line. ``--version`` is answered before anything heavy is imported."""
     if sys.argv[1:] == ["--version"]:
         from ckptcheck import __version__
 
@@ -19,20 +19,20 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Give a program that was started without standard streams (``>&-``) empty ones.
+    """Open the null device for standard streams that are closed (``>&-``).
 
-    Else the next socket that is opened would be its standard output, and processes that it starts would write to it.
+    Else the next socket that opens would take the number of standard output, and child processes would write to it.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - it is open until the end
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - stays open until the process ends
             if stream.fileno() != number:
                 os.dup2(stream.fileno(), number)
             setattr(sys, name, stream)
 
 
 def _import_typer() -> None:
-    """Import typer without pydantic: where that is installed, typer loads it, which takes longer than all that we import."""
+    """Import typer without pydantic. Where it is installed typer loads it, which takes longer than everything else we import."""
     if "pydantic" in sys.modules:
         return
     sys.modules["pydantic"] = None  # type: ignore[assignment]

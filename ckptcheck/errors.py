@@ -1,8 +1,11 @@
-"""The two kinds of trouble. A broken checkpoint is neither: that is a finding."""
+"""The errors that ckptcheck raises on purpose. A broken checkpoint is none of them: it is a finding."""
 
 
 class CkptcheckError(Exception):
-    """Something the user has to change before anything can be checked; one sentence, exit code 2."""
+    """Something that the user has to change before ckptcheck can check anything. The command exits with 2.
+
+    message: one sentence, without a full stop. hint: what to do about it, or None.
+    """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -11,4 +14,4 @@ class CkptcheckError(Exception):
 
 
 class EvidenceError(CkptcheckError):
-    """Evidence that exists but could not be read (permission, I/O, network): the verdict is incomplete."""
+    """Evidence exists but cannot be read (permission, I/O, network): the verdict is incomplete."""

@@ -1,4 +1,4 @@
-"""The repairs that are safe: an index written anew from the shards' own headers. A shard is never touched."""
+"""Plans the safe repairs: a new index from the shards' headers, and a new ignore list. A shard is never changed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.index import MODEL_INDEX
 from ckptcheck.checkpoint.shard_set import ORDINAL
-from ckptcheck.phrase import count, few
-from ckptcheck.writing import replace_file
+from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @dataclass(frozen=True)
 class Repair:
-    """A file to write anew. done: what the repair does, in the past tense. before: its text now, None if absent."""
+    """A file to rewrite."""
 
     path: Path
     done: str
+    """What the repair does, in the past tense, for the log."""
     before: str | None
+    """The present text of the file; None if there is none."""
     after: str
+    """The text to write."""
 
     def diff(self) -> str:
         """Return the change as a unified diff."""
@@ -35,13 +38,13 @@ class Repair:
         return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
     def apply(self) -> Path | None:
-        """Write the file and keep the old one beside it; return where that is, None if there was none."""
-        kept = None
+        """Write the file and keep the old one beside it; return the path of the old one, None if there was none."""
+        backup = None
         if self.before is not None:
-            kept = next(name for name in _names(self.path) if not name.exists())
-            replace_file(kept, self.path.read_bytes())
+            backup = next(name for name in _names(self.path) if not name.exists())
+            replace_file(backup, self.path.read_bytes())
         replace_file(self.path, self.after.encode())
-        return kept
+        return backup
 
 
 def _names(path: Path) -> Any:
@@ -52,14 +55,14 @@ def _names(path: Path) -> Any:
         number += 1
 
 
-def index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
+def plan_index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     """Plan the repair of the index: (repair, None), (None, why it is not safe), or (None, None) if none is needed.
 
-    It is safe when the shards speak for themselves: all are there and readable, no tensor is in two of them, and the
-    index does not name a tensor that all of them lack (a new index would hide the loss).
+    The repair is safe when the shards are conclusive: all are present and readable, no tensor is in two of them, and the
+    index names no tensor that all of them lack (a new index would hide that loss).
     """
     folder = ckpt.source.local
-    if folder is None or ckpt.single or folder.is_file():
+    if folder is None or ckpt.is_single_shard or folder.is_file():
         return None, None
     index = ckpt.index
     stale = index is not None and index.readable and not any(name in ckpt.files for name in index.shards)
@@ -73,7 +76,7 @@ def index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     shards = [ckpt.shards[name] for name in names]
     places = {tensor: shard.name for shard in shards for tensor in shard.tensors}
     if usable and index is not None and (lost := index.weight_map.keys() - places.keys()):
-        return None, f"the index names {few(lost)}, which no shard holds; a new index would hide that"
+        return None, f"the index names {join_truncated(lost)}, which no shard holds; a new index would hide that"
     metadata: dict[str, Any] = dict(index.metadata) if index is not None and index.readable else {}
     wrong = _correct(metadata, shards)
     if usable and index is not None and places == index.weight_map and not wrong:
@@ -92,61 +95,67 @@ def index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
 
 
 def _unsafe(ckpt: Checkpoint, names: tuple[str, ...]) -> str | None:
-    """Say why these shards cannot speak for themselves, None if they can."""
+    """Return why these shards are not conclusive; None if they are."""
     bad = [name for name in names if name not in ckpt.shards or not ckpt.shards[name].readable]
     if bad:
-        return f"{few(bad)} {'is' if len(bad) == 1 else 'are'} missing or unreadable"
+        return f"{join_truncated(bad)} {'is' if len(bad) == 1 else 'are'} missing or unreadable"
     families = {(match["stem"], match["total"]) for name in names if (match := ORDINAL.fullmatch(name))}
     if len(families) > 1:
         return "the folder holds more than one set of shards"
     for _, total in families:
-        held = {int(match["number"]) for name in names if (match := ORDINAL.fullmatch(name))}
-        if held not in (set(range(1, int(total) + 1)), set(range(int(total)))):
-            return f"the folder holds {len(held)} of {int(total)} shards"
-    seen: set[str] = set()
+        numbers = {int(match["number"]) for name in names if (match := ORDINAL.fullmatch(name))}
+        if numbers not in (set(range(1, int(total) + 1)), set(range(int(total)))):
+            return f"the folder holds {len(numbers)} of {int(total)} shards"
+    tensors: set[str] = set()
     for name in names:
-        if twice := seen & ckpt.shards[name].tensors.keys():
-            return f"{few(twice)} stands in more than one shard"
-        seen |= ckpt.shards[name].tensors.keys()
+        if duplicates := tensors & ckpt.shards[name].tensors.keys():
+            return f"{join_truncated(duplicates)} stands in more than one shard"
+        tensors |= ckpt.shards[name].tensors.keys()
     return None
 
 
 def _correct(metadata: dict[str, Any], shards: list[Shard]) -> bool:
-    """Set total_size to what the headers add up to; return whether it was missing or wrong."""
+    """Set total_size to the sum of the headers; return whether it was missing or wrong."""
     total = sum(tensor.nbytes for shard in shards for tensor in shard.tensors.values())
     wrong = metadata.get("total_size") != total
     metadata["total_size"] = total
     return wrong
 
 
-def list_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
-    """Plan the repair of a quantization's list of modules left alone, as `index_repair` does for the index.
+def plan_ignore_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
+    """Plan the repair of a quantization's list of modules left alone, as `plan_index_repair` does for the index.
 
     It is safe when every chosen consumer then builds each module as it is stored, which is tried before anything is written.
     """
-    from ckptcheck.dialects.relist import relisted
+    from ckptcheck.consumers.rewrite_ignore import rewrite_ignore_list
 
     folder = ckpt.source.local
     quantization = ckpt.quantization
-    if folder is None or not folder.is_dir() or quantization is None or quantization.main is None or ckpt.is_partial:
+    if (
+        folder is None
+        or not folder.is_dir()
+        or quantization is None
+        or quantization.main_declaration is None
+        or ckpt.is_partial
+    ):
         return None, None
     try:
-        found = relisted(ckpt)
+        rewritten = rewrite_ignore_list(ckpt)
     except ValueError as error:
         return None, str(error)
-    if found is None:
+    if rewritten is None:
         return None, None
-    key, entries = found
-    path = folder / quantization.main.file
+    key, entries = rewritten
+    path = folder / quantization.main_declaration.file
     before = path.read_bytes().decode("utf-8", "replace")
     whole = json.loads(before)
     place = whole
-    for part in quantization.main.key.split(".") if quantization.main.key else ():
+    for part in quantization.main_declaration.key.split(".") if quantization.main_declaration.key else ():
         place = place[part]
     old = place.get(key, [])
     place[key] = entries
-    gone = len([entry for entry in old if entry not in entries])
-    new = len([entry for entry in entries if entry not in old])
-    done = f"took {gone} out of and put {new} into {quantization.main.path(key)} of {path.name}"
+    removed = len([entry for entry in old if entry not in entries])
+    added = len([entry for entry in entries if entry not in old])
+    done = f"took {removed} out of and put {added} into {quantization.main_declaration.key_path(key)} of {path.name}"
     ending = "\n" if before.endswith("\n") else ""
     return Repair(path, done, before, json.dumps(whole, indent=2, ensure_ascii=False) + ending), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,18 +14,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ckptcheck.environments.interpreter import Interpreter, interpreter
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.environments.interpreter import Interpreter, find_interpreter
+from tests.paths import FIXTURES
 
 for number in (signal.SIGINT, signal.SIGHUP):
     if (
         signal.getsignal(number) is signal.SIG_IGN
     ):  # in what shells and nohup start in the background; programs inherit it
         signal.signal(number, lambda *_: None)  # as deaf, but what is started from here is not
-
-ROOT = Path(__file__).parent.parent
-FIXTURES = ROOT / "fixtures"
-sys.path.insert(0, str(FIXTURES))
 
 
 def needs(*packages: str) -> None:
@@ -37,7 +35,7 @@ def needs(*packages: str) -> None:
 def needs_engine(name: str) -> Interpreter:
     """Return the Python of an engine (vllm, sglang, megatron), or skip, saying how to get it."""
     try:
-        return interpreter(name)
+        return find_interpreter(name)
     except CkptcheckError as missing:
         pytest.skip(f"{missing.message}: {(missing.hint or '').partition(',')[0]} (make engines)")
 
@@ -89,3 +87,31 @@ def smollm2_w4a16(smollm2: Path) -> Path:
     import smollm2_w4a16 as packed
 
     return _built(packed.default_folder(), "smollm2_w4a16.py", done="config.json")
+
+
+SLOW_FIXTURES = {"smollm2", "smollm2_w4a16", "zoo"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what builds or scans a real model as slow."""
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the output with how many tests could not run for want of a package, and what runs them: skipped is not passed."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    missing: dict[str, int] = {}
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        for package in ("transformers", "torch"):
+            if re.search(rf"(needs|could not import|No module named|install) .*\b{package}\b", reason):
+                missing[package] = missing.get(package, 0) + 1
+                break
+    for package, number in missing.items():
+        reporter.write_line(
+            f"{number} tests did not run, for {package} is not installed: make test installs it and runs them"
+        )

@@ -4,7 +4,7 @@ Run ``python tests/fuzz.py --seed 1 --count 20000`` (or ``make fuzz``). A failur
 
     python tests/fuzz.py --seed 4711 --count 1
 
-What must be true is said in `check_header`, `check_index`, `check_scan` and `check_verdict`; tests/test_fuzz.py has
+What must be true is said in `check_header`, `check_index`, `check_scan` and `check_verdict`; tests/checkpoint/test_fuzz.py has
 hypothesis look for counterexamples.
 """
 
@@ -26,18 +26,18 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ckptcheck import pack
 from ckptcheck.checkpoint import header, index
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.report import Report
-from ckptcheck.reporters import FORMATS, render, text
-from ckptcheck.run import run
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters import FORMATS, render, text
+from ckptcheck.linter.runner import run_rules
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 SLOWEST = 5.0  # seconds of computing that one small file may take; they take some hundredths
 
 ODD = [
@@ -207,7 +207,7 @@ def damaged(raw: bytes, dice: random.Random) -> bytes:
             return dice.choice(BYTES) + raw
 
 
-def text_of(node: Any, dice: random.Random) -> bytes:
+def read_text_file(node: Any, dice: random.Random) -> bytes:
     """Write a draft with one kind of white space or another."""
     comma, colon = dice.choice([(",", ":")] * 4 + [(", ", ": "), (",\n\t", " :\r\n"), (" ,", ":")])
     before, after = dice.choice(
@@ -221,7 +221,7 @@ def random_file(dice: random.Random) -> bytes:
     node, length = random_header(dice)
     for _ in range(dice.choice([0, 1, 1, 1, 2, 3, 6])):
         mutate(node, dice)
-    body = text_of(node, dice)
+    body = read_text_file(node, dice)
     if dice.random() < 0.5:
         body += b" " * (-len(body) % 8)
     if dice.random() < 0.1:
@@ -241,7 +241,7 @@ def random_text(value: Any, dice: random.Random) -> bytes:
     node = draft(value)
     for _ in range(dice.choice([0, 1, 2, 4, 8])):
         mutate(node, dice)
-    raw = text_of(node, dice)
+    raw = read_text_file(node, dice)
     return damaged(raw, dice) if dice.random() < 0.2 else raw
 
 
@@ -282,7 +282,7 @@ def check_scan(target: Path) -> Report | None:
     begun = time.process_time()
     try:
         ckpt = open_checkpoint(str(target), jobs=1)
-        report = run(ckpt, RULES)
+        report = run_rules(ckpt, RULES)
     except CkptcheckError:
         return None
     assert not report.crashed, report.crashed

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 sys.path[:0] = [str(ROOT / "fixtures")]
 COSTS = "cost of the syncs, and of checking them"
 HEAD = ("cell", "sent", "sync s", "GB/s", "update s", "check s", "GB/s", "verdict")
@@ -66,11 +67,9 @@ def overdue(cell: Cell, report: dict[str, Any]) -> set[str]:
     """Return the rules that did not pass and had to. Where buckets are one stream, their sizes are nothing (REF008); and on a
     GPU logprobs may be off by what rounding explains (REF010), which the rule then says itself.
     """
-    from ckptcheck.engines.sglang import SglangEngine
-    from ckptcheck.engines.vllm import VllmEngine
+    from ckptcheck.runtime.engines.transports import find_transport
 
-    streams = {"vllm": VllmEngine, "sglang": SglangEngine}[cell.engine].streams
-    excused = {"REF008"} if cell.transport in streams else set()
+    excused = {"REF008"} if find_transport(cell.engine, cell.transport).joins_buckets else set()
     excused |= {
         each["code"] for each in report["skipped"] if "another process may choose other kernels" in each["reason"]
     }

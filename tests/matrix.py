@@ -2,7 +2,7 @@
 
     python -m tests.matrix [--only WORD ...] [--but WORD ...] [--list]
 
-Every cell is a whole trial (see ckptcheck/refit/README.md) on the real megatron-core and the real engine. Weights have to be
+Every cell is a whole trial (see docs/refit.md) on the real megatron-core and the real engine. Weights have to be
 those of a cold load to the last bit, logprobs within the floor that the cell measures: 1e-5 nats in float32. Processes are
 used again, so that a cold load costs seconds. Prints a table; exits 1 where a cell fails.
 """
@@ -13,23 +13,23 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "fixtures")]
+from tests.paths import ROOT
 
-import smollm2  # noqa: E402
-from cell import Bench, Cell  # noqa: E402
+sys.path.insert(0, str(ROOT / "fixtures"))
 
-from ckptcheck.environments.interpreter import interpreter  # noqa: E402
-from ckptcheck.errors import CkptcheckError  # noqa: E402
-from ckptcheck.refit.judging import gaps  # noqa: E402
-from ckptcheck.refit.trace import RefitTrace  # noqa: E402
-from ckptcheck.report import Report  # noqa: E402
-from ckptcheck.trainers.layout import Layout  # noqa: E402
-from ckptcheck.trainers.schemes import SCHEMES  # noqa: E402
+import smollm2
 
-LAYOUTS = (Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2))
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace_queries import compare_scoring
+from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.runtime.trainers.layout import ParallelLayout
+from ckptcheck.runtime.trainers.schemes import SCHEMES
+from tests.factories.matrix_cell import Cell, MatrixRunner
+
+LAYOUTS = (ParallelLayout(), ParallelLayout(tp=2), ParallelLayout(pp=2), ParallelLayout(tp=2, pp=2))
 TRANSPORTS = ("reload", "gloo")
 ROUTES = ("tensor", "gloo", "flattened_bucket", "disk")
 """Of SGLang."""
@@ -37,16 +37,16 @@ ROUTES = ("tensor", "gloo", "flattened_bucket", "disk")
 
 def cells() -> Iterator[Cell]:
     """Yield the matrix. Engines of two ranks come last and are perturbed: a cold load of one takes a minute."""
-    for layout in (Layout(), Layout(pp=2), Layout(tp=3)):
+    for layout in (ParallelLayout(), ParallelLayout(pp=2), ParallelLayout(tp=3)):
         yield Cell("smollm2", layout)
         yield Cell("smollm2", layout, transport="tensor", engine="sglang")
-    tiny = [("llama", LAYOUTS), ("qwen3", LAYOUTS), ("qwen3-moe", (*LAYOUTS, Layout(ep=2)))]
+    tiny = [("llama", LAYOUTS), ("qwen3", LAYOUTS), ("qwen3-moe", (*LAYOUTS, ParallelLayout(ep=2)))]
     for dtype in ("float32", "bfloat16"):
         for model, layouts in tiny:
             for number, layout in enumerate(layouts):
                 yield Cell(model, layout, dtype=dtype, transport=TRANSPORTS[number % 2])
                 yield Cell(model, layout, dtype=dtype, transport=ROUTES[number % 4], engine="sglang")
-    yield Cell("smollm2", Layout(tp=3), dtype="bfloat16", transport="gloo")
+    yield Cell("smollm2", ParallelLayout(tp=3), dtype="bfloat16", transport="gloo")
     yield from quantized()
     for model, layouts in tiny:
         for number, layout in enumerate(layouts):
@@ -57,13 +57,18 @@ def cells() -> Iterator[Cell]:
 def quantized() -> Iterator[Cell]:
     """Yield every scheme that an engine can compute on a CPU: vLLM has no kernels for experts there, nor for INT4 in float32."""
     for name in SCHEMES:
-        yield Cell("llama", Layout(tp=2), dtype="bfloat16", quantize=name)
-        yield Cell("llama", Layout(tp=2), transport="tensor", engine="sglang", quantize=name)
+        yield Cell("llama", ParallelLayout(tp=2), dtype="bfloat16", quantize=name)
+        yield Cell("llama", ParallelLayout(tp=2), transport="tensor", engine="sglang", quantize=name)
         if name != "w8a8":  # INT8 experts SGLang has for NPUs alone
-            yield Cell("qwen3-wide", Layout(ep=2), transport="tensor", engine="sglang", quantize=name)
-    yield Cell("llama", Layout(pp=2), dtype="bfloat16", transport="gloo", quantize="w4a16")
+            yield Cell("qwen3-wide", ParallelLayout(ep=2), transport="tensor", engine="sglang", quantize=name)
+    yield Cell("llama", ParallelLayout(pp=2), dtype="bfloat16", transport="gloo", quantize="w4a16")
     yield Cell(
-        "qwen3-wide", Layout(), dtype="bfloat16", transport="flattened_bucket", engine="sglang", quantize="w4a16"
+        "qwen3-wide",
+        ParallelLayout(),
+        dtype="bfloat16",
+        transport="flattened_bucket",
+        engine="sglang",
+        quantize="w4a16",
     )
 
 
@@ -72,20 +77,20 @@ HEAD = ("cell", "tensors", "differ", "cold", "trainer", "floor", "grad", "s", "v
 
 def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[str, ...]:
     """Sum a cell up: tensors compared and different, largest gaps in nats from the cold load and from the trainer, floor."""
-    seen = [gaps(scoring) for scoring in trace.scorings]
+    seen = [compare_scoring(scoring) for scoring in trace.scorings]
     cold = max((max(each.prefill.most, each.decode.most) for each in seen), default=float("nan"))
     trainer = max((gap.most for each in seen for gap in (each.trainer, each.forced) if gap), default=float("nan"))
     said = "pass" if passed(cell, report) else ", ".join(sorted({finding.code for finding in report.findings}))
     return (
         str(cell),
         str(sum(len(sync.manifest) for sync in trace.syncs)),
-        str(sum(len(sync.differing) for sync in trace.syncs)),
+        str(sum(len(sync.differing_tensors) for sync in trace.syncs)),
         f"{cold:.2g}",
         f"{trainer:.2g}",
-        f"{trace.floor.sides.most:.2g}",
+        f"{trace.noise_floor.trainer_tolerance.most:.2g}",
         f"{trace.steps[0].grad_norm:.4g}" if trace.steps else "–",
         f"{seconds:.0f}",
-        said or f"incomplete: {'; '.join(trace.broken.values())}"[:120],
+        said or f"incomplete: {'; '.join(trace.failed_phases.values())}"[:120],
     )
 
 
@@ -112,14 +117,14 @@ def main() -> None:
         return
     try:
         for name in {"megatron", *(cell.engine for cell in chosen)}:
-            interpreter(name)
+            find_interpreter(name)
     except CkptcheckError as missing:
         sys.exit(f"{missing.message}: {(missing.hint or '').partition(',')[0]} (make engines)")
     if any(cell.model == "smollm2" for cell in chosen) and not (smollm2.default_folder() / smollm2.DONE).is_file():
         smollm2.build(smollm2.default_folder())
     failed, begin = 0, time.monotonic()
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
-    with Bench() as bench:
+    with MatrixRunner() as bench:
         for cell in chosen:
             began = time.monotonic()
             trace, report = bench.run(cell)

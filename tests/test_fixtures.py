@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cases import CHECKPOINTS
-from conftest import FIXTURES  # noqa: F401  (puts the scripts on the path)
+from tests.factories.checkpoint_cases import CHECKPOINTS
 
 
 def test_the_committed_checkpoints_are_what_the_script_writes(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import damage
 import pytest
-from cases import ROOT
 
-from ckptcheck import pack, settings
-from ckptcheck.select import matching
+from ckptcheck.linter import rule_loader, settings
+from ckptcheck.linter.selection import match_rules
+from tests.factories.checkpoint_cases import ROOT
+
+pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n\$ ckptcheck (.+)\n((?:(?!\$ |```).*\n)+)```", README)
@@ -41,10 +43,10 @@ def test_the_settings_are_accepted(tmp_path: Path) -> None:
     text = re.search(r"```toml\n(.+?)```", README, re.DOTALL)
     assert text
     (tmp_path / "ckptcheck.toml").write_text(text[1], encoding="utf-8")
-    found = settings.load(tmp_path / "ckptcheck.toml")
-    for pattern in (*found.select, *found.ignored, *found.severities):
-        assert matching(pack.load(), pattern)
-    assert set(tomllib.loads(text[1])) == set(settings.KEYS)
+    project_settings = settings.load_settings(tmp_path / "ckptcheck.toml")
+    for pattern in (*project_settings.select, *project_settings.ignored, *project_settings.severities):
+        assert match_rules(rule_loader.load_rules(), pattern)
+    assert set(tomllib.loads(text[1])) == set(settings.FORMS)
 
 
 def test_the_example_rule_works(tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_the_example_rule_works(tmp_path: Path) -> None:
     assert text
     path = tmp_path / "lic001_missing_license.py"
     path.write_text(re.sub(r"(?m)^   ", "", text[1]), encoding="utf-8")
-    rule = pack.load_file(path)
+    rule = rule_loader.load_rule_file(path)
     assert (rule.code, rule.name, rule.summary) == ("LIC001", "missing-license", "The model has no license.")
 
 

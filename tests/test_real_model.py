@@ -9,20 +9,20 @@ from pathlib import Path
 
 import damage
 import pytest
-from conftest import needs
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.report import Report
-from ckptcheck.run import run
-from ckptcheck.values.measure import attach
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.values.value_pass import ValuePass
+from tests.conftest import needs
 
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 pytestmark = pytest.mark.xdist_group("smollm2")
 
 
 def scan(folder: Path) -> Report:
-    return run(attach(open_checkpoint(str(folder))), RULES)
+    return run_rules(open_checkpoint(str(folder), value_reader=ValuePass()), RULES)
 
 
 def test_it_is_sound(smollm2: Path) -> None:
@@ -32,8 +32,8 @@ def test_it_is_sound(smollm2: Path) -> None:
     assert report.skipped == ()
     assert report.counts == {"files": 3, "tensors": 272, "bytes": 269_030_016}
     ckpt = open_checkpoint(str(smollm2))
-    assert ckpt.anatomy.tied is True
-    assert sorted(ckpt.anatomy.layers) == list(range(30))
+    assert ckpt.components.is_tied is True
+    assert sorted(ckpt.components.layers) == list(range(30))
 
 
 def test_it_is_the_model_it_says_it_is(smollm2: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CHECKPOINTS, edit_tensors
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.repair import Repair, index_repair
-from ckptcheck.run import run
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.repair import Repair, plan_index_repair
+from tests.factories.checkpoint_cases import CHECKPOINTS, edit_tensors
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def plan(folder: Path) -> tuple[Repair | None, str | None]:
-    return index_repair(open_checkpoint(str(folder)))
+    return plan_index_repair(open_checkpoint(str(folder)))
 
 
 def edit(folder: Path, change: Any) -> None:
@@ -41,7 +41,7 @@ def repaired(folder: Path) -> dict[str, Any]:
     assert repair is not None
     repair.apply()
     assert plan(folder) == (None, None)
-    assert run(open_checkpoint(str(folder)), pack.load()).verdict == "clean"
+    assert run_rules(open_checkpoint(str(folder)), rule_loader.load_rules()).verdict == "clean"
     assert {path.name: path.read_bytes() for path in folder.glob("*.safetensors")} == shards, "a shard was touched"
     value: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     return value

@@ -2,97 +2,201 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from attached import attached
-from cases import CHECKPOINTS, MEGATRON, ROOT, Case, all_cases, build, line
-from compared import comparison
-from gridded import measured
-from jobs import job
-from ladders import attribution
-from localized import localization
-from probed import probed
-from recorded import history
-from refitted import played
-from rolled import judged, series
 
-from ckptcheck import manifest, pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
-from ckptcheck.checkpoint.options import Options
+from ckptcheck.checkpoint.scan_options import ScanOptions
+from ckptcheck.checkpoint.views import (
+    ConfiguredCheckpoint,
+    IndexedCheckpoint,
+    LayeredCheckpoint,
+    QuantizedCheckpoint,
+    TokenizedCheckpoint,
+)
 from ckptcheck.cli.rules import markdown_table
-from ckptcheck.report import Report
-from ckptcheck.rule import Rule
-from ckptcheck.run import Evidence, run
-from ckptcheck.values.measure import attach
+from ckptcheck.compare import manifest
+from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.evidence import Evidence
+from ckptcheck.linter.rule import Rule
+from ckptcheck.linter.rule_index import describe_rule
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.parity.probes.trace import ProbeTrace
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.preflight.job import Job
+from ckptcheck.refit.history.history import History
+from ckptcheck.refit.running_servers.trace import ServerEvidence
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.runtime.engines.known_issues import EngineIdentity
+from ckptcheck.values.value_pass import ValuePass
+from tests.factories.attached_servers import build_servers
+from tests.factories.attribution_cases import build_attribution
+from tests.factories.case_table import CaseTable
+from tests.factories.checkpoint_cases import (
+    CHECKPOINTS,
+    MEGATRON,
+    ROOT,
+    Case,
+    build_checkpoint,
+    format_finding,
+    load_cases,
+)
+from tests.factories.comparison_cases import build_comparison
+from tests.factories.history_cases import build_history
+from tests.factories.job_cases import read_job
+from tests.factories.localize_cases import build_localization
+from tests.factories.parity_matrix_cases import build_matrix
+from tests.factories.probe_cases import run_probe_case
+from tests.factories.refit_cases import run_trial_case
+from tests.factories.rollout_cases import build_rollout_evidence, build_rollout_series
 
-RULES = pack.load()
-CASES = list(all_cases())
-MADE: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
-    "refit": played,
-    "job": job,
-    "servers": lambda table, _: attached(table),
-    "engines": lambda table, folder: attached(table) if "servers" in table else played(table, folder),
-    "history": lambda table, folder: history(table, folder / "syncs.jsonl"),
-    "rollouts": lambda table, _: judged(table),
-    "rollout-series": lambda table, _: series(table),
-    "matrix": lambda table, _: measured(table),
-    "probe": probed,
-    "comparison": comparison,
-    "attribution": lambda table, _: attribution(table),
-    "localization": lambda table, _: localization(table),
+RULES = rule_loader.load_rules()
+CASES = list(load_cases())
+BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
+    "refit": run_trial_case,
+    "job": read_job,
+    "servers": lambda table, _: build_servers(table),
+    "engines": lambda table, folder: build_servers(table) if "servers" in table else run_trial_case(table, folder),
+    "history": lambda table, folder: build_history(table, folder / "syncs.jsonl"),
+    "rollouts": lambda table, _: build_rollout_evidence(table),
+    "rollout-series": lambda table, _: build_rollout_series(table),
+    "matrix": lambda table, _: build_matrix(table),
+    "probe": run_probe_case,
+    "comparison": build_comparison,
+    "attribution": lambda table, _: build_attribution(table),
+    "localization": lambda table, _: build_localization(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
+SCANNED = {
+    "checkpoint": Checkpoint,
+    "index": IndexedCheckpoint,
+    "config": ConfiguredCheckpoint,
+    "layers": LayeredCheckpoint,
+    "tokenizer": TokenizedCheckpoint,
+    "quantization": QuantizedCheckpoint,
+    "values": Checkpoint,
+    "megatron": Megatron,
+    "dcp": DcpCheckpoint,
+    "manifest": manifest.Verification,
+}
+"""What a rule looks at → what its check receives, where a case's checkpoint is scanned."""
+EVIDENCE = SCANNED | {
+    "refit": RefitTrace,
+    "job": Job,
+    "servers": ServerEvidence,
+    "engines": tuple[EngineIdentity, ...],
+    "history": History,
+    "rollouts": RolloutEvidence,
+    "rollout-series": RolloutSeries,
+    "matrix": MatrixTrace,
+    "probe": ProbeTrace,
+    "comparison": Comparison,
+    "attribution": Attribution,
+    "localization": Localization,
+}
+"""What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, tmp_path: Path) -> None:
     if "python" in case.table:
+        msgspec.convert(case.table, CaseTable)
         file, _, name = case.table["python"].partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), "there is no such test"
         return
-    if (made := MADE.get(case.rule.on)) is not None:
-        _holds(case, run(made(case.table, tmp_path), [case.rule]))
-        return
-    ckpt = opened(build(case.table, tmp_path / "ckpt"))
-    if "options" in case.table:
-        assert isinstance(ckpt, Checkpoint)
-        asked = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in case.table["options"].items()
-        }
-        ckpt.options = Options(**asked)
-    if case.rule.on == "manifest":  # taken of the base, as it was before anything was done to it
-        before = manifest.take(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
-        assert isinstance(ckpt, Checkpoint)
-        report = run(manifest.compare(ckpt, before), [case.rule])
-    else:
-        report = run(ckpt, [case.rule])
-    _holds(case, report)
-
-
-def opened(path: Path) -> Checkpoint | Megatron:
-    """Open a target, its values to be read."""
-    found = open_target(str(path))
-    if isinstance(found, Checkpoint):
-        return attach(found)
-    found.reads_values = True
-    attach(found.values_view)
-    return found
-
-
-def _holds(case: Case, report: Report) -> None:
+    report = run_rules(_build_evidence(case, tmp_path), [case.rule])
     assert not report.crashed
-    assert [line(finding) for finding in report.findings] == case.table.get("expect", [])
+    assert [format_finding(finding) for finding in report.findings] == case.table.get("expect", [])
     assert [reason for _, reason in report.skipped] == ([case.table["skip"]] if "skip" in case.table else [])
+
+
+def _build_evidence(case: Case, folder: Path) -> Evidence:
+    if case.rule.on in BUILDERS:
+        return BUILDERS[case.rule.on](case.table, folder)
+    path = build_checkpoint(case.table, folder / "ckpt")
+    arguments = case.table.get("options", {})
+    options = ScanOptions(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    )
+    ckpt = open_target(str(path), options=options, value_reader=ValuePass())
+    if case.rule.on != "manifest":
+        return ckpt
+    assert isinstance(ckpt, Checkpoint)
+    # The manifest is taken of the base, as it was before anything was done to it.
+    recorded = manifest.build_manifest(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
+    return manifest.verify_manifest(ckpt, recorded)
+
+
+def _find_one_case_of_each_schema() -> list[Case]:
+    """Return a case of each kind of evidence, of each of the two kinds of cases about engines, and one that is a test."""
+    schemas = {"python" if "python" in case.table else (case.rule.on, "servers" in case.table): case for case in CASES}
+    return list(schemas.values())
+
+
+@pytest.mark.parametrize("case", _find_one_case_of_each_schema(), ids=lambda case: f"{case.rule.on}-{case}")
+def test_a_misspelt_key_of_a_case_is_refused(case: Case, tmp_path: Path) -> None:
+    """Else a sound case with a misspelt key would pass, because nothing happens to it."""
+    misspelt = replace(case, table={**case.table, "tittle": "text"})
+    with pytest.raises(msgspec.ValidationError, match="unknown field `tittle`"):
+        test_case(misspelt, tmp_path)
+
+
+def test_there_are_cases_about_every_kind_of_evidence() -> None:
+    assert {case.rule.on for case in CASES} == EVIDENCE.keys() == SCANNED.keys() | BUILDERS.keys()
+
+
+CHECKPOINT = {"base": "tiny-llama"}
+
+
+@pytest.mark.parametrize(
+    ("on", "table"),
+    [
+        ("attribution", {"effects": [{"undone_by": "heat", "size": 0.1, "shares": 0.5}]}),
+        ("attribution", {"effects": [{"undone_by": "heet", "size": 0.1}]}),
+        ("comparison", CHECKPOINT | {"diff": {"rtoll": 0.1}}),
+        ("comparison", CHECKPOINT | {"options": {"verify_blobs": True}}),
+        ("history", {"syncs": [{"stail": ["*"]}]}),
+        ("localization", {"do": [{"point": "lm_head", "how": "factor", "bye": 2.0}]}),
+        ("rollouts", {"changes": [{"column": "engine_logprobs", "adds": 1}]}),
+        ("refit", {"faults": [{"kind": "droped"}]}),
+        ("servers", {"servers": [{"difers": ["model.norm.weight"]}]}),
+        ("servers", {"servers": [{"written": {"lefts": ["model.norm.weight"]}}]}),
+        ("servers", {"servers": [{}], "trainer": {"of": 0.5}}),
+        ("checkpoint", CHECKPOINT | {"tensors": {"model.safetensors": {"x": {"dtype": "F32", "shapes": [1]}}}}),
+        ("checkpoint", CHECKPOINT | {"values": {"model.norm.weight": [{"zeroes": 1}]}}),
+        ("checkpoint", CHECKPOINT | {"faults": [{"kind": "dropped"}]}),
+        ("megatron", {"base": "dense", "contents": {"dropp": ["x"]}}),
+        ("megatron", {"base": "dense", "elements": {"output_layer.weight": [{"zeroes": 1}]}}),
+    ],
+)
+def test_a_misspelt_word_inside_a_case_is_refused(on: str, table: dict[str, Any], tmp_path: Path) -> None:
+    rule = next(rule for rule in RULES if rule.on == on)
+    with pytest.raises(msgspec.ValidationError):
+        _build_evidence(Case(rule, "ok", 0, table), tmp_path)
+
+
+def open_with_values(path: Path) -> Checkpoint | Megatron:
+    return open_target(str(path), value_reader=ValuePass())
 
 
 def test_a_case_says_what_it_shows() -> None:
@@ -116,9 +220,23 @@ def test_hygiene(rule: Rule) -> None:
         assert len(body.strip()) > 10, f"{section} is empty"
     assert rule.summary.endswith(".")
     assert len(rule.summary) < 100
-    cases = tomllib.loads(rule.path.with_suffix(".toml").read_text(encoding="utf-8"))
+    assert describe_rule(ROOT / "rules", rule.path), (
+        "the decorator needs code, name, severity=, on=, when= in this order"
+    )
+    path = rule.path.with_suffix(".toml")
+    assert path.is_file(), f"{rule.code} has no cases: write them to {path.relative_to(ROOT)} (docs/adding-a-rule.md)"
+    cases = tomllib.loads(path.read_text(encoding="utf-8"))
     assert cases.keys() == {"bad", "ok"}
     assert len(cases["ok"]) >= len(cases["bad"]) >= 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_a_check_is_annotated_with_what_it_receives(rule: Rule) -> None:
+    """`on` is text, so that no type checker sees what a check receives."""
+    assert rule.path is not None
+    check = rule_loader.load_rule_file(rule.path).check
+    parameter = next(iter(inspect.signature(check).parameters))
+    assert typing.get_type_hints(check).get(parameter) == EVIDENCE[rule.on]
 
 
 def test_no_case_file_without_a_rule() -> None:
@@ -128,15 +246,15 @@ def test_no_case_file_without_a_rule() -> None:
 
 @pytest.mark.parametrize("base", sorted(path.name for path in (ROOT / "fixtures/checkpoints").iterdir()))
 def test_the_bases_are_sound(base: str) -> None:
-    report = run(attach(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base))), RULES)
-    assert [line(finding) for finding in report.findings] == []
+    report = run_rules(open_checkpoint(str(ROOT / "fixtures/checkpoints" / base), value_reader=ValuePass()), RULES)
+    assert [format_finding(finding) for finding in report.findings] == []
     assert report.verdict == "clean"
 
 
 @pytest.mark.parametrize("base", sorted(path.name for path in MEGATRON.iterdir()))
 def test_the_megatron_bases_are_sound(base: str) -> None:
-    report = run(opened(MEGATRON / base), RULES)
-    assert [line(finding) for finding in report.findings] == []
+    report = run_rules(open_with_values(MEGATRON / base), RULES)
+    assert [format_finding(finding) for finding in report.findings] == []
     assert report.verdict == "clean"
 
 
@@ -149,7 +267,7 @@ def test_the_table_of_rules_is_up_to_date() -> None:
 def test_a_rule_is_announced_as_it_is(rule: Rule) -> None:
     """The file of a built-in rule is run only when the rule looks; until then the text of the file speaks for it."""
     assert rule.path is not None
-    loaded = pack.load_file(rule.path)
+    loaded = rule_loader.load_rule_file(rule.path)
     told = (rule.code, rule.name, rule.severity, rule.on, rule.explanation, rule.when is None)
     assert told == (
         *(loaded.code, loaded.name, loaded.severity, loaded.on, loaded.explanation),
@@ -159,9 +277,9 @@ def test_a_rule_is_announced_as_it_is(rule: Rule) -> None:
 
 def test_a_scan_runs_no_file_of_a_rule_that_has_nothing_to_look_at() -> None:
     program = (
-        "import sys; from ckptcheck import pack; from ckptcheck.run import run\n"
+        "import sys; from ckptcheck.linter.rule_loader import load_rules; from ckptcheck.linter.runner import run_rules\n"
         "from ckptcheck.checkpoint.open import open_checkpoint\n"
-        f"run(open_checkpoint({str(CHECKPOINTS / 'tiny-llama')!r}), pack.load())\n"
+        f"run_rules(open_checkpoint({str(CHECKPOINTS / 'tiny-llama')!r}), load_rules())\n"
         "print(*(name for name in sys.modules if name.startswith('ckptcheck_rule_')))"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

@@ -10,9 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from cases import CHECKPOINTS, ROOT
 
-from ckptcheck import pack
+from ckptcheck.linter import rule_loader
+from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,15 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         archive.extractall(tmp_path / "site")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    program = "import ckptcheck; from ckptcheck import pack; print(ckptcheck.__file__, pack.builtin_folder(), len(pack.load()))"
+    program = (
+        "import ckptcheck; from ckptcheck.linter import rule_loader; "
+        "print(ckptcheck.__file__, rule_loader.builtin_rule_folder(), len(rule_loader.load_rules()))"
+    )
     shown = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     site = tmp_path / "site" / "ckptcheck"
-    assert shown.stdout.split() == [str(site / "__init__.py"), str(site / "_rules"), str(len(pack.load()))]
+    assert shown.stdout.split() == [str(site / "__init__.py"), str(site / "_rules"), str(len(rule_loader.load_rules()))]
     scan = subprocess.run(
         [sys.executable, "-P", "-m", "ckptcheck", "scan", str(CHECKPOINTS / "tiny-llama")],
         cwd=tmp_path,
@@ -43,13 +46,18 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert (scan.returncode, scan.stderr) == (0, "")
-    program = "from ckptcheck.values.glance import LIBRARY, is_compiled; print(is_compiled(), LIBRARY.is_file())"
+    program = "from ckptcheck.values.pattern_max import LIBRARY, is_compiled; print(is_compiled(), LIBRARY.is_file())"
     shown = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     wheel = next(built.glob("*.whl")).name
     assert shown.stdout.split() == (["False", "False"] if wheel.endswith("-py3-none-any.whl") else ["True", "True"])
-    for name in ("py.typed", "reporters/report.schema.json", "checkpoint/architectures.json"):
+    for name in (
+        "py.typed",
+        "linter/reporters/report.schema.json",
+        "checkpoint/architectures.json",
+        "_rules/index.json",
+    ):
         assert (site / name).is_file()
 
 
@@ -59,8 +67,8 @@ def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
     for name in (
         "rules/index/idx001_missing_shard.py",
         "rules/index/idx001_missing_shard.toml",
-        "ckptcheck/run.py",
-        "ckptcheck/values/glance.c",
+        "ckptcheck/linter/runner.py",
+        "ckptcheck/values/pattern_max.c",
         "ckptcheck/values/hatch_build.py",
         "README.md",
     ):

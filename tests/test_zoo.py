@@ -12,19 +12,19 @@ from typing import Any
 import damage
 import pytest
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.architecture import transformers_version
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.layout import layout_of
+from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.megatron.structure import structure_of
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.report import Report
-from ckptcheck.run import run
-from ckptcheck.values.measure import attach
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.values.value_pass import ValuePass
 
 pytestmark = pytest.mark.zoo
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 
 JUSTIFIED = {
     # transformers drops the layer of multi-token prediction when it saves, and leaves the number in the config: an
@@ -34,7 +34,7 @@ JUSTIFIED = {
 
 
 def scan(folder: Path) -> Report:
-    return run(attach(open_checkpoint(str(folder)), jobs=1), RULES)
+    return run_rules(open_checkpoint(str(folder), value_reader=ValuePass(jobs=1)), RULES)
 
 
 def test_the_zoo_is_the_one_the_names_were_learned_from(zoo: Path) -> None:
@@ -68,7 +68,7 @@ def test_sound_models_saved_by_torch_distributed_checkpoint(zoo: Path, zoo_archi
         assert isinstance(tensors, dict)
         weights = {f"model.{name}": GlobalTensor(name, found.dtype, found.shape, ()) for name, found in tensors.items()}
         seen: Any = SimpleNamespace(
-            weights=weights, args={}, structure=structure_of(weights), layout=layout_of(weights), place=None
+            weights=weights, args={}, structure=structure_of(weights), layout=parse_layout(weights), place=None
         )
         assert [problem.message for problem in rule.check(seen)] == [], architecture
 
@@ -80,39 +80,41 @@ def damaged(zoo: Path, architecture: str, tmp_path: Path) -> tuple[Path, Checkpo
 
 
 def lose_last_layer(folder: Path, ckpt: Checkpoint) -> bool:
-    stack = ckpt.anatomy.stack
+    stack = ckpt.components.stack
     if stack is None:
         return False
-    last = stack.name(max(ckpt.anatomy.layers)) + "."
+    last = stack.full_name(max(ckpt.components.layers)) + "."
     damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(last)})
     return True
 
 
 def lose_middle_layer(folder: Path, ckpt: Checkpoint) -> bool:
-    stack = ckpt.anatomy.stack
+    stack = ckpt.components.stack
     if stack is None:
         return False
-    damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(stack.name(1) + ".")})
+    damage.drop_tensors(folder, {name for name in ckpt.tensors if name.startswith(stack.full_name(1) + ".")})
     return True
 
 
 def lose_matrix(folder: Path, ckpt: Checkpoint) -> bool:
     """Drop one matrix of a layer that has at least two siblings of its kind."""
-    stack = ckpt.anatomy.stack
+    stack = ckpt.components.stack
     if stack is None:
         return False
-    kinds = [frozenset(names) for names in ckpt.anatomy.layers.values()]
-    for layer, names in sorted(ckpt.anatomy.layers.items(), reverse=True):
+    kinds = [frozenset(names) for names in ckpt.components.layers.values()]
+    for layer, names in sorted(ckpt.components.layers.items(), reverse=True):
         matrices = [
-            name for name in sorted(names) if "{}" not in name and len(ckpt.tensors[stack.name(layer, name)].shape) > 1
+            name
+            for name in sorted(names)
+            if "{}" not in name and len(ckpt.tensors[stack.full_name(layer, name)].shape) > 1
         ]
         if kinds.count(frozenset(names)) >= 3 and matrices:
-            return damage.drop_tensors(folder, {stack.name(layer, matrices[len(matrices) // 2])}) == 1
+            return damage.drop_tensors(folder, {stack.full_name(layer, matrices[len(matrices) // 2])}) == 1
     return False
 
 
 def lose_expert(folder: Path, ckpt: Checkpoint) -> bool:
-    stack = ckpt.anatomy.stack
+    stack = ckpt.components.stack
     experts = [
         name for name in ckpt.tensors if ".experts.2." in name and stack is not None and name.startswith(stack.prefix)
     ]
@@ -123,32 +125,32 @@ def lose_expert(folder: Path, ckpt: Checkpoint) -> bool:
 
 
 def lose_embedding(folder: Path, ckpt: Checkpoint) -> bool:
-    name = ckpt.anatomy.embedding
+    name = ckpt.components.embedding
     return name is not None and damage.drop_tensors(folder, {name}) == 1
 
 
 def change_config(folder: Path, ckpt: Checkpoint, names: tuple[str, ...], by: int) -> bool:
     if ckpt.config is None or ckpt.config.text is not ckpt.config.value or (old := ckpt.config.integer(*names)) is None:
         return False
-    damage.edit_json(folder / "config.json", {ckpt.config.key(*names): old + by})
+    damage.edit_json(folder / "config.json", {ckpt.config.key_path(*names): old + by})
     return True
 
 
 def declare_more_layers(folder: Path, ckpt: Checkpoint) -> bool:
-    return ckpt.anatomy.stack is not None and change_config(folder, ckpt, ckpt.anatomy.depth_names, 1)
+    return ckpt.components.stack is not None and change_config(folder, ckpt, ckpt.components.depth_names, 1)
 
 
 def declare_fewer_layers(folder: Path, ckpt: Checkpoint) -> bool:
-    return ckpt.anatomy.stack is not None and change_config(folder, ckpt, ckpt.anatomy.depth_names, -1)
+    return ckpt.components.stack is not None and change_config(folder, ckpt, ckpt.components.depth_names, -1)
 
 
 def declare_larger_vocabulary(folder: Path, ckpt: Checkpoint) -> bool:
-    return ckpt.anatomy.embedding is not None and change_config(folder, ckpt, ("vocab_size",), 7)
+    return ckpt.components.embedding is not None and change_config(folder, ckpt, ("vocab_size",), 7)
 
 
 def rename_layers(folder: Path, ckpt: Checkpoint) -> bool:
     """Give the checkpoint to another architecture."""
-    stack = ckpt.anatomy.stack
+    stack = ckpt.components.stack
     if stack is None or stack.prefix == "transformer.h":
         return False
     damage.edit_json(folder / "config.json", {"architectures": ["GPT2LMHeadModel"]})

@@ -1,4 +1,4 @@
-"""What transformers itself writes for each architecture it knows: a table taken from it, see fixtures/learn_architectures.py."""
+"""What transformers writes for each architecture it knows: a table that fixtures/learn_architectures.py generates from it."""
 
 from __future__ import annotations
 
@@ -19,51 +19,53 @@ def _facts() -> dict[str, Any]:
 
 
 def transformers_version() -> str:
-    """The version of transformers that the table was taken from."""
+    """Return the version of transformers that the table was generated from."""
     return str(_facts()["transformers"])
 
 
 def tied_by_default(architecture: str | None) -> bool | None:
-    """Whether an architecture ties its head where config.json does not say; None if it is unknown."""
-    found = _facts()["architectures"].get(architecture)
-    return None if found is None else bool(found["tied_by_default"])
+    """Whether an architecture ties its head when config.json does not say; None for an unknown architecture."""
+    facts = _facts()["architectures"].get(architecture)
+    return None if facts is None else bool(facts["tied_by_default"])
 
 
 def can_tie(architecture: str | None) -> bool | None:
-    """Whether an architecture ties its head at all, whatever the config says; None if it is unknown."""
-    found = _facts()["architectures"].get(architecture)
-    return None if found is None else bool(found["can_tie"])
+    """Whether an architecture can tie its head at all, whatever the config says; None for an unknown architecture."""
+    facts = _facts()["architectures"].get(architecture)
+    return None if facts is None else bool(facts["can_tie"])
 
 
 @dataclass(frozen=True)
-class KnownNames:
-    """The modules of one architecture, numbers written {}: ``model.layers.{}.self_attn.q_proj``."""
+class KnownModules:
+    """The modules of one architecture, with {} for each number: ``model.layers.{}.self_attn.q_proj``."""
 
     architecture: str
     modules: frozenset[str]
+    """Full names of the modules."""
     bases: frozenset[str]
+    """First parts of those names, such as ``model``."""
 
     @staticmethod
-    def of(config: Config | None) -> KnownNames | None:
-        """Return the names of a config's architecture; None if it is unknown or brings code of its own."""
+    def of(config: Config | None) -> KnownModules | None:
+        """Return the modules of a config's architecture; None if it is unknown or uses remote code (``auto_map``)."""
         if config is None or config.architecture is None or "auto_map" in config.value:
             return None
         return _known(config.architecture)
 
     @staticmethod
     def module(tensor: str) -> str:
-        """Return the module of a tensor: numbers written {}, the last part dropped."""
+        """Return the module that a tensor belongs to, with {} for each number and without the last part of the name."""
         return INDEX.sub("{}", tensor).rpartition(".")[0]
 
     def has(self, module: str) -> bool:
-        """Whether transformers knows the module, also when it was saved without the head around the model."""
+        """Whether transformers knows the module, with or without the base prefix (a model saved without its head)."""
         return module in self.modules or any(f"{base}.{module}" in self.modules for base in self.bases)
 
 
 @cache
-def _known(architecture: str) -> KnownNames | None:
-    found = _facts()["architectures"].get(architecture)
-    if found is None:
+def _known(architecture: str) -> KnownModules | None:
+    facts = _facts()["architectures"].get(architecture)
+    if facts is None:
         return None
-    modules = frozenset(found["modules"])
-    return KnownNames(architecture, modules, frozenset(module.partition(".")[0] for module in modules))
+    modules = frozenset(facts["modules"])
+    return KnownModules(architecture, modules, frozenset(module.partition(".")[0] for module in modules))

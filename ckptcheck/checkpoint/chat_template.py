@@ -1,6 +1,6 @@
-"""The chat template of a checkpoint: what it says of small conversations, how it ends a turn.
+"""Renders a chat template on small conversations, in a sandboxed child process.
 
-Which one counts, `template_files` says.
+`template_files` decides which of a checkpoint's templates counts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ckptcheck.checkpoint.confined import Answer, run_confined
+from ckptcheck.checkpoint.sandbox import SandboxResult, run_sandboxed
 
 SECONDS, MEMORY = 4, 1 << 29
-"""What the rendering of all conversations may take; real templates take a hundredth of it."""
+"""Limits for rendering all conversations: seconds of processor time, bytes of memory. Real templates need a hundredth."""
 MOST_CHARACTERS = 1 << 20
-"""Longest template that is looked at; the longest real ones have some 20,000."""
+"""Longest template that is rendered; the longest real ones have some 20,000 characters."""
 MARKER = re.compile(r"<[|｜][^<>\s|｜]{1,60}[|｜]>")
-"""How a control token looks when it is one: <|im_end|>, <｜User｜>."""
+"""The usual form of a control token: <|im_end|>, <｜User｜>."""
 
 QUESTION, ANSWER, AGAIN, ORDER = "Zebras ask alpha", "Quokkas answer beta", "Zebras ask gamma", "Otters order delta"
-"""What is said in the conversations: nothing that stands in a template."""
+"""The texts of the test conversations; no template contains them."""
 TOOL = {
     "type": "function",
     "function": {
@@ -33,9 +33,9 @@ TOOL = {
 
 
 def _conversations() -> Iterator[dict[str, Any]]:
-    """Yield the conversations, each with plain contents and with lists of parts, which multimodal templates want."""
+    """Yield the test conversations, each with string contents and with lists of parts, which multimodal templates expect."""
     user, answer, again = ("user", QUESTION), ("assistant", ANSWER), ("user", AGAIN)
-    talks = {
+    conversations = {
         "asked": ([user], True, None),
         "asked, no prompt": ([user], False, None),
         "answered": ([user, answer], False, None),
@@ -44,32 +44,32 @@ def _conversations() -> Iterator[dict[str, Any]]:
         "with tools": ([user], True, [TOOL]),
     }
     for parts in (False, True):
-        for name, (messages, prompt, tools) in talks.items():
-            said = [
+        for name, (messages, prompt, tools) in conversations.items():
+            turns = [
                 {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
                 for role, text in messages
             ]
-            given = {"messages": said, "add_generation_prompt": prompt, "tools": tools, "documents": None}
-            yield {"name": f"{name} in parts" if parts else name, "input": given}
+            inputs = {"messages": turns, "add_generation_prompt": prompt, "tools": tools, "documents": None}
+            yield {"name": f"{name} in parts" if parts else name, "input": inputs}
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One template. variables: the special tokens by name (``bos_token``), as a template gets them.
-
-    undecodable: where the file's first byte is that is no UTF-8; None where it is a text.
-    """
+    """One chat template and what it renders."""
 
     file: str
     key: str | None
+    """JSON path within the file; None for a .jinja file."""
     text: str = field(repr=False)
     variables: dict[str, str] = field(default_factory=dict)
+    """Special tokens by name (``bos_token``), as transformers passes them to a template."""
     undecodable: int | None = None
+    """Offset of the first byte of the file that is not UTF-8; None where all of it is."""
 
     @cached_property
-    def _answer(self) -> Answer:
-        """What the child process said. Raises Skip where it could not be run."""
-        return run_confined(
+    def _answer(self) -> SandboxResult:
+        """The answer of the child process. Raises Skip where it could not be run."""
+        return run_sandboxed(
             "templates",
             seconds=SECONDS,
             memory=MEMORY,
@@ -82,87 +82,93 @@ class ChatTemplate:
         return [line for line in self._answer.lines if key in line]
 
     @cached_property
-    def unbounded(self) -> str | None:
-        """How the template hit a limit of time, memory or length, None where it did not."""
+    def exceeded_limit(self) -> str | None:
+        """Which limit of time, memory or length the template exceeded; None where it exceeded none."""
         if len(self.text) > MOST_CHARACTERS:
             return f"it has {len(self.text):,} characters"
         if self._answer.bound is not None:
             return self._answer.bound
-        struck = {line["bound"] for line in self._lines("bound")}
-        if "memory" in struck:
+        limits = {line["bound"] for line in self._lines("bound")}
+        if "memory" in limits:
             return f"it takes more than {MEMORY >> 20} MiB of memory"
-        return "it writes without end" if struck else None
+        return "it writes without end" if limits else None
 
     @cached_property
     def syntax_error(self) -> tuple[str, int | None] | None:
-        """Why jinja cannot parse it, and in which line."""
-        broken = self._lines("broken") if len(self.text) <= MOST_CHARACTERS else []
-        return (str(broken[0]["broken"]), broken[0].get("line")) if broken else None
+        """Why jinja cannot parse the template, and in which line; None where it can."""
+        errors = self._lines("broken") if len(self.text) <= MOST_CHARACTERS else []
+        return (str(errors[0]["broken"]), errors[0].get("line")) if errors else None
 
     @cached_property
     def rendered(self) -> dict[str, str]:
-        """Conversation → what the template makes of it, as far as it takes it, plain or in parts."""
+        """Conversation → the rendered text, for the conversations that the template accepts (plain or in parts)."""
         if len(self.text) > MOST_CHARACTERS:
             return {}
         texts = {str(line["conversation"]): str(line["text"]) for line in self._lines("text")}
-        named = [talk["name"] for talk in _conversations()]
-        found = {}
-        for name in named[: len(named) // 2]:
-            both = [texts[form] for form in (name, f"{name} in parts") if form in texts]
-            if both:  # some templates write a list's repr, others drop a plain text: the one that says what was said
-                found[name] = next((text for text in both if QUESTION in text and "'text'" not in text), both[0])
-        return found
+        names = [talk["name"] for talk in _conversations()]
+        rendered = {}
+        for name in names[: len(names) // 2]:
+            candidates = [texts[form] for form in (name, f"{name} in parts") if form in texts]
+            # Some templates write a list's repr, others drop a plain text: prefer the form that shows the question.
+            if candidates:
+                rendered[name] = next(
+                    (text for text in candidates if QUESTION in text and "'text'" not in text), candidates[0]
+                )
+        return rendered
 
     @cached_property
     def failure(self) -> str | None:
-        """Why it fails on every conversation; None if it takes one, or refuses some in words of its own."""
-        if self.rendered or self.unbounded or self.syntax_error or self._lines("refused"):
+        """Why the template fails on every conversation; None if it renders one, or refuses some with its own message."""
+        if self.rendered or self.exceeded_limit or self.syntax_error or self._lines("refused"):
             return None
-        failed = self._lines("failed")
-        return str(failed[0]["failed"]) if failed else None
+        failures = self._lines("failed")
+        return str(failures[0]["failed"]) if failures else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds nothing that could write anything."""
+        """Whether the template holds nothing but white space."""
         return not self.text.strip("\ufeff \t\r\n")
 
     @cached_property
     def loses_questions(self) -> bool:
-        """Whether it writes turns of the user and nothing of what is said in them.
+        """Whether the template writes the user's turns without the user's text.
 
-        One that writes the same for one question and for two is made for other roles (``query``, ``document``).
+        A template that writes the same for one question and for two is made for other roles (``query``, ``document``).
         """
         one, two = (self.rendered.get(name) for name in ("asked", "asked again"))
-        told = any(text.lower() in said.lower() for text in (QUESTION, AGAIN) for said in self.rendered.values())
-        return one is not None and two is not None and one != two and not told
+        shows_question = any(
+            text.lower() in output.lower() for text in (QUESTION, AGAIN) for output in self.rendered.values()
+        )
+        return one is not None and two is not None and one != two and not shows_question
 
     @cached_property
     def literals(self) -> str:
-        """The text and the string constants of the parsed template, with NULs between."""
+        """The literal text and the string constants of the parsed template, joined by NUL."""
         if len(self.text) > MOST_CHARACTERS:
             return ""
         return "".join(str(line["literals"]) for line in self._lines("literals"))
 
     @cached_property
     def generation_prompt(self) -> str:
-        """What `add_generation_prompt` adds."""
+        """The text that `add_generation_prompt` adds; empty where it adds none at the end."""
         with_it, without = (self.rendered.get(name, "") for name in ("asked", "asked, no prompt"))
         return with_it.removeprefix(without) if without and with_it.startswith(without) else ""
 
     @cached_property
     def ordinary(self) -> str:
-        """All it writes in conversations without tools."""
+        """Everything the template writes in conversations without tools, joined by NUL."""
         return "\0".join(text for name, text in self.rendered.items() if name != "with tools")
 
 
 def markers(text: str, tokens: Collection[str]) -> list[str]:
-    """Return the control tokens in a text, in their order: the given ones, and what only looks like one (MARKER).
+    """Return the control tokens in a text, in order: the given tokens, and whatever has the form of one (MARKER).
 
     >>> markers("<|im_end|> <s>[INST]", ["<s>"])
     ['<|im_end|>', '<s>']
     """
     places = {match.start(): match[0] for match in MARKER.finditer(text)}
-    for token in sorted(tokens, key=len):  # at one place the longest counts
+    # Sorted by length, so that the longest token wins where several begin at one place.
+    for token in sorted(tokens, key=len):
         at = text.find(token)
         while at >= 0:
             places[at] = token
@@ -170,11 +176,11 @@ def markers(text: str, tokens: Collection[str]) -> list[str]:
     return [places[at] for at in sorted(places)]
 
 
-def first_marker(text: str, tokens: Collection[str]) -> str | None:
-    """Return the control token a text begins with, white space apart.
+def leading_marker(text: str, tokens: Collection[str]) -> str | None:
+    """Return the control token that a text begins with, ignoring white space; None where it begins with other text.
 
-    >>> first_marker(" </s><s>", ["<s>", "</s>"]), first_marker("USER: </s>", ["</s>"])
+    >>> leading_marker(" </s><s>", ["<s>", "</s>"]), leading_marker("USER: </s>", ["</s>"])
     ('</s>', None)
     """
-    found = markers(text, tokens)
-    return found[0] if found and text.lstrip().startswith(found[0]) else None
+    tokens_in_text = markers(text, tokens)
+    return tokens_in_text[0] if tokens_in_text and text.lstrip().startswith(tokens_in_text[0]) else None

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ckptcheck.checkpoint.anatomy import Anatomy
+from ckptcheck.checkpoint.components import Components
 from ckptcheck.checkpoint.config import Config, read_config
-from ckptcheck.checkpoint.defects import is_watched, problems
-from ckptcheck.checkpoint.document import Defect, impostor
+from ckptcheck.checkpoint.defects import is_watched, iter_problems
+from ckptcheck.checkpoint.document import Defect, detect_foreign_format
+from ckptcheck.checkpoint.file_reader import FileReader
 from ckptcheck.checkpoint.header import Shard, read_shard
-from ckptcheck.checkpoint.index import Index, index_among, read_index
-from ckptcheck.checkpoint.layout import Layout, layout_of
-from ckptcheck.checkpoint.options import Options
-from ckptcheck.checkpoint.parts import Parts
-from ckptcheck.checkpoint.quantization.declared import SIDE_FILES
-from ckptcheck.checkpoint.shard_set import Family, chosen_without_index, families_of, globbed_among
+from ckptcheck.checkpoint.index import Index, find_index_file, read_index
+from ckptcheck.checkpoint.layout import Layout, parse_layout
+from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
+from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
+from ckptcheck.checkpoint.shard_set import ShardSet, find_shard_sets, select_files_without_index, select_globbed_files
 from ckptcheck.checkpoint.source import File, Source
-from ckptcheck.checkpoint.subject import subject_of
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.phrase import few
-from ckptcheck.rule import Problem, Skip
+from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Problem, Skip
+from ckptcheck.text.formatting import count, format_bytes, join_truncated
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.checkpoint.tokenizer import Tokenizer
-    from ckptcheck.values.stats import Values
+    from ckptcheck.values.stats import ValueStats
 
 
-class Checkpoint:
+class Checkpoint(EvidenceDefaults):
     """A Hugging Face checkpoint (or a single shard, or an adapter), each part read when it is first asked for.
 
     A part that does not exist is None; one that is malformed has defects; one that exists but cannot be read is in
@@ -39,27 +40,44 @@ class Checkpoint:
     """
 
     kind = "checkpoint"
-    endings: tuple[str, ...] = (".safetensors",)
+    tensor_suffixes: tuple[str, ...] = (".safetensors",)
     """How the names of files end that hold tensors."""
 
     def __init__(
-        self, source: Source, *, index_file: str | None = None, single: bool = False, jobs: int | None = None
+        self,
+        source: Source,
+        *,
+        options: ScanOptions = DEFAULT_OPTIONS,
+        value_reader: ValueReader | None = None,
+        index_file: str | None = None,
+        single: bool = False,
+        jobs: int | None = None,
     ) -> None:
-        """`single`: the target is one shard by itself, so nothing is said about what is beside it.
+        """Describe a checkpoint; nothing is read yet.
 
-        padding: how many rows at the end of the vocabulary may be padding for all that the checkpoint's form tells.
+        Args:
+            source: where its bytes come from.
+            options: what the user asks of the rules.
+            value_reader: reads the values of the tensors; None to read none.
+            index_file: the index to use in place of the one that loaders choose.
+            single: the target is one shard by itself, so the rules say nothing about the files beside it.
+            jobs: number of files read at a time; None for the number of cores.
+
         """
-        self.source = source
-        self.single = single
+        self.source: Final = source
+        self.options: Final = options
+        self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
+        self.is_single_shard: Final = single
+        self.jobs: Final = jobs or os.cpu_count() or 1
+        self.memory: Final[dict[Hashable, Any]] = {}
+        """Answers that several rules ask for, see `linter.evidence.remembered`."""
         self._index_file = index_file
-        self.jobs = jobs or os.cpu_count() or 1
-        self._parts = Parts(source)
-        self.progress: Callable[[int, int], None] | None = None
-        self.release: Callable[[], None] = lambda: None
-        self.value_reader: Callable[[], Values] | None = None
-        self.options = Options()
-        self.no_values = "the values were not read"
-        self.padding = 0
+        self._parts = FileReader(source)
+
+    @property
+    def padding(self) -> int:
+        """How many rows at the end of the vocabulary may be padding that the format itself explains: none here."""
+        return 0
 
     @property
     def target(self) -> str:
@@ -73,21 +91,39 @@ class Checkpoint:
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
-        """Every safetensors file of the folder, its header read; those that could not be read are in `unread`."""
+        """Every safetensors file of the folder with its header; files that cannot be read are in `unread`."""
+        return self._read_shards()
+
+    def read_headers(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read all headers now and not when a rule first asks for one.
+
+        progress: called with the number of files read and the number of all files.
+        """
+        if "shards" not in self.__dict__:
+            # Where cached_property keeps its answer.
+            self.__dict__["shards"] = self._read_shards(progress)
+
+    def _read_shards(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Shard]:
         names = [name for name in self.files if name.endswith(".safetensors")]
-        read = self._parts.read_all(names, read_shard, jobs=self.jobs, progress=self.progress)
-        return {shard.name: shard for shard in read}
+        shards = self._parts.read_all(names, read_shard, jobs=self.jobs, progress=progress)
+        return {shard.name: shard for shard in shards}
 
     @cached_property
     def index(self) -> Index | None:
         """The index: the standard one, or the only one there is."""
-        file = self._index_file or index_among(self.files)
+        file = self._index_file or find_index_file(self.files)
         return self._parts.read(file, read_index) if file is not None and file in self.files else None
 
     @cached_property
     def config(self) -> Config | None:
         """config.json."""
         return self._parts.read("config.json", read_config) if "config.json" in self.files else None
+
+    @cached_property
+    def generation_config(self) -> Config | None:
+        """generation_config.json, which a checkpoint may have without a tokenizer."""
+        file = "generation_config.json"
+        return self._parts.read(file, read_config) if file in self.files else None
 
     @cached_property
     def adapter(self) -> Config | None:
@@ -106,15 +142,15 @@ class Checkpoint:
     @cached_property
     def quantization_files(self) -> dict[str, Config]:
         """The configs that the tools of some quantization methods write beside config.json, by name."""
-        read = {name: self._parts.read(name, read_config) for name in SIDE_FILES if name in self.files}
-        return {name: config for name, config in read.items() if config is not None}
+        configs = {name: self._parts.read(name, read_config) for name in SIDE_FILES if name in self.files}
+        return {name: config for name, config in configs.items() if config is not None}
 
     @cached_property
     def quantization(self) -> Quantization | None:
         """How the model is quantized, None where neither a config nor a tensor says that it is."""
-        from ckptcheck.checkpoint.quantization.quantization import quantization_of
+        from ckptcheck.checkpoint.quantization.quantization import read_quantization
 
-        return quantization_of(self.config, self.quantization_files, self.tensors)
+        return read_quantization(self.config, self.quantization_files, self.tensors)
 
     @property
     def is_adapter(self) -> bool:
@@ -125,61 +161,63 @@ class Checkpoint:
         )
 
     @cached_property
-    def loaded(self) -> tuple[str, ...]:
+    def model_files(self) -> tuple[str, ...]:
         """The files that make up the model, as loaders choose them; some may be missing.
 
         The index decides where it fits the folder at all; then model.safetensors, the numbered shards, whatever is there.
         """
         if self.index is not None and self.index_decides:
             return self.index.shards
-        return chosen_without_index(self.files, is_adapter=self.is_adapter)
+        return select_files_without_index(self.files, is_adapter=self.is_adapter)
 
     @cached_property
-    def families(self) -> tuple[Family, ...]:
+    def shard_sets(self) -> tuple[ShardSet, ...]:
         """The sets of numbered shards in the folder."""
-        return families_of(self.files)
+        return find_shard_sets(self.files)
 
     @cached_property
-    def globbed(self) -> tuple[str, ...]:
+    def globbed_files(self) -> tuple[str, ...]:
         """The readable files whose every tensor vLLM and SGLang load."""
-        return globbed_among(self.loaded if self.index_decides else self.shards, self.shards, self.loaded)
+        return select_globbed_files(
+            self.model_files if self.index_decides else self.shards, self.shards, self.model_files
+        )
 
     @cached_property
-    def holders(self) -> dict[str, str]:
+    def tensor_to_file(self) -> dict[str, str]:
         """Tensor → the loaded file that holds it (the last one, where there are several)."""
-        found: dict[str, str] = {}
-        for name in self.loaded:
+        tensor_to_file: dict[str, str] = {}
+        for name in self.model_files:
             if name in self.shards:
-                found.update(dict.fromkeys(self.shards[name].tensors, name))
-        return found
+                tensor_to_file.update(dict.fromkeys(self.shards[name].tensors, name))
+        return tensor_to_file
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the loaded files, by name, as far as they could be read."""
-        found: dict[str, Tensor] = {}
-        for name in self.loaded:
+        tensors: dict[str, Tensor] = {}
+        for name in self.model_files:
             if name in self.shards:
-                found.update(self.shards[name].tensors)
-        return found
+                tensors.update(self.shards[name].tensors)
+        return tensors
 
     @cached_property
     def layout(self) -> Layout:
         """What the names of the loaded tensors say about the model."""
-        return layout_of(self.tensors)
+        return parse_layout(self.tensors)
 
     @cached_property
-    def anatomy(self) -> Anatomy:
+    def components(self) -> Components:
         """Which of the loaded tensors play which part."""
-        return Anatomy(self.config, self.layout, self.tensors)
+        return Components(self.config, self.layout, self.tensors)
 
     @cached_property
-    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+    def vocabulary_tensors(self) -> dict[str, tuple[str, ...]]:
         """Embedding and head of its own → the tensors that hold their rows, in order: here each is one tensor."""
-        names = (self.anatomy.embedding, self.anatomy.head)
+        names = (self.components.embedding, self.components.lm_head)
         return {name: (name,) for name in names if name is not None and self.tensors[name].is_plain}
 
     @property
-    def split(self) -> Mapping[str, tuple[str, ...]]:
+    def weight_parts(self) -> Mapping[str, tuple[str, ...]]:
         """Weight → the tensors that hold its parts, where it is held in several: here none is."""
         return {}
 
@@ -189,17 +227,39 @@ class Checkpoint:
         return {}
 
     @cached_property
-    def values(self) -> Values:
+    def values(self) -> ValueStats:
         """What every tensor's values showed, read when first asked for; skips the rule, with the reason, if they are not."""
-        if self.value_reader is None:
-            raise Skip(self.no_values)
-        values = self.value_reader()
+        self.require_value_reader()
+        values = self.value_reader.read(self)
         self._parts.unread |= values.unread
         return values
 
-    def aspect(self, kind: str) -> Checkpoint | None:
-        """Return this checkpoint for the rules about values, which look at other formats as well; None for other kinds."""
-        return self if kind == "values" else None
+    def require_value_reader(self) -> None:
+        """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""
+        if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
+            raise Skip(reason)
+
+    def view_for(self, kind: str) -> Checkpoint | None:
+        """Return this checkpoint for its own rules, for those about values, and for those about a part that it has.
+
+        `checkpoint.views` describes the parts: ``index``, ``config``, ``tokenizer``, ``quantization``, ``layers``.
+        """
+        match kind:
+            case "checkpoint" | "values":
+                is_there = True
+            case "index":
+                is_there = self.index is not None
+            case "config":
+                is_there = self.config is not None
+            case "tokenizer":
+                is_there = self.tokenizer is not None
+            case "quantization":
+                is_there = self.quantization is not None
+            case "layers":
+                is_there = bool(self.components.layers)
+            case _:
+                is_there = False
+        return self if is_there else None
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
@@ -209,11 +269,11 @@ class Checkpoint:
     @property
     def is_partial(self) -> bool:
         """Whether the target is not a whole model by design: one shard, or an adapter."""
-        return self.single or self.is_adapter
+        return self.is_single_shard or self.is_adapter
 
-    def holder(self, prefix: str) -> str | None:
+    def file_of(self, prefix: str) -> str | None:
         """Return the file that holds (most of) the tensors below a name."""
-        files = Counter(file for name, file in self.holders.items() if name.startswith(prefix + "."))
+        files = Counter(file for name, file in self.tensor_to_file.items() if name.startswith(prefix + "."))
         return files.most_common(1)[0][0] if files else None
 
     @property
@@ -224,7 +284,7 @@ class Checkpoint:
     @cached_property
     def index_agrees(self) -> bool:
         """Whether the index says of every tensor exactly what the shards' headers say."""
-        return self.index is not None and self.index.weight_map == self.holders
+        return self.index is not None and self.index.weight_map == self.tensor_to_file
 
     @property
     def index_is_stale(self) -> bool:
@@ -245,37 +305,37 @@ class Checkpoint:
         """Skip a rule that has looked at all headers there are while some could not be read: what is wrong there is said."""
         absent = [name for name, shard in self.shards.items() if not shard.readable]
         if absent:
-            raise Skip(f"could not look into {few(absent)}, whose header cannot be read")
+            raise Skip(f"could not look into {join_truncated(absent)}, whose header cannot be read")
 
     def require_values(self) -> None:
         """Skip a rule that has looked at all values there are while some files could not be looked into."""
-        absent = [name for name in self.loaded if name in self.files and name not in self.values.looked_at]
+        absent = [name for name in self.model_files if name in self.files and name not in self.values.complete_shards]
         if absent:
-            raise Skip(f"could not look at the values in {few(absent)}")
+            raise Skip(f"could not look at the values in {join_truncated(absent)}")
 
     def require_whole(self) -> None:
         """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
-        absent = [name for name in self.loaded if name not in self.shards or not self.shards[name].readable]
+        absent = [name for name in self.model_files if name not in self.shards or not self.shards[name].readable]
         if absent:
-            raise Skip(f"needs every tensor, but {few(absent)} could not be read")
+            raise Skip(f"needs every tensor, but {join_truncated(absent)} could not be read")
 
     def defects(self, *kinds: str, files: Container[str] | None = None) -> Iterator[Problem]:
         """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""
-        return problems(self._defects, kinds, files)
+        return iter_problems(self._defects, kinds, files)
 
     @cached_property
     def _defects(self) -> dict[str, tuple[Defect, ...]]:
         """All defects of form, by file."""
         parts = [self.index, self.config, self.adapter, *self.quantization_files.values()]
-        found = {name: shard.defects for name, shard in self.shards.items()}
-        found |= {part.file: part.defects for part in parts if part is not None}
+        defects = {name: shard.defects for name, shard in self.shards.items()}
+        defects |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():
-            if file.leaves is not None:
-                found.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
-            elif name not in found and is_watched(file, remote=self.source.local is None):
-                defect = self._parts.read(name, lambda source, name: impostor(source.read(name, 0, 64)))
-                found[name] = (defect,) if defect else ()
-        return found
+            if file.outside_link is not None:
+                defects.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
+            elif name not in defects and is_watched(file, remote=self.source.local is None):
+                defect = self._parts.read(name, lambda source, name: detect_foreign_format(source.read(name, 0, 64)))
+                defects[name] = (defect,) if defect else ()
+        return defects
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -295,5 +355,14 @@ class Checkpoint:
 
     @property
     def subject(self) -> str:
-        """One line that says what the checkpoint is."""
-        return subject_of(self)
+        """Architecture, files, tensors, bytes, and the commit where it comes from a hub, in one line for the head of a report."""
+        counts = self.counts
+        parts = [count(counts["files"], "file"), count(counts["tensors"], "tensor"), format_bytes(counts["bytes"])]
+        if self.config is not None and self.config.architecture:
+            parts.insert(0, self.config.architecture)
+        elif self.is_adapter:
+            parts.insert(0, "PEFT adapter")
+        if commit := getattr(self.source, "commit", None):
+            # What a branch names today, it may not name tomorrow.
+            parts.append(f"at {commit[:12]}")
+        return " · ".join(parts)

@@ -1,7 +1,7 @@
-"""config.json and its kin, read defensively: a value of the wrong type is a defect, never an exception.
+"""Reads config.json and similar files defensively: a value of the wrong type is a defect, never an exception.
 
-Models with several parts nest the language model's own settings (``text_config`` and others); `Config.get` looks there
-first, then at the top.
+Composite models nest the settings of the language model (``text_config`` and others); `Config.get` looks there first,
+then at the top level.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.source import Source
 MAX_CONFIG = 1 << 26
 """Longest config that is read, in bytes."""
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "language_model_config", "decoder")
-"""Where composite configs keep the language model's part (Llava, DeepSeek-VL, InternVL, Qwen-Omni, …)."""
+"""Keys under which composite configs nest the language model's settings (Llava, DeepSeek-VL, InternVL, Qwen-Omni, …)."""
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
@@ -25,23 +25,26 @@ INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d
 EXPERTS = (
     "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_routed_experts", "n_experts",
 )  # fmt: skip
-"""Names that architectures give to the same quantity, most specific first."""
+"""Keys that architectures use for the same quantity, most specific first."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A JSON object with settings. value: as parsed, {} where it could not be."""
+    """A JSON object of settings."""
 
     file: str
     value: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The parsed object; {} where the file could not be parsed."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    """Whether the file holds a JSON object."""
 
     @cached_property
     def text(self) -> dict[str, Any]:
-        """The language model's own settings: the nested part where there is one, else the whole."""
+        """The language model's settings: the nested object where there is one, else the whole config."""
         part = self.value
-        for _ in range(2):  # Qwen-Omni nests twice: thinker_config.text_config
+        # Qwen-Omni nests twice: thinker_config.text_config.
+        for _ in range(2):
             for name in NESTED:
                 nested = part.get(name)
                 if isinstance(nested, dict) and nested:
@@ -52,19 +55,19 @@ class Config:
         return part
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the language model: from its own part, else from the top."""
+        """Return a setting of the language model: from the nested settings, else from the top level."""
         return self.text[name] if name in self.text else self.value.get(name, default)
 
     def integer(self, *names: str) -> int | None:
-        """Return the first of these settings that is a whole number, else None."""
+        """Return the first of these settings that is an integer, else None."""
         for name in names:
             value = self.get(name)
             if type(value) is int:
                 return value
         return None
 
-    def key(self, *names: str) -> str:
-        """Return where the first of these settings stands, as a path for a finding: ``text_config.hidden_size``."""
+    def key_path(self, *names: str) -> str:
+        """Return the JSON path of the first of these settings, for a finding: ``text_config.hidden_size``."""
         for name in names:
             if name in self.text:
                 return name if self.text is self.value else f"{self.nested_name}.{name}"
@@ -74,7 +77,7 @@ class Config:
 
     @cached_property
     def nested_name(self) -> str:
-        """Where `text` stands, as a path; empty where it is the whole."""
+        """The JSON path of `text`; empty where that is the whole config."""
         if self.text is self.value:
             return ""
         for name, part in self.value.items():
@@ -95,12 +98,12 @@ class Config:
     @cached_property
     def model_type(self) -> str | None:
         """The top-level `model_type`."""
-        found = self.value.get("model_type")
-        return found if isinstance(found, str) else None
+        value = self.value.get("model_type")
+        return value if isinstance(value, str) else None
 
     @cached_property
-    def quantized(self) -> bool:
-        """Whether a quantization config says that tensors on disk are packed (their shapes then differ)."""
+    def is_quantized(self) -> bool:
+        """Whether a quantization config declares packed tensors, whose shapes differ from the model's."""
         return any(isinstance(part.get("quantization_config"), dict) for part in (self.value, self.text))
 
 

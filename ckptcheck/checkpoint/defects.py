@@ -1,4 +1,4 @@
-"""The defects of a checkpoint's files, told one problem a file."""
+"""Turns the defects of a checkpoint's files into problems, at most one per file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from collections.abc import Collection, Container, Iterator, Mapping
 
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.source import File
-from ckptcheck.phrase import count
-from ckptcheck.rule import Problem
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import count
 
 WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
-"""Endings of files whose first bytes are looked at for an LFS pointer or a web page."""
+"""Suffixes of files whose first bytes are checked for an LFS pointer or a web page."""
 SMALL = 1024
-"""On the Hub only files below this size are: both are small, and each look is a request."""
+"""On the Hub only files below this size (bytes) are checked: pointers and pages are small, and each read is a request."""
 
 
 def is_watched(file: File, *, remote: bool) -> bool:
-    """Whether a file's first bytes are looked at."""
+    """Whether a file's first bytes are checked for an LFS pointer or a web page."""
     return file.name.endswith(WATCHED) and (not remote or file.size < SMALL)
 
 
-def problems(
+def iter_problems(
     defects: Mapping[str, tuple[Defect, ...]], kinds: Collection[str], files: Container[str] | None = None
 ) -> Iterator[Problem]:
-    """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""
+    """Yield one problem per file that has defects of these kinds: it describes the first defect and counts the others.
+
+    files: only these files; None for all.
+    """
     for file, all_defects in defects.items():
         if files is not None and file not in files:
             continue
-        found = [defect for defect in all_defects if defect.kind in kinds]
-        if found:
-            others = f" ({count(len(found) - 1, 'more such place')} in this file)" if len(found) > 1 else ""
-            yield Problem(found[0].text + others, file=file, key=found[0].key)
+        matches = [defect for defect in all_defects if defect.kind in kinds]
+        if matches:
+            suffix = f" ({count(len(matches) - 1, 'more such place')} in this file)" if len(matches) > 1 else ""
+            yield Problem(matches[0].text + suffix, file=file, key=matches[0].key)

@@ -1,4 +1,4 @@
-"""Parses a JSON file that may be anything: a git-LFS pointer, a web page, half a file, a trap."""
+"""Parses a JSON file that may be anything: a git-LFS pointer, a web page, a truncated or a hostile file."""
 
 from __future__ import annotations
 
@@ -14,67 +14,76 @@ HTML_STARTS = (b"<!doctype html", b"<html", b"<?xml")
 ANSWER_STARTS = (
     b"<error", b"entry not found", b"repository not found", b"invalid username or password", b"access to model ",
 )  # fmt: skip
-"""What S3 and the Hub answer in place of a file, and what `curl -o` then writes into it."""
+"""The error bodies of S3 and the Hub, which `curl -o` writes in place of a file."""
 MAX_DIGITS = 310
-"""No whole number with more digits fits a double; safetensors refuses those that do not."""
+"""Digits of the longest integer that fits a double; safetensors refuses longer ones."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """Something wrong with a file's form. kind names it, text says what was seen, key is the tensor or JSON path."""
+    """A defect in the form of a file."""
 
     kind: str
+    """Machine-readable name, such as ``lfs-pointer``."""
     text: str
+    """What is wrong, as a sentence without a full stop."""
     key: str | None = None
+    """Tensor name or JSON path that the defect concerns."""
 
 
-def clipped(text: str, most: int = 100) -> str:
-    """Shorten what a file says, so that a hostile file cannot fill a report.
+def clip(text: str, most: int = 100) -> str:
+    """Shorten a text taken from a file, so that a hostile file cannot fill a report.
 
-    >>> clipped("lm_head.weight"), clipped("a" * 1000, most=10)
+    >>> clip("lm_head.weight"), clip("a" * 1000, most=10)
     ('lm_head.weight', 'aaaaaaaaaa… (1,000 characters)')
     """
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
-def impostor(beginning: bytes) -> Defect | None:
-    """Recognise what stands in the place of a real file by its first bytes: an LFS pointer or a web server's answer."""
+def detect_foreign_format(beginning: bytes) -> Defect | None:
+    """Recognise by its first bytes a file that is a git-LFS pointer or a web server's answer; None for any other."""
     if beginning.startswith(LFS_MAGIC):
         return Defect("lfs-pointer", "this is a git-LFS pointer, a text of a few lines, not the file it stands for")
     start = beginning.lstrip(b"\xef\xbb\xbf \t\r\n")[:32].lower()
     if start.startswith(HTML_STARTS):
-        return Defect("html-page", "this is a web page, not the file its name promises")
+        return Defect("html-page", "this is a web page, probably from a failed download")
     if start.startswith(ANSWER_STARTS):
-        return Defect("html-page", "this is a web server's error message, not the file its name promises")
+        return Defect("html-page", "this is a web server's error message, probably from a failed download")
     return None
 
 
-class Doubled(dict[str, Any]):
-    """A JSON object in which keys stand more than once; its value is the last, as with most parsers. twice: they."""
+class DuplicateKeyDict(dict[str, Any]):
+    """A JSON object with duplicate keys; the last value of a key counts, as in most parsers."""
 
-    twice: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
+    """The keys that occur more than once."""
 
 
 def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | None, list[Defect]]:
-    """Parse a JSON object; what is wrong comes back as defects: `impostor` kinds, not-json, not-object, duplicate-key.
+    """Parse a JSON object; return it with its defects, or None with the defects that prevent parsing.
 
-    strict: refuse, as safetensors does, what Python's parser lets through: NaN, numbers beyond a double, half a
-    surrogate pair. Configs and indexes are read by Python, so for them it counts what Python takes.
+    Args:
+        raw: the bytes of the file.
+        strict: refuse, as safetensors does, what Python's parser accepts: NaN, numbers beyond a double, lone
+            surrogates. Loaders read configs and indexes with Python, so these are parsed as Python does.
+
+    Kinds of defects: those of `detect_foreign_format`, not-json, not-object, duplicate-key, byte-order-mark.
     """
-    if (found := impostor(raw[:64])) is not None:
-        return None, [found]
+    if (foreign := detect_foreign_format(raw[:64])) is not None:
+        return None, [foreign]
     if not raw.strip():
         return None, [Defect("not-json", "the file is empty" if not raw else "the file holds only white space")]
-    doubled: list[Doubled] = []
+    with_duplicates: list[DuplicateKeyDict] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) == len(pairs):
             return result
-        seen: set[str] = set()
-        doubled.append(Doubled(result))
-        doubled[-1].twice = tuple(dict.fromkeys(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
-        return doubled[-1]
+        keys: set[str] = set()
+        with_duplicates.append(DuplicateKeyDict(result))
+        repeated = (key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+        with_duplicates[-1].duplicates = tuple(dict.fromkeys(repeated))
+        return with_duplicates[-1]
 
     numbers: dict[str, Any] = (
         {"parse_int": _integer, "parse_float": _fraction, "parse_constant": _refuse} if strict else {}
@@ -98,9 +107,9 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
         return None, [Defect("not-json", f"it is not strict JSON: {error}")]
     except ValueError:  # from `numbers`, and from int() for more than 4,300 digits
         return None, [Defect("not-json", "it holds a number that JSON does not have or that is too large to be read")]
-    defects = [_twice(path) for path in _paths(value)] if doubled else []
+    defects = [_duplicate_key(path) for path in _paths(value)] if with_duplicates else []
     if not isinstance(value, dict):
-        return None, [*defects, Defect("not-object", f"it holds a JSON {kind_of(value)}, not an object")]
+        return None, [*defects, Defect("not-object", f"it holds a JSON {json_kind(value)}, not an object")]
     if raw.startswith(b"\xef\xbb\xbf"):
         defects.append(
             Defect("byte-order-mark", "it begins with a byte order mark, which Python's JSON reader refuses")
@@ -108,17 +117,18 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
     return value, defects
 
 
-def depth(value: Any, most: int) -> int:
-    """How deeply lists and objects nest, counted up to `most` + 1 (without recursion: the value may be a trap)."""
-    level, reached = [value], 0
-    while (level := [part for part in level if isinstance(part, (list, dict))]) and reached <= most:
-        reached += 1
+def nesting_depth(value: Any, most: int) -> int:
+    """Return how deeply lists and objects nest, counted up to `most` + 1; without recursion, as the value may be hostile."""
+    level, depth = [value], 0
+    while (level := [part for part in level if isinstance(part, (list, dict))]) and depth <= most:
+        depth += 1
         level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
-    return reached
+    return depth
 
 
 def _integer(text: str) -> int | float:
-    if text == "-0":  # no whole number to safetensors, but a float
+    # safetensors parses -0 as a float, not as an integer.
+    if text == "-0":
         return -0.0
     return int(text) if len(text) <= MAX_DIGITS and not math.isinf(float(text)) else _refuse(text)
 
@@ -132,27 +142,27 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _twice(path: str) -> Defect:
-    return Defect("duplicate-key", "this key stands twice, and which of the two counts depends on the reader", path)
+def _duplicate_key(path: str) -> Defect:
+    return Defect("duplicate-key", "this key occurs twice, and readers disagree on which of the two counts", path)
 
 
 def _paths(value: Any) -> list[str]:
-    """Where keys stand twice: ``text_config.hidden_size``."""
-    found, waiting = [], [("", value)]
-    while waiting:
-        path, part = waiting.pop()
-        if isinstance(part, Doubled):
-            found += [path + key for key in part.twice]
+    """Return the JSON paths of all duplicate keys: ``text_config.hidden_size``."""
+    paths, pending = [], [("", value)]
+    while pending:
+        path, part = pending.pop()
+        if isinstance(part, DuplicateKeyDict):
+            paths += [path + key for key in part.duplicates]
         if isinstance(part, dict):
-            waiting += [(f"{path}{key}.", inner) for key, inner in part.items() if isinstance(inner, (dict, list))]
+            pending += [(f"{path}{key}.", inner) for key, inner in part.items() if isinstance(inner, (dict, list))]
         elif isinstance(part, list):
-            waiting += [
+            pending += [
                 (f"{path}{number}.", inner) for number, inner in enumerate(part) if isinstance(inner, (dict, list))
             ]
-    return found
+    return paths
 
 
-def kind_of(value: object) -> str:
-    """Name the JSON kind of a value: list, string, number, …"""
+def json_kind(value: object) -> str:
+    """Return the JSON type of a value: list, string, number, …"""
     names = {list: "list", str: "string", bool: "boolean", int: "number", float: "number", dict: "object"}
     return names.get(type(value), "null")

@@ -1,37 +1,37 @@
-"""Routed experts as the names and shapes show them: a tensor for each, or one for all."""
+"""Finds routed experts by tensor names and shapes: a tensor per expert, or one tensor for all experts of a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptcheck.checkpoint.anatomy import Anatomy
+from ckptcheck.checkpoint.components import Components
 
 
-def numbered_experts(anatomy: Anatomy) -> Iterator[tuple[int, str, set[int], dict[str, set[int]]]]:
-    """Yield layer, group (``mlp.experts``), the experts there, and name within an expert → the experts that have it.
+def iter_numbered_experts(anatomy: Components) -> Iterator[tuple[int, str, set[int], dict[str, set[int]]]]:
+    """Yield layer, group (``mlp.experts``), its expert numbers, and tensor name within an expert → the experts that have it.
 
-    Left out are the experts that compute nothing (LongCat's `zero_expert_num`), numbered after the real ones: writers
-    store them in part, in full or not at all.
+    Experts that compute nothing (LongCat's `zero_expert_num`) are omitted. They are numbered after the real ones, and
+    writers store them in part, in full or not at all.
     """
     if anatomy.stack is None:
         return
     virtual = anatomy.config is not None and (anatomy.config.integer("zero_expert_num") or 0) > 0
-    real = anatomy.experts if virtual and isinstance(anatomy.experts, int) else None
+    real = anatomy.num_experts if virtual and isinstance(anatomy.num_experts, int) else None
     for layer in anatomy.layers:
         for group, parts in anatomy.stack.groups.get(layer, {}).items():
             if group.rpartition(".")[2] in ("experts", "local_experts") and "shared" not in group:
-                kept = (
+                parts_of_real = (
                     {part: {expert for expert in having if expert < real} for part, having in parts.items()}
                     if real
                     else parts
                 )
-                members = set().union(*kept.values())
+                members = set().union(*parts_of_real.values())
                 if members:
-                    yield layer, group, members, kept
+                    yield layer, group, members, parts_of_real
 
 
-def fused_names(anatomy: Anatomy) -> Iterator[tuple[int, str]]:
-    """Yield layer and name of every tensor that holds all experts of a layer: ``mlp.experts.gate_up_proj``."""
+def fused_names(anatomy: Components) -> Iterator[tuple[int, str]]:
+    """Yield layer number and relative name of every tensor that holds all experts of a layer: ``mlp.experts.gate_up_proj``."""
     if anatomy.stack is None:
         return
     for layer, names in anatomy.layers.items():
@@ -39,15 +39,15 @@ def fused_names(anatomy: Anatomy) -> Iterator[tuple[int, str]]:
             if ".experts." in f".{name}" and name.endswith(
                 ("gate_up_proj", "down_proj", "gate_up_proj.weight", "down_proj.weight")
             ):
-                shape = anatomy.tensors[anatomy.stack.name(layer, name)].shape if "{}" not in name else ()
+                shape = anatomy.tensors[anatomy.stack.full_name(layer, name)].shape if "{}" not in name else ()
                 if len(shape) == 3:
                     yield layer, name
 
 
-def fused_experts(anatomy: Anatomy) -> Iterator[tuple[str, int]]:
-    """Yield the full name of every fused tensor and how many experts it holds."""
+def fused_experts(anatomy: Components) -> Iterator[tuple[str, int]]:
+    """Yield the full name of every fused expert tensor and the number of experts it holds."""
     if anatomy.stack is None:
         return
     for layer, name in fused_names(anatomy):
-        full = anatomy.stack.name(layer, name)
+        full = anatomy.stack.full_name(layer, name)
         yield full, anatomy.tensors[full].shape[0]

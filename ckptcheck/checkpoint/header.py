@@ -1,9 +1,9 @@
-"""Reads the header of a safetensors file and records all that is wrong with it.
+"""Reads the header of a safetensors file and records every defect in it.
 
 Format: https://github.com/huggingface/safetensors#format. 8 bytes N (unsigned, little-endian), N bytes of UTF-8 JSON
 ``{"name": {"dtype", "shape", "data_offsets": [begin, end]}, …, "__metadata__": {str: str}}``, then the data, which the
-tensors cover without gap or overlap. `safetensors` stops at the first defect with one exception for all; here each is
-recorded and the rest is still read. What follows from a recorded defect is not recorded again.
+tensors cover without gap or overlap. `safetensors` stops at the first defect with one exception type for all; this reader
+records each defect and reads the rest. It does not record a defect that follows from another one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.checkpoint.document import Defect, depth, impostor, kind_of, parse_object
+from ckptcheck.checkpoint.document import Defect, detect_foreign_format, json_kind, nesting_depth, parse_object
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
-from ckptcheck.phrase import count
+from ckptcheck.text.formatting import count
 
 MAX_HEADER = 100_000_000
 """Longest header that safetensors accepts, in bytes (`MAX_HEADER_SIZE` in its tensor.rs)."""
@@ -27,9 +27,9 @@ KEYS = ("dtype", "shape", "data_offsets")
 MAX_DEPTH = 125
 """How deeply a value in an entry may nest before safetensors' JSON parser gives up (128, less header and entry)."""
 MAX_UNUSUAL = 1 << 25
-"""Longest header that is examined entry by entry when it is not written as programs write it, in bytes."""
+"""Longest header, in bytes, that is parsed entry by entry when the fast parser rejects it."""
 FIRST_READ = 1 << 18
-"""What is read before the header's length is known; most headers fit, so most shards take one read."""
+"""Bytes that are read before the header's length is known; most headers fit, so most shards take one read."""
 
 OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive, as torch.save writes",
@@ -38,29 +38,28 @@ OTHER_FORMATS = {
     b"\x1f\x8b": "a gzip archive",
     b"\x89HDF": "an HDF5 file",
 }
-"""What is found under the name of a safetensors file, by its first bytes."""
+"""First bytes → other formats that occur under the name of a safetensors file."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One safetensors file: its tensors, its `__metadata__`, and what is wrong with it.
-
-    size: of the file, data_start: where the data begins, both in bytes. metadata: None where the header has none.
-    readable: the header could be parsed and every entry in it understood, so `tensors` is what the file says (defects
-    may remain).
-    """
+    """One safetensors file: its tensors, its `__metadata__` and its defects."""
 
     name: str
     size: int
+    """Size of the file in bytes."""
     tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metadata: dict[str, str] | None = None
+    """`__metadata__`; None where the header has none."""
     data_start: int = 0
+    """Offset of the first byte of tensor data."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    """Whether the header and every entry in it could be parsed, so that `tensors` is complete (defects may remain)."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors. A sound file is nothing but its header and them."""
+        """Bytes of all tensors; a file without defects consists of its header and its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) if self.defects else self.size - self.data_start
 
 
@@ -74,7 +73,8 @@ def read_shard(source: Source, name: str) -> Shard:
         # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB.
         if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{":
             due = 8 + length
-            raw = source.read(name, 0, due)  # from the start: joining two parts would hold them twice
+            # Read from the start again: joining two parts would hold both in memory twice.
+            raw = source.read(name, 0, due)
     except FileNotFoundError:
         return Shard(name, size, defects=(Defect("vanished", "the file disappeared while it was being read"),))
     if len(raw) != due:
@@ -84,15 +84,21 @@ def read_shard(source: Source, name: str) -> Shard:
 
 
 def parse_header(name: str, size: int, raw: bytes) -> Shard:
-    """Parse the beginning of a safetensors file of `size` bytes; `raw` holds the header whole where the file does."""
+    """Parse the beginning of a safetensors file.
+
+    Args:
+        name: the file's name.
+        size: the file's size in bytes.
+        raw: its first bytes, with the whole header where the file holds the whole header.
+    """
 
     def unreadable(kind: str, text: str) -> Shard:
         return Shard(name, size, defects=(Defect(kind, text),))
 
     if size == 0:
         return unreadable("empty-file", "the file is empty")
-    if (found := impostor(raw[:64])) is not None:
-        return Shard(name, size, defects=(found,))
+    if (foreign := detect_foreign_format(raw[:64])) is not None:
+        return Shard(name, size, defects=(foreign,))
     if size < 8:
         return unreadable("truncated", f"the file ends after {count(size, 'byte')}, before its header begins")
     length = int.from_bytes(raw[:8], "little")
@@ -102,8 +108,8 @@ def parse_header(name: str, size: int, raw: bytes) -> Shard:
         return unreadable("oversized-header", _oversized(raw, length))
     start = raw[8 : 8 + min(length, 16)]
     if start and not start.startswith(b"{"):
-        seen = start.decode("utf-8", "replace")
-        return unreadable("header-not-json", f"the header is not a JSON object: it begins with {seen!r}")
+        text = start.decode("utf-8", "replace")
+        return unreadable("header-not-json", f"the header is not a JSON object: it begins with {text!r}")
     if 8 + length > size:
         return unreadable("truncated", f"the file ends after {size:,} bytes, inside its header, which has {length:,}")
     header = raw[8 : 8 + length]
@@ -141,15 +147,15 @@ _Parsed = tuple[dict[str, Tensor] | None, dict[str, str] | None, list[Defect]]
 _TENSORS = msgspec.json.Decoder(dict[str, Tensor])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _LEADING = re.compile(rb'\{[ \t\n\r]*"__metadata__"[ \t\n\r]*:[ \t\n\r]*(\{[^{}]*\})[ \t\n\r]*(?:,[ \t\n\r]*"|\})')
-"""A `__metadata__` that stands first, and whether more follows: a comma has to be followed by a name."""
+"""A leading `__metadata__` entry, followed by the end of the header or by a comma and the next name."""
 
 
 def _fast(header: bytes) -> _Parsed | None:
-    """Parse a header in which nothing is unusual; None sends it to `_slow`, which can say what is.
+    """Parse an ordinary header; None for any other, which `_slow` parses entry by entry.
 
-    An entry has at least five strings: its name, its three keys and its dtype; a string has at least two quotation marks.
-    More of them than that betray a key that stands twice, which JSON parsers swallow. A minus sign outside a name is a
-    negative number or -0, which msgspec takes for 0 and safetensors refuses.
+    An entry has at least five strings (its name, three keys, its dtype) and so at least ten quotation marks; more reveal a
+    duplicate key, which JSON parsers ignore. A minus sign outside a name belongs to a negative number or -0, which msgspec
+    reads as 0 and safetensors refuses.
     """
     metadata, body = None, header
     if leading := _LEADING.match(header):
@@ -172,9 +178,9 @@ def _fast(header: bytes) -> _Parsed | None:
 
 
 def _slow(header: bytes) -> _Parsed:
-    """Parse any header, entry by entry, and say what is wrong with each.
+    """Parse any header, entry by entry, and record the defects of each entry.
 
-    Python's objects take up to 25 times the header's length, so of a long one nothing but its JSON is checked.
+    Python objects take up to 25 times the header's length, so of a long header only the JSON syntax is checked.
     """
     if len(header) > MAX_UNUSUAL:
         try:
@@ -182,18 +188,19 @@ def _slow(header: bytes) -> _Parsed:
         except (msgspec.MsgspecError, RecursionError) as error:
             return None, None, [Defect("header-not-json", f"the header cannot be read: {error}")]
         raise OSError(errno.EFBIG, f"its header of {len(header):,} bytes is too unusual to be examined at that length")
-    found, defects = parse_object(header, strict=True)
-    if found is None:
+    header_object, defects = parse_object(header, strict=True)
+    if header_object is None:
         return None, None, [Defect("header-not-json", f"the header cannot be read: {defects[0].text}")]
-    absent = "__metadata__" not in found
-    metadata = found.pop("__metadata__", None)
-    if metadata is None and not absent:  # safetensors lets null pass, and it says as much as {}
+    absent = "__metadata__" not in header_object
+    metadata = header_object.pop("__metadata__", None)
+    # safetensors accepts null, which means the same as {}.
+    if metadata is None and not absent:
         metadata = {}
     if metadata is not None and (defect := _metadata_defect(metadata)):
         defects.append(defect)
         metadata = None
     tensors = {}
-    for name, entry in found.items():
+    for name, entry in header_object.items():
         if isinstance(tensor := _entry(entry), Tensor):
             tensors[name] = tensor
         else:
@@ -203,17 +210,17 @@ def _slow(header: bytes) -> _Parsed:
 
 def _metadata_defect(value: Any) -> Defect | None:
     if not isinstance(value, dict):
-        text = f"this is a JSON {kind_of(value)}, not an object of strings"
+        text = f"this is a JSON {json_kind(value)}, not an object of strings"
         return Defect("malformed-metadata", text, "__metadata__")
     for key, item in value.items():
         if not isinstance(item, str):
-            text = f"this is a JSON {kind_of(item)}, and the values of __metadata__ have to be strings"
+            text = f"this is a JSON {json_kind(item)}, and the values of __metadata__ have to be strings"
             return Defect("malformed-metadata", text, f"__metadata__.{key}")
     return None
 
 
 def _entry(entry: Any) -> Tensor | str:
-    """Check one entry of a header; where something is wrong with it, return that in place of the tensor."""
+    """Parse one entry of a header; return the tensor, or the defect as a text."""
     if not isinstance(entry, dict):
         return "its entry in the header is no JSON object"
     missing = [key for key in KEYS if key not in entry]
@@ -226,7 +233,7 @@ def _entry(entry: Any) -> Tensor | str:
         return "its shape is not a list of whole numbers from 0 to 2^64"
     if not _naturals(offsets) or len(offsets) != 2:
         return "its data_offsets are not two whole numbers from 0 to 2^64"
-    if any(depth(value, MAX_DEPTH) > MAX_DEPTH for key, value in entry.items() if key not in KEYS):
+    if any(nesting_depth(value, MAX_DEPTH) > MAX_DEPTH for key, value in entry.items() if key not in KEYS):
         return "a value in its entry is nested too deeply to be read"
     return Tensor(dtype, tuple(dimensions), (offsets[0], offsets[1]))
 

@@ -1,7 +1,7 @@
-"""A model repository on the Hugging Face Hub, read piecewise by HTTP range requests; nothing is stored on disk.
+"""Reads a model repository on the Hugging Face Hub by HTTP range requests; nothing is stored on disk.
 
-huggingface_hub gives the endpoint, the token and the HTTP client, so its proxies, certificates and offline mode hold
-here too. Retries are our own: its `http_backoff`, and so `HfApi.list_repo_tree`, has no time-out, waits as long as a
+huggingface_hub provides the endpoint, the token, the HTTP client and the errors, so its proxies, certificates and offline
+mode apply here too. Retries are our own: its `http_backoff`, and so `HfApi.list_repo_tree`, has no time-out, waits as long as a
 server says and closes the shared client while other threads read. Its `build_hf_headers` fetches a list for telemetry.
 """
 
@@ -20,25 +20,32 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from ckptcheck import __version__
-from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, belongs
+from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
 from ckptcheck.errors import CkptcheckError, EvidenceError
 
-CONNECT_TIMEOUT = 10.0  # seconds that a connection may take
-READ_TIMEOUT = 30.0  # seconds for which a server may send nothing
-SLOWEST = 10_000  # bytes per second below which an answer is given up, once READ_TIMEOUT has passed
-WAITS = (1.0, 2.0)  # seconds before the second and the third try, which is the last
-LONGEST_WAIT = 10.0  # the longest Retry-After that is waited for, in seconds; a longer one is told to the user instead
-MAX_LISTING = 1 << 26  # longest answer of the API that is read, in bytes; a page of 1,000 files has about 300 kB
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take."""
+READ_TIMEOUT = 30.0
+"""Seconds for which a server may send nothing."""
+SLOWEST = 10_000
+"""Bytes per second below which an answer is given up, once READ_TIMEOUT has passed."""
+WAITS = (1.0, 2.0)
+"""Seconds before the second and before the third try, which is the last."""
+LONGEST_WAIT = 10.0
+"""The longest Retry-After, in seconds, after which a request is repeated; a longer one is reported to the user."""
+MAX_LISTING = 1 << 26
+"""Longest answer of the API that is read, in bytes; a page of 1,000 files has about 300 kB."""
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
-RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d{1,9})")  # what the Hub sends for Retry-After: "api";r=0;t=55
+RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d{1,9})")
+"""What the Hub sends in place of Retry-After: "api";r=0;t=55."""
 LOG_IN = "log in with `hf auth login` or set HF_TOKEN"
 LATER = "check the network, or try again later"
 REVISIONS = "name a branch, a tag or a commit of it"
 
 
 class Repository:
-    """The files at the top of a model repository, all read at the commit that the revision named at the start.
+    """The files at the top of a model repository, all read at the commit that the revision names when it is opened.
 
     The constructor raises CkptcheckError where the user has to change something (name, revision, token, a setting) and
     EvidenceError where the Hub cannot be read now. `read` raises FileNotFoundError (the file is gone), PermissionError
@@ -57,18 +64,18 @@ class Repository:
             self.files = {file.name: file for file in sorted(self._list(), key=lambda file: file.name)}
             if gated and (shard := next((file for file in self.files if file.endswith(".safetensors")), None)):
                 self._get(self._url(shard), 1, start=0)  # the Hub lists a gated repository to everybody
-        except _Trouble as trouble:
+        except _RequestError as failure:
             # ckpt/step_100 may be a path with a typing error in it as well as a repository
             bare = "" if target.startswith("hf://") else f"{target} is no file or folder here, and "
-            error = EvidenceError if trouble.code == errno.EIO else CkptcheckError
-            raise error(bare + trouble.text, trouble.hint) from trouble
+            error = EvidenceError if failure.code == errno.EIO else CkptcheckError
+            raise error(bare + failure.text, failure.hint) from failure
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes from byte `start` on, with one range request (two where it is redirected)."""
         try:
             answer = self._get(self._url(name), length, start) if length > 0 else _Answer("", b"")
-        except _Trouble as trouble:
-            raise OSError(trouble.code, trouble.text) from trouble
+        except _RequestError as failure:
+            raise OSError(failure.code, failure.text) from failure
         listed = self.files[name].size if name in self.files else answer.total
         if answer.total not in (None, listed):
             raise OSError(errno.EIO, f"{answer.host} has {answer.total:,} bytes of it, but {listed:,} are listed")
@@ -81,14 +88,14 @@ class Repository:
         try:
             return hf_hub_url(self._name, name, revision=self.commit, endpoint=self._endpoint)
         except HFValidationError as error:
-            raise _Trouble(errno.EINVAL, f"{self._name!r} names no repository", "write it as org/name") from error
+            raise _RequestError(errno.EINVAL, f"{self._name!r} names no repository", "write it as org/name") from error
 
     def _resolve(self) -> tuple[str, Any]:
         """Ask which commit the revision names, and whether the repository is gated."""
         self.commit = self._revision
         self._url("")  # checks the name
         if set(self._revision) <= {"."}:  # it would be a step up in the address
-            raise _Trouble(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
+            raise _RequestError(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
         address = f"{self._endpoint}/api/models/{self._name}/revision/{quote(self._revision, safe='')}"
         model = _parsed(self._get(f"{address}?expand=sha&expand=gated", MAX_LISTING), _Model)
         return model.sha, model.gated
@@ -101,7 +108,9 @@ class Repository:
             query = following
             answer = self._get(f"{tree}?{query}", MAX_LISTING)
             entries = _parsed(answer, list[_Entry])
-            yield from (File(one.path, one.size) for one in entries if one.type == "file" and belongs(one.path))
+            yield from (
+                File(one.path, one.size) for one in entries if one.type == "file" and is_checkpoint_file(one.path)
+            )
             if not folder and any(entry.type == "directory" and entry.path == CHAT_TEMPLATES for entry in entries):
                 yield from self._list(f"/{CHAT_TEMPLATES}")
             following = answer.following
@@ -111,10 +120,10 @@ class Repository:
         for wait in WAITS:
             try:
                 return self._get_once(url, most, start)
-            except _Trouble as trouble:
-                if trouble.wait is None or trouble.wait > LONGEST_WAIT:
+            except _RequestError as failure:
+                if failure.wait is None or failure.wait > LONGEST_WAIT:
                     raise
-                sleep(max(wait, trouble.wait))
+                sleep(max(wait, failure.wait))
         return self._get_once(url, most, start)
 
     def _get_once(self, url: str, most: int, start: int | None) -> _Answer:
@@ -140,52 +149,77 @@ class Repository:
         if response.status_code == 206 and start is not None:
             sent = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if encoded or not sent or int(sent[1]) != start or int(sent[2]) >= start + most:
-                raise _Trouble(errno.EIO, f"{host} sent another part of the file than the one asked for")
+                raise _RequestError(errno.EIO, f"{host} sent another part of the file than the one asked for")
             total = int(sent[3]) if sent[3] else None
             due = min(most, total - start) if total else int(sent[2]) + 1 - start
         elif response.status_code != 200:
             raise self._refusal(response)
         elif start:
-            raise _Trouble(errno.EIO, f"{host} hands out only whole files, not parts of them")
+            raise _RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
         body = _body(response, most, due)
         link = response.links.get("next", {}).get("url", "")  # a mirror's may name another host: only the query counts
         return _Answer(host, body, None if start is None else total, urlsplit(link).query)
 
-    def _refusal(self, response: Any) -> _Trouble:
-        """Say what an HTTP status means here; a 401 may mean that there is no such repository."""
-        status, host, known = response.status_code, _host(response.url), "Authorization" in self._headers
-        code, wait = response.headers.get("X-Error-Code"), _wait(response)
+    def _refusal(self, response: Any) -> _RequestError:
+        """Describe an HTTP error; a 401 may mean that there is no such repository."""
+        from huggingface_hub import errors
+
+        status, host, has_token = response.status_code, _host(response.url), "Authorization" in self._headers
+        wait = _wait(response)
         words = f"{status} {HTTPStatus(status).phrase}" if status in list(HTTPStatus) else str(status)
         if status == 429:
             hint = f"wait {wait:.0f} seconds" if wait else "wait some minutes"
-            hint += "" if known else f", or {LOG_IN}"
-            return _Trouble(errno.EIO, f"{host} accepts no more requests for now ({words})", hint, wait)
+            hint += "" if has_token else f", or {LOG_IN}"
+            return _RequestError(errno.EIO, f"{host} accepts no more requests for now ({words})", hint, wait)
         if status >= 500 or status == 408:
-            return _Trouble(errno.EIO, f"{host} is out of order ({words})", "try again later", wait)
+            return _RequestError(errno.EIO, f"{host} is out of order ({words})", "try again later", wait)
         if response.history and host != _host(response.history[0].url):
-            return _Trouble(errno.EIO, f"{host}, where the Hub keeps its contents, does not hand it out ({words})")
-        if code == "GatedRepo":
-            text = "your token does not open it" if known else "can be read only after logging in"
-            hint = "let the token read gated repositories" if known else LOG_IN
+            return _RequestError(errno.EIO, f"{host}, where the Hub keeps its contents, does not hand it out ({words})")
+        error = _typed_error(response)
+        if isinstance(error, errors.GatedRepoError):
+            text = "your token does not open it" if has_token else "can be read only after logging in"
+            hint = "let the token read gated repositories" if has_token else LOG_IN
             hint += f", and ask for access at {self._endpoint}/{self._name}"
-            return _Trouble(errno.EACCES, f"{self._name} is gated and {text}", hint)
-        if status == 401 and known and code != "RepoNotFound":
-            return _Trouble(errno.EACCES, f"{host} does not accept your token", f"{LOG_IN} to one that is valid")
+            return _RequestError(errno.EACCES, f"{self._name} is gated and {text}", hint)
+        if status == 401 and has_token and response.headers.get("X-Error-Code") != "RepoNotFound":
+            # huggingface_hub takes this for a missing repository, unless the server says in words that the token is wrong.
+            return _RequestError(errno.EACCES, f"{host} does not accept your token", f"{LOG_IN} to one that is valid")
         if status == 403:
-            hint = "check what your token may read" if known else LOG_IN
-            return _Trouble(errno.EACCES, f"{host} does not let you read {self._name} ({words})", hint)
-        if code == "RevisionNotFound":
-            return _Trouble(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
-        if status == 404 and (code == "EntryNotFound" or "/resolve/" in response.url.path):
-            return _Trouble(errno.ENOENT, "it is no longer in the repository")
-        if status in (401, 404):
-            text = f"{host} has no repository {self._name} that {'your token may read' if known else 'is public'}"
-            return _Trouble(errno.ENOENT, text, "check its name" + ("" if known else f"; if it is private, {LOG_IN}"))
-        return _Trouble(errno.EIO, f"{host} refuses the request ({words})")
+            hint = "check what your token may read" if has_token else LOG_IN
+            return _RequestError(errno.EACCES, f"{host} does not let you read {self._name} ({words})", hint)
+        if isinstance(error, errors.RevisionNotFoundError):
+            return _RequestError(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
+        if isinstance(error, errors.EntryNotFoundError) or (status == 404 and "/resolve/" in response.url.path):
+            return _RequestError(errno.ENOENT, "it is no longer in the repository")
+        if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+            text = f"{host} has no repository {self._name} that {'your token may read' if has_token else 'is public'}"
+            hint = "check its name" + ("" if has_token else f"; if it is private, {LOG_IN}")
+            return _RequestError(errno.ENOENT, text, hint)
+        return _RequestError(errno.EIO, f"{host} refuses the request ({words})")
 
 
-class _Trouble(Exception):
-    """A request that brought nothing. Any errno but EIO is for the user to mend. wait: seconds to a new try or None."""
+def _typed_error(response: Any) -> Exception | None:
+    """Return huggingface_hub's exception for an HTTP error, by status, headers and address alone.
+
+    `hf_raise_for_status` reads the whole body of a streamed answer, which a server may send for as long as it likes; so it
+    gets a copy without a body.
+    """
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+    headers = {name: value for name, value in response.headers.items() if name.lower().startswith("x-error")}
+    try:
+        hf_raise_for_status(type(response)(response.status_code, headers=headers, request=response.request))
+    except OSError as error:
+        return error
+    return None
+
+
+class _RequestError(Exception):
+    """A request that failed.
+
+    code: EIO for a failure of the Hub or the network, any other errno for one that the user has to mend.
+    wait: seconds until a new try, None where a new try does not help.
+    """
 
     def __init__(self, code: int, text: str, hint: str | None = None, wait: float | None = None) -> None:
         super().__init__(text)
@@ -193,12 +227,14 @@ class _Trouble(Exception):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """total: bytes of the whole file, None where the server does not say. following: the query of the next page."""
+    """The answer to a request."""
 
     host: str
     body: bytes
     total: int | None = None
+    """Bytes of the whole file; None where the server does not say."""
     following: str = ""
+    """The query of the next page; empty for the last one."""
 
 
 class _Model(msgspec.Struct):
@@ -218,7 +254,7 @@ def _endpoint() -> str:
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     if not re.match(r"https?://[^/]", endpoint):
-        raise _Trouble(errno.EINVAL, f"HF_ENDPOINT is {endpoint!r}, no address of a Hub", "write it as https://…")
+        raise _RequestError(errno.EINVAL, f"HF_ENDPOINT is {endpoint!r}, no address of a Hub", "write it as https://…")
     return endpoint
 
 
@@ -230,9 +266,9 @@ def _headers() -> dict[str, str]:
     try:
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
     except Exception as error:  # it may have to be fetched or refreshed over the network: anything can go wrong
-        raise _Trouble(errno.EACCES, f"your token cannot be had: {error}", LOG_IN) from error
+        raise _RequestError(errno.EACCES, f"your token cannot be had: {error}", LOG_IN) from error
     if token and not (token.isascii() and token.isprintable()):  # the HTTP client would show it in its error
-        raise _Trouble(errno.EACCES, "your token has characters that no token has", LOG_IN)
+        raise _RequestError(errno.EACCES, "your token has characters that no token has", LOG_IN)
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
 
 
@@ -242,13 +278,13 @@ def _session() -> tuple[Any, Any]:
     from huggingface_hub.errors import HfHubHTTPError
 
     if constants.HF_HUB_OFFLINE:
-        raise _Trouble(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
+        raise _RequestError(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
     library = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__
     try:
         return get_session(), import_module(library)
     except (ImportError, OSError, ValueError) as error:  # a malformed proxy, socks without its package, a lost file
         text = f"the proxy or certificate settings of the environment cannot be used: {error}"
-        raise _Trouble(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
+        raise _RequestError(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
 
 
 def _body(response: Any, most: int, due: int) -> bytes:
@@ -260,14 +296,14 @@ def _body(response: Any, most: int, due: int) -> bytes:
         if count >= most and response.headers.get("Content-Length") != str(most):
             break  # else the end is next, and after it the connection can be used again
         if monotonic() - begun > READ_TIMEOUT + count / SLOWEST:
-            raise _Trouble(errno.EIO, f"{_host(response.url)} answers too slowly", LATER)
+            raise _RequestError(errno.EIO, f"{_host(response.url)} answers too slowly", LATER)
     if count < due:
-        raise _Trouble(errno.EIO, f"{_host(response.url)} broke off its answer", LATER, wait=0)
+        raise _RequestError(errno.EIO, f"{_host(response.url)} broke off its answer", LATER, wait=0)
     return b"".join(parts)[:most]
 
 
-def _broken(error: Any, http: Any, url: str) -> _Trouble:
-    """Say what became of a request that got no answer."""
+def _broken(error: Any, http: Any, url: str) -> _RequestError:
+    """Describe a request that got no answer."""
     host = _host(error.request.url if getattr(error, "_request", None) else url)
     if isinstance(error, http.TimeoutException):
         waited = CONNECT_TIMEOUT if isinstance(error, http.ConnectTimeout) else READ_TIMEOUT
@@ -277,8 +313,8 @@ def _broken(error: Any, http: Any, url: str) -> _Trouble:
     elif isinstance(error, (http.NetworkError, http.RemoteProtocolError)):
         text = f"{host} broke off its answer"
     else:
-        return _Trouble(errno.EIO, f"the request to {host} failed: {error}")
-    return _Trouble(errno.EIO, text, LATER, wait=0)
+        return _RequestError(errno.EIO, f"the request to {host} failed: {error}")
+    return _RequestError(errno.EIO, text, LATER, wait=0)
 
 
 def _wait(response: Any) -> float:
@@ -292,7 +328,9 @@ def _parsed(answer: _Answer, kind: Any) -> Any:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _Trouble(errno.EIO, f"{answer.host} answers, but not as a Hub does", "look for a login page") from error
+        raise _RequestError(
+            errno.EIO, f"{answer.host} answers, but not as a Hub does", "look for a login page"
+        ) from error
 
 
 def _host(url: object) -> str:

@@ -27,13 +27,16 @@ _DECODER = msgspec.json.Decoder(_Plain)
 
 @dataclass(frozen=True)
 class Index:
-    """weight_map: tensor → file name. metadata: what stands beside it, such as total_size (bytes)."""
+    """The index of a sharded checkpoint."""
 
     file: str
     weight_map: dict[str, str] = field(default_factory=dict, repr=False)
+    """Tensor → name of the file that holds it."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    """The `metadata` object, such as total_size (bytes)."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    """Whether the file holds a weight_map with at least one usable entry."""
 
     @cached_property
     def shards(self) -> tuple[str, ...]:
@@ -41,24 +44,24 @@ class Index:
         return tuple(sorted(set(self.weight_map.values())))
 
 
-def index_among(files: Collection[str]) -> str | None:
-    """Return the standard index, or the only one there is.
+def find_index_file(files: Collection[str]) -> str | None:
+    """Return the standard index, else the only index in the folder, else None.
 
-    Where there is a model.safetensors no loader asks an index of another name (Mistral's, a `variant`'s): it is not the model's.
+    Beside a model.safetensors no loader reads an index of another name (Mistral's, a `variant`'s), so that is not the model's.
     """
-    found = [name for name in files if name.endswith(".safetensors.index.json")]
-    if MODEL_INDEX in found:
+    indexes = [name for name in files if name.endswith(".safetensors.index.json")]
+    if MODEL_INDEX in indexes:
         return MODEL_INDEX
-    return found[0] if len(found) == 1 and "model.safetensors" not in files else None
+    return indexes[0] if len(indexes) == 1 and "model.safetensors" not in files else None
 
 
-def leaves_folder(name: str) -> bool:
-    """Whether a file name from an index is anything but the plain name of a file in the same folder."""
+def escapes_folder(name: str) -> bool:
+    """Whether a file name from an index is not the plain name of a file in the same folder."""
     return not name or name in (".", "..") or any(sign in name for sign in ("/", "\\", "\0"))
 
 
 def read_index(source: Source, file: str) -> Index:
-    """Read an index; a malformed one comes back unreadable with its defects. Raises OSError if it cannot be read."""
+    """Read an index; a malformed one has defects and is not readable. Raises OSError if the file cannot be read."""
     size = source.files[file].size
     if size > MAX_INDEX:
         return Index(file, defects=(Defect("malformed-index", f"it has {size:,} bytes; no index is that long"),))
@@ -66,7 +69,11 @@ def read_index(source: Source, file: str) -> Index:
 
 
 def parse_index(file: str, raw: bytes) -> Index:
-    """Parse an index. The plain form goes the fast way, which cannot see a key that stands twice, so it counts."""
+    """Parse an index.
+
+    msgspec parses the ordinary form. It does not see duplicate keys, so a count of quotation marks must confirm that there
+    are none.
+    """
     if b"\\" not in raw:
         try:
             plain = _DECODER.decode(raw)
@@ -89,8 +96,10 @@ def _slow(file: str, raw: bytes) -> Index:
         return Index(file, defects=(*defects, Defect("malformed-index", text, "weight_map")))
     if not weight_map:
         defects.append(Defect("malformed-index", "its weight_map is empty", "weight_map"))
-    odd = [name for name, shard in weight_map.items() if not isinstance(shard, str)]
-    defects += [Defect("malformed-index", "its place is not the name of a file", f"weight_map.{name}") for name in odd]
+    not_names = [name for name, shard in weight_map.items() if not isinstance(shard, str)]
+    defects += [
+        Defect("malformed-index", "its place is not the name of a file", f"weight_map.{name}") for name in not_names
+    ]
     metadata = value.get("metadata", {})
     if not isinstance(metadata, dict):
         defects.append(Defect("malformed-index", "its metadata is no object", "metadata"))

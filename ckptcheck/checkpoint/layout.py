@@ -1,7 +1,7 @@
-"""What the names of the tensors say about the model: stacks of layers, what each layer has, which experts.
+"""Derives the structure of a model from its tensor names: stacks of layers, the tensors of each layer, experts.
 
-Nothing here knows an architecture. A name such as ``model.layers.3.mlp.experts.17.up_proj.weight`` says that layer 3 of
-the stack ``model.layers`` has a group ``mlp.experts`` whose member 17 has ``up_proj.weight``.
+This module knows no architecture. The name ``model.layers.3.mlp.experts.17.up_proj.weight`` means that layer 3 of the
+stack ``model.layers`` has a group ``mlp.experts`` whose member 17 has ``up_proj.weight``.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 BOX = re.compile(r"\[[^\]]*\]")
-"""Within the name of a chunk, which part of a weight it holds (`megatron.inspection.chunk_name`)."""
+"""The part of a chunk's name that says which slice of the weight it holds (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
-"""A number between dots, written as a program writes it (no leading zero, ASCII)."""
+"""A number between dots in canonical form (ASCII, no leading zero)."""
 LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block")
 ASIDE = re.compile(r"vision|visual|vit\b|audio|image|speech|mtp|nextn|draft|medusa|eagle|resampler|projector", re.I)
-"""Stacks beside the language model's own: other modalities, and heads that only draft tokens."""
+"""Names of stacks that are not the language model's: other modalities, and heads that only draft tokens."""
 
 
 @dataclass
 class Stack:
-    """Numbered layers under one prefix.
-
-    layers: number → what the layer has, names relative to it, further numbers written {}.
-    groups: number → group within the layer (``mlp.experts``) → name within a member → the members that have it.
-    """
+    """Numbered layers under one prefix."""
 
     prefix: str
+    """The name in front of the layer number: ``model.layers``."""
     layers: dict[int, set[str]] = field(default_factory=dict)
+    """Layer number → tensor names relative to the layer, with {} for further numbers."""
     groups: dict[int, dict[str, dict[str, set[int]]]] = field(default_factory=dict)
+    """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it."""
 
-    def name(self, layer: int, rest: str = "") -> str:
-        """Write the full name of something in a layer."""
+    def full_name(self, layer: int, rest: str = "") -> str:
+        """Return the full name of a tensor or module in a layer."""
         return ".".join(part for part in (self.prefix, str(layer), rest) if part)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """stacks: prefix → stack. outside: the tensors that belong to none."""
+    """The stacks of layers of a model, and the tensors outside them."""
 
     stacks: dict[str, Stack]
+    """Prefix → stack."""
     outside: tuple[str, ...]
+    """Names of the tensors that belong to no stack."""
 
     @property
     def main(self) -> Stack | None:
-        """The language model's own stack: of those that look like layers, the one with the most tensors."""
+        """The language model's stack: of the stacks that look like layers, the one with the most tensors."""
         candidates = [
             stack
             for stack in self.stacks.values()
@@ -56,13 +57,14 @@ class Layout:
         return max(candidates, key=lambda stack: sum(map(len, stack.layers.values())), default=None)
 
 
-def layout_of(names: Iterable[str]) -> Layout:
-    """Read the structure off tensor names, in one pass."""
+def parse_layout(names: Iterable[str]) -> Layout:
+    """Derive the structure from tensor names, in one pass."""
     stacks: dict[str, Stack] = {}
     outside: list[str] = []
-    templates: dict[str, str] = {}  # the rest of a name after its first two numbers → the same with {} for numbers
+    # The rest of a name after its first two numbers → the same with {} for numbers.
+    templates: dict[str, str] = {}
     split = INDEX.split
-    # Tensors of one expert follow each other and share all of their name but the end: that part is taken apart once.
+    # Tensors of one expert are adjacent and share all of their name but the end: the shared part is parsed once.
     shared, width, number, member = "\0", 1, 0, 0
     layer: set[str] = set()
     parts_of_group: dict[str, set[int]] = {}

@@ -1,79 +1,93 @@
-"""Turns what the user named into evidence."""
+"""Opens the target that the user names: a Hugging Face checkpoint, a Megatron run, a repository on the Hub."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import Folder, Source
+from ckptcheck.checkpoint.value_reader import ValueReader
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.tilde import expanded
+from ckptcheck.text.file_io import expand_home
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.megatron.run import Megatron
+    from typing import Unpack
+
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
-"""A repository's name on the Hub. None begins with a dot: ./model and ../model are paths, whether they are there or not."""
+"""The name of a repository on the Hub. None begins with a dot: ./model and ../model are always paths."""
+REMOTE_JOBS = 16
+"""Files on the Hub that are read at a time: each read waits for the network."""
 
 
-def open_target(target: str, *, jobs: int | None = None) -> Checkpoint | Megatron:
-    """Open what `open_checkpoint` opens, or a Megatron run, one of its iterations, or a torch.distributed.checkpoint folder.
+class EvidenceSettings(TypedDict, total=False):
+    """The settings of evidence that the constructors of `Checkpoint` and `Megatron` take."""
 
-    Raises as `open_checkpoint` does.
+    options: ScanOptions
+    value_reader: ValueReader | None
+    jobs: int | None
+
+
+def open_target(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint | Megatron:
+    """Open any target of `open_checkpoint`, a Megatron run, one of its iterations, or a torch.distributed.checkpoint folder.
+
+    Raises the exceptions of `open_checkpoint`.
     """
-    path = Path(expanded(target))
+    path = Path(expand_home(target))
     if target and not target.startswith("hf://") and _is_megatron(path):
-        from ckptcheck.checkpoint.megatron.run import Megatron
+        from ckptcheck.checkpoint.megatron.megatron import Megatron
 
-        megatron = Megatron(path, target, jobs=jobs)
-        leaves = megatron.leaving or any(file.leaves for file in megatron.files.values())
-        if megatron.form == "empty" and megatron.tracker is None and not leaves:
+        megatron = Megatron(path, target, **settings)
+        has_links = megatron.outside_links or any(file.outside_link for file in megatron.files.values())
+        if megatron.form == "empty" and megatron.tracker is None and not has_links:
             raise CkptcheckError(f"{target} holds no checkpoint", hint="name the folder of a run or of an iteration")
         return megatron
-    return open_checkpoint(target, jobs=jobs)
+    return open_checkpoint(target, **settings)
 
 
 def _is_megatron(path: Path) -> bool:
-    """Whether a folder holds a Megatron checkpoint and no Hugging Face one."""
-    from ckptcheck.checkpoint.megatron.tree import is_run
+    """Whether a folder holds a Megatron checkpoint and no Hugging Face checkpoint."""
+    from ckptcheck.checkpoint.megatron.folders import is_megatron_folder
 
     try:
-        return path.is_dir() and is_run(path) and not any(path.glob("*.safetensors*"))
+        return path.is_dir() and is_megatron_folder(path) and not any(path.glob("*.safetensors*"))
     except OSError:
         return False
 
 
-def open_checkpoint(target: str, *, jobs: int | None = None) -> Checkpoint:
+def open_checkpoint(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint:
     """Open a folder, a .safetensors file, an index file, ``hf://org/name[@revision]`` or a bare ``org/name``.
 
-    Raises CkptcheckError when there is nothing to check, EvidenceError when the Hub cannot be asked.
+    Raises CkptcheckError when the target holds nothing to check, EvidenceError when the Hub cannot be read.
     """
     if target.startswith("hf://"):
-        return _remote(target, target.removeprefix("hf://"), jobs)
+        return _remote(target, target.removeprefix("hf://"), settings)
     if not target:
         raise CkptcheckError(
             "the target has no name", hint="name a folder, a .safetensors file, its index, or hf://org/name"
         )
-    path = Path(expanded(target))
+    path = Path(expand_home(target))
     try:
         if path.is_dir():
-            return _folder(target, path, jobs)
+            return _folder(target, path, settings)
         if path.is_file():
-            return _file(target, path, jobs)
+            return _file(target, path, settings)
         if path.exists() or path.is_symlink():
             raise CkptcheckError(f"{target} is neither a folder nor a file that can be read")
     except OSError as error:
         raise CkptcheckError(f"cannot open {target}: {error.strerror or error}") from error
     if REPOSITORY.fullmatch(target):
-        return _remote(target, target, jobs)
+        return _remote(target, target, settings)
     raise CkptcheckError(
         f"{target} does not exist", hint="name a folder, a .safetensors file, its index, or hf://org/name for the Hub"
     )
 
 
-def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
+def _folder(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
     if _is_megatron(path):
         raise CkptcheckError(
             f"{target} is a Megatron or torch.distributed.checkpoint folder, and a Hugging Face checkpoint is needed here",
@@ -85,11 +99,11 @@ def _folder(target: str, path: Path, jobs: int | None) -> Checkpoint:
             f"{target} holds no file that can be checked", hint="name the folder that holds the .safetensors files"
         )
     _require_safetensors(source)
-    return Checkpoint(source, jobs=jobs)
+    return Checkpoint(source, **settings)
 
 
 def _require_safetensors(source: Source) -> None:
-    """Refuse what holds nothing that could be checked: a report about it would pass vacuously."""
+    """Refuse a source without safetensors files: a report about nothing would pass vacuously."""
     target = source.target
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files):
         weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
@@ -101,21 +115,22 @@ def _require_safetensors(source: Source) -> None:
         raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
 
 
-def _file(target: str, path: Path, jobs: int | None) -> Checkpoint:
+def _file(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
     if path.name.endswith(".index.json"):
-        return Checkpoint(Folder(path.parent, target, templates=True), index_file=path.name, jobs=jobs)
+        return Checkpoint(Folder(path.parent, target, templates=True), index_file=path.name, **settings)
     if path.suffix == ".safetensors":
-        return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, jobs=jobs)
+        return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, **settings)
     raise CkptcheckError(
         f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
         hint="name the folder instead",
     )
 
 
-def _remote(target: str, repository: str, jobs: int | None) -> Checkpoint:
+def _remote(target: str, repository: str, settings: EvidenceSettings) -> Checkpoint:
     from ckptcheck.checkpoint.hub import Repository
 
     name, _, revision = repository.partition("@")
     source = Repository(name, revision or None, target)
     _require_safetensors(source)
-    return Checkpoint(source, jobs=jobs or 16)
+    settings["jobs"] = settings.get("jobs") or REMOTE_JOBS
+    return Checkpoint(source, **settings)

@@ -1,7 +1,7 @@
-"""Names under which a module's weight is stored when it is quantized, and the companions it has then.
+"""Maps the tensor names of quantized weights to the names they have in an unquantized model.
 
-Partial quantization is normal: some layers are packed, others plain. To compare modules, a packed weight counts as the
-weight, and companions (scales, zero points, …) do not count; whether they are complete is for the quantization rules.
+Partial quantization is normal: some layers are packed, others plain. For comparing layers, a packed weight counts as the
+weight and its companions (scales, zero points, …) are ignored; the quantization rules check whether they are complete.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ PACKED = re.compile(r"(?<=\.)(qweight|weight_packed)$")
 COMPANION = re.compile(
     r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )
-"""The last part of a companion's name."""
+"""The last part of the name of a companion tensor."""
 
 
-def folded(name: str) -> str | None:
-    """Return the name that the tensor would have in a model that is not quantized, None for a companion.
+def unquantized_name(name: str) -> str | None:
+    """Return the name that a tensor has in an unquantized model; None for a companion tensor.
 
     bitsandbytes puts companions below the weight (``weight.absmax``); gpt-oss packs a parameter into blocks and scales.
     """
@@ -26,6 +26,6 @@ def folded(name: str) -> str | None:
     return PACKED.sub("weight", name).removesuffix("_blocks")
 
 
-def fold(names: Iterable[str]) -> frozenset[str]:
-    """Fold all names of a layer."""
-    return frozenset(core for name in names if (core := folded(name)) is not None)
+def unquantized_names(names: Iterable[str]) -> frozenset[str]:
+    """Return the names that the tensors of a layer have in an unquantized model."""
+    return frozenset(plain for name in names if (plain := unquantized_name(name)) is not None)

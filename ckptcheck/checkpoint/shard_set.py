@@ -15,35 +15,38 @@ ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{1,6})-of-(?P<total>\d{1,6})\
 
 
 @dataclass(frozen=True)
-class Family:
-    """A set of numbered shards: ``stem-00002-of-00003.safetensors``. files: number → name."""
+class ShardSet:
+    """A set of numbered shards: ``stem-00002-of-00003.safetensors``."""
 
     stem: str
+    """The part of the names in front of the numbers."""
     total: int
+    """The number of shards that the names announce."""
     files: dict[int, str]
+    """Shard number → file name, for the shards in the folder."""
 
     @property
     def expected(self) -> range:
-        """The numbers that a whole set has, counted from 0 if this one has a 0."""
+        """The numbers of a complete set; they start at 0 if this set has a shard 0, else at 1."""
         return range(self.total) if 0 in self.files else range(1, self.total + 1)
 
     def name(self, number: int) -> str:
-        """Write the name of a shard of this set as the others are written."""
+        """Return the name of the shard with this number, formatted like the other names of the set."""
         pattern = re.compile(r"\d+(?=-of-\d+\.safetensors$)")
-        return pattern.sub(lambda found: f"{number:0{len(found[0])}}", next(iter(self.files.values())))
+        return pattern.sub(lambda match: f"{number:0{len(match[0])}}", next(iter(self.files.values())))
 
 
-def families_of(names: Iterable[str]) -> tuple[Family, ...]:
-    """Return the sets of numbered shards among these files."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
+def find_shard_sets(names: Iterable[str]) -> tuple[ShardSet, ...]:
+    """Group the numbered shards among these files into sets."""
+    sets: dict[tuple[str, str], dict[int, str]] = {}
     for name in names:
         if match := ORDINAL.fullmatch(name):
-            found.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
-    return tuple(Family(stem, int(total), files) for (stem, total), files in sorted(found.items()))
+            sets.setdefault((match["stem"], match["total"]), {})[int(match["number"])] = name
+    return tuple(ShardSet(stem, int(total), files) for (stem, total), files in sorted(sets.items()))
 
 
-def chosen_without_index(files: Iterable[str], *, is_adapter: bool) -> tuple[str, ...]:
-    """Return the files that make up the model where no index says so: model.safetensors, the numbered shards, or all."""
+def select_files_without_index(files: Iterable[str], *, is_adapter: bool) -> tuple[str, ...]:
+    """Select the files that make up a model without index: model.safetensors, else the numbered shards, else all."""
     names = [name for name in files if name.endswith(".safetensors")]
     if "model.safetensors" in names:
         return ("model.safetensors",)
@@ -53,10 +56,10 @@ def chosen_without_index(files: Iterable[str], *, is_adapter: bool) -> tuple[str
     return tuple([name for name in own if ORDINAL.fullmatch(name)] or own or names)
 
 
-def globbed_among(names: Iterable[str], shards: Mapping[str, Shard], loaded: Container[str]) -> tuple[str, ...]:
-    """Return the files whose every tensor vLLM and SGLang load: those of the index, without one all of the folder.
+def select_globbed_files(names: Iterable[str], shards: Mapping[str, Shard], loaded: Container[str]) -> tuple[str, ...]:
+    """Select the readable files of which vLLM and SGLang load every tensor: those of the index, or all of the folder.
 
-    Both drop Mistral's consolidated files where others are there, and adapters are loaded apart.
+    Both engines drop Mistral's consolidated files where there are others, and load adapters separately.
     """
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""Where a checkpoint's bytes come from: a folder on disk here, a repository on the Hub in hub.py."""
+"""Where the bytes of a checkpoint come from: the `Source` protocol, and a folder on disk. hub.py has the Hub."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class File:
-    """A file of the target. size in bytes; leaves: where a link points that leaves the target, else None."""
+    """A file of the target."""
 
     name: str
     size: int
-    leaves: str | None = None
+    """Size in bytes."""
+    outside_link: str | None = None
+    """Where the file is a link that leads out of the target, what it points to; else None. Such a link is never followed."""
 
 
 class Source(Protocol):
-    """A flat folder of files that can be read piecewise.
+    """A folder of files that can be read in ranges.
 
-    read() returns fewer bytes than asked for where the file ends earlier. It raises FileNotFoundError when the file
-    has gone since it was listed, and OSError when it exists but cannot be read.
+    read() returns fewer bytes than requested where the file ends earlier. It raises FileNotFoundError when the file
+    has disappeared since it was listed, and OSError when it exists but cannot be read.
     """
 
     @property
     def target(self) -> str:
-        """What the user named."""
+        """The target as the user wrote it."""
         ...
 
     @property
     def local(self) -> Path | None:
-        """Where the files lie on disk, None if they do not."""
+        """The folder on disk; None for a remote source."""
         ...
 
     @property
@@ -52,24 +54,33 @@ class Source(Protocol):
 
 
 CHAT_TEMPLATES = "additional_chat_templates"
-"""The one folder below a checkpoint that transformers looks into, for the files that end in .jinja (utils/hub.py)."""
+"""The only subfolder of a checkpoint that transformers reads, for its .jinja files (utils/hub.py)."""
 
 
-def belongs(path: str) -> bool:
-    """Whether a file of a folder is one of the checkpoint's: at the top, or a chat template in CHAT_TEMPLATES."""
+def is_checkpoint_file(path: str) -> bool:
+    """Whether a file belongs to the checkpoint: a file at the top, or a chat template in CHAT_TEMPLATES."""
     folder, _, name = path.rpartition("/")
     return not folder or (folder == CHAT_TEMPLATES and name.endswith(".jinja"))
 
 
 class Folder:
-    """The files directly in a folder on disk (or only some of them). Links are followed no further than allowed.
+    """The files directly in a folder on disk (or some of them). Links out of the folder are not followed.
 
-    A snapshot of the Hugging Face cache links to the blobs two levels up; that is the one place outside the folder
+    A snapshot of the Hugging Face cache links to the blobs two levels up; that is the only place outside the folder that
     a link may lead to.
     """
 
     def __init__(self, path: Path, target: str, only: frozenset[str] | None = None, *, templates: bool = False) -> None:
-        """`templates`: take the chat templates of CHAT_TEMPLATES too, their names with a slash."""
+        """List the folder.
+
+        Args:
+            path: the folder.
+            target: the target as the user wrote it.
+            only: names of the files to list; None for all.
+            templates: list the chat templates in CHAT_TEMPLATES as well; their names contain a slash.
+
+        Raises CkptcheckError where the folder cannot be listed.
+        """
         self.target = target
         self.local: Path | None = path
         self._path = path.resolve()
@@ -88,16 +99,15 @@ class Folder:
         if templates and inner.resolve().is_relative_to(self._path) and inner.is_dir():
             for entry in sorted(os.scandir(inner), key=lambda entry: entry.name):
                 name = f"{CHAT_TEMPLATES}/{entry.name}"
-                if belongs(name) and (file := _file(entry, allowed)) is not None:
-                    self.files[name] = File(name, file.size, file.leaves)
+                if is_checkpoint_file(name) and (file := _file(entry, allowed)) is not None:
+                    self.files[name] = File(name, file.size, file.outside_link)
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read up to `length` bytes; never past a link that leaves the target."""
-        if (leaves := self.files[name].leaves) is not None:
-            raise PermissionError(f"it is a link to {leaves}, outside the checkpoint")
-        file = os.open(
-            f"{self._path}/{name}", os.O_RDONLY
-        )  # a third of the time of `open`: samples are thousands of reads
+        """Read up to `length` bytes; never through a link that leads out of the target."""
+        if (link := self.files[name].outside_link) is not None:
+            raise PermissionError(f"it is a link to {link}, outside the checkpoint")
+        # os.open takes a third of the time of `open`, and sampling values takes thousands of reads.
+        file = os.open(f"{self._path}/{name}", os.O_RDONLY)
         try:
             parts = []
             while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
@@ -109,27 +119,31 @@ class Folder:
 
 
 def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
-    """Describe a directory entry; None for what is no regular file (folders, sockets, pipes) and no link."""
-    leaves = None
+    """Describe a directory entry; None unless it is a regular file or a link (so not for folders, sockets, pipes)."""
+    outside_link = None
     if entry.is_symlink():
-        goal = Path(os.path.realpath(entry.path))
-        if not any(goal.is_relative_to(folder) for folder in allowed):
-            leaves = os.readlink(entry.path)
+        real_path = Path(os.path.realpath(entry.path))
+        if not any(real_path.is_relative_to(folder) for folder in allowed):
+            outside_link = os.readlink(entry.path)
     try:
         status = entry.stat()
-    except OSError:  # a dangling link, or gone since it was listed: its name is there, its bytes are not
-        return File(entry.name, 0, leaves or "a file that does not exist") if entry.is_symlink() else None
-    return File(entry.name, status.st_size, leaves) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        # A dangling link, or a file that disappeared after it was listed.
+        return File(entry.name, 0, outside_link or "a file that does not exist") if entry.is_symlink() else None
+    return File(entry.name, status.st_size, outside_link) if stat.S_ISREG(status.st_mode) else None
 
 
 def blob_digests(source: Source) -> dict[str, str]:
-    """Return file → the SHA-256 that the Hugging Face cache names its blob by; small files have git's hash, and are left out."""
+    """Map each file to the SHA-256 in the name of its blob in the Hugging Face cache; {} for any other folder.
+
+    Small files are omitted: the cache names their blobs by git's hash.
+    """
     folder = source.local
     if folder is None or folder.resolve().parent.name != "snapshots":
         return {}
-    found = {}
+    digests = {}
     for name, file in source.files.items():
         blob = os.path.basename(os.path.realpath(folder / name))
-        if file.leaves is None and SHA256.fullmatch(blob):
-            found[name] = blob
-    return found
+        if file.outside_link is None and SHA256.fullmatch(blob):
+            digests[name] = blob
+    return digests

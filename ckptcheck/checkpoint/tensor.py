@@ -1,4 +1,4 @@
-"""A tensor, as the header of a safetensors file describes it."""
+"""Describes one tensor of a safetensors file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Annotated
 import msgspec
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""The bound is msgspec's; what lies between it and 2^64 goes the slow way."""
+"""The upper bound is that of msgspec; the slow parser handles numbers between it and 2^64."""
 
 PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
-"""dtypes of which each element is one number of the model."""
+"""dtypes whose elements are the model's numbers one by one (not packed)."""
 
 
 class Tensor(msgspec.Struct, gc=False, frozen=True):
-    """A tensor as the header describes it. data_offsets: [begin, end) in bytes from the start of the data."""
+    """A tensor as the header of a safetensors file describes it."""
 
     dtype: str
     shape: tuple[Natural, ...]
     data_offsets: tuple[Natural, Natural]
+    """[begin, end) in bytes from the start of the file's data."""
 
     @property
     def nbytes(self) -> int:
@@ -27,10 +28,10 @@ class Tensor(msgspec.Struct, gc=False, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether each element is one number of the model, so that the shape is the model's own (not packed)."""
+        """Whether each element is one number of the model (not packed), so that the shape is the model's shape."""
         return self.dtype in PLAIN
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is a matrix of numbers, so that each row can be looked at."""
+        """Whether the tensor is a non-empty matrix of numbers, so that its rows can be examined."""
         return self.is_plain and len(self.shape) == 2 and 0 not in self.shape

@@ -1,12 +1,12 @@
-"""Checks that the tensors of a safetensors file tile its data, as safetensors wants it."""
+"""Checks that the tensors of a safetensors file tile its data without gap or overlap, as safetensors requires."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.document import Defect, clipped
-from ckptcheck.phrase import count, shape
+from ckptcheck.checkpoint.document import Defect, clip
+from ckptcheck.text.formatting import count, format_shape
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
@@ -19,18 +19,19 @@ BITS = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Bits of one element of every dtype that safetensors 0.8 knows."""
+"""dtype → bits of one element, for every dtype that safetensors 0.8 knows."""
 
 
 def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> list[Defect]:
-    """Check that the tensors tile the data, bytes `data_start` to `size` of the file, each as long as its shape says.
+    """Check that the tensors tile the data, bytes `data_start` to `size` of the file, and that each fits its shape.
 
-    Follows `Metadata::validate` of safetensors 0.8, which wants the tensors, sorted by offsets, to touch each other.
+    Follows `Metadata::validate` of safetensors 0.8, which requires that the tensors, sorted by offsets, touch each other.
     """
     defects: list[Defect] = []
     available = size - data_start
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
-    reached, proper, before = 0, 0, ""  # proper: where the last tensor would end if its entry were in order
+    # position: where the last tensor ends; expected: where it would end if its entry were correct
+    position, expected, before = 0, 0, ""
     for name, tensor in sorted(tensors.items(), key=_offsets):
         begin, end = tensor.data_offsets
         key = tensor.dtype, tensor.shape
@@ -38,21 +39,21 @@ def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> li
             nbytes = sizes[key]
         except KeyError:
             nbytes = sizes[key] = _nbytes(*key)
-        if begin == reached and end - begin == nbytes:
-            reached = proper = end
+        if begin == position and end - begin == nbytes:
+            position = expected = end
         else:
-            defect, proper = _misfit(name, tensor, nbytes, (reached, proper), before)
+            defect, expected = _misfit(name, tensor, nbytes, (position, expected), before)
             defects += [defect] if defect else []
-            reached = max(reached, begin, end) if defect else end
+            position = max(position, begin, end) if defect else end
         before = name
-    if min(reached, proper) > available:
-        missing = count(min(reached, proper) - available, "byte")
+    if min(position, expected) > available:
+        missing = count(min(position, expected) - available, "byte")
         cut = [name for name, tensor in tensors.items() if tensor.data_offsets[1] > available]
         first = min(cut, key=lambda name: tensors[name].data_offsets, default=before)
-        text = f"the file ends {missing} too early, and cuts off {count(len(cut), 'tensor')} from {clipped(first)} on"
+        text = f"the file ends {missing} too early, and cuts off {count(len(cut), 'tensor')} from {clip(first)} on"
         defects.append(Defect("truncated", text))
-    elif reached < available and not defects:
-        extra = count(available - reached, "byte")
+    elif position < available and not defects:
+        extra = count(available - position, "byte")
         where = "the last tensor" if tensors else "a header that lists no tensor"
         defects.append(Defect("trailing-bytes", f"{extra} follow {where} and belong to none"))
     if data_start % 8:
@@ -63,7 +64,7 @@ def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> li
 
 
 def _misaligned(tensors: dict[str, Tensor], data_start: int) -> Iterator[Defect]:
-    """Find tensors that begin inside a word of their own dtype, as they may behind one of odd length."""
+    """Find tensors that do not begin at a multiple of their element size, as may happen after a tensor of odd length."""
     for name, tensor in tensors.items():
         width = max(BITS[tensor.dtype] // 8, 1)
         if tensor.data_offsets[0] % width and tensor.nbytes:
@@ -73,15 +74,15 @@ def _misaligned(tensors: dict[str, Tensor], data_start: int) -> Iterator[Defect]
 
 
 def _misfit(
-    name: str, tensor: Tensor, nbytes: int | None, reached: tuple[int, int], before: str
+    name: str, tensor: Tensor, nbytes: int | None, previous_ends: tuple[int, int], before: str
 ) -> tuple[Defect | None, int]:
-    """Say what is wrong with a tensor that is not where it should be or not as long, and where it should end.
+    """Describe the defect of a tensor that has the wrong place or length; return it and where the tensor should end.
 
-    reached: the ends that the tensor before has and should have; one that begins at either is in its place.
+    previous_ends: where the previous tensor ends, and where it should end; a tensor may begin at either.
     """
     begin, end = tensor.data_offsets
-    start = begin if begin in reached else reached[0]
-    proper = end if nbytes is None or end < begin else start + nbytes
+    start = begin if begin in previous_ends else previous_ends[0]
+    expected_end = end if nbytes is None or end < begin else start + nbytes
     if end < begin:
         kind, text = "malformed-entry", f"its data would end at byte {end:,}, before it begins at {begin:,}"
     elif nbytes is None:
@@ -91,11 +92,17 @@ def _misfit(
     elif start == begin:
         return None, end
     elif begin > start:
-        where = f"between {clipped(before)} and it" if before else "before it"
-        kind, text = "hole", f"{count(begin - start, 'byte')} {where} belong to no tensor"
+        where = f"between tensors {clip(before)} and {clip(name)}" if before else f"before tensor {clip(name)}"
+        kind, text = (
+            "hole",
+            f"{count(begin - start, 'byte')} {where} {'belongs' if begin - start == 1 else 'belong'} to no tensor",
+        )
     else:
-        kind, text = "overlap", f"it begins at byte {begin:,}, inside or before the end of {clipped(before)}"
-    return Defect(kind, text, name), proper
+        kind, text = (
+            "overlap",
+            f"it overlaps {clip(before)}: it begins at byte {begin:,}, before the end of {clip(before)}",
+        )
+    return Defect(kind, text, name), expected_end
 
 
 def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
@@ -103,13 +110,13 @@ def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
 
 
 def _nbytes(dtype: str, dimensions: tuple[int, ...]) -> int | None:
-    """Bytes of a tensor; None where safetensors cannot tell: `_unsized` says why."""
+    """Return the bytes of a tensor; None where they cannot be computed, for the reasons that `_unsized` gives."""
     bits = _bits(dtype, dimensions)
     return bits // 8 if bits is not None and bits < MAX_SIZE and bits % 8 == 0 else None
 
 
 def _bits(dtype: str, dimensions: tuple[int, ...]) -> int | None:
-    """Bits of a tensor, multiplied in safetensors' order; at least 2^64 where it overflows on the way."""
+    """Return the bits of a tensor, multiplied in the order of safetensors; 2^64 where that overflows, None if unknown."""
     total = 1
     for dimension in dimensions:
         total *= dimension
@@ -121,7 +128,7 @@ def _bits(dtype: str, dimensions: tuple[int, ...]) -> int | None:
 def _unsized(tensor: Tensor) -> tuple[str, str]:
     bits = _bits(tensor.dtype, tensor.shape)
     if bits is None:
-        return "unknown-dtype", f"safetensors knows no dtype {clipped(repr(tensor.dtype))}"
+        return "unknown-dtype", f"safetensors knows no dtype {clip(repr(tensor.dtype))}"
     if bits >= MAX_SIZE:
         return "shape-overflow", f"{_typed(tensor)} has more bits than a 64-bit number can count"
     return "size-mismatch", f"{_typed(tensor)} does not fill a whole number of bytes"
@@ -129,4 +136,4 @@ def _unsized(tensor: Tensor) -> tuple[str, str]:
 
 def _typed(tensor: Tensor) -> str:
     rest = f" and {len(tensor.shape) - 8:,} more dimensions" if len(tensor.shape) > 8 else ""
-    return f"{clipped(tensor.dtype)} {shape(tensor.shape[:8])}{rest}"
+    return f"{clip(tensor.dtype)} {format_shape(tensor.shape[:8])}{rest}"

@@ -1,6 +1,6 @@
-"""The tokenizer beside the weights: its tokens, the parts they play, and where each part is said.
+"""Describes the tokenizer of a checkpoint: its tokens, their roles, and the file that assigns each role.
 
-Read from the files alone; the library `tokenizers` and jinja run only in the child process of `confined`.
+Everything is read from the files; the library `tokenizers` and jinja run only in the child process of sandbox.py.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.appended import appended_tokens
-from ckptcheck.checkpoint.chat_template import ChatTemplate, first_marker
+from ckptcheck.checkpoint.chat_template import ChatTemplate, leading_marker
+from ckptcheck.checkpoint.chat_turns import Turns
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
+from ckptcheck.checkpoint.implicit_added_tokens import find_implicit_added_tokens
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.special_tokens import Role, named, numbered
+from ckptcheck.checkpoint.special_tokens import TokenRole, read_id_roles, read_token_roles
 from ckptcheck.checkpoint.template_files import Templates, read_templates
-from ckptcheck.checkpoint.turns import Turns
-from ckptcheck.checkpoint.vocabulary import FILES, Added, Vocabulary, read_vocabulary
-from ckptcheck.rule import Skip
+from ckptcheck.checkpoint.vocabulary import FILES, AddedToken, Vocabulary, read_vocabulary
+from ckptcheck.linter.rule import Skip
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
-"""The tokens that `generate` gives an encoder-decoder's decoder to begin with."""
+"""Settings of the tokens with which `generate` starts the decoder of an encoder-decoder model."""
 RESERVED = re.compile(
     r"(?i)[<\[][|｜]?[^<>\[\]]*?(reserved|unused|dummy|place[▁_ -]?holder|extra_\d|special_\d)[^<>\[\]]*[|｜]?[>\]]"
     r"|\[PAD\d+\]|<pad_?\d+>"
@@ -36,18 +36,21 @@ RESERVED = re.compile(
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, each part read when it is first asked for."""
+    """The tokenizer of a checkpoint; each part is read when it is first asked for."""
 
     source: Source = field(repr=False)
     config: Config | None = field(repr=False, default=None)
+    """config.json."""
+    generation_config: Config | None = field(repr=False, default=None)
+    """generation_config.json."""
 
     @classmethod
     def read(cls, ckpt: Checkpoint) -> Tokenizer:
-        """Look at a checkpoint that has a tokenizer.json or a tokenizer_config.json."""
-        return cls(ckpt.source, ckpt.config)
+        """Return the tokenizer of a checkpoint that has a tokenizer.json or a tokenizer_config.json."""
+        return cls(ckpt.source, ckpt.config, ckpt.generation_config)
 
     def _has(self, file: str) -> bool:
-        return file in self.source.files and self.source.files[file].leaves is None
+        return file in self.source.files and self.source.files[file].outside_link is None
 
     def _document(self, file: str) -> Config | None:
         return read_config(self.source, file) if self._has(file) else None
@@ -58,18 +61,13 @@ class Tokenizer:
         return self._document("tokenizer_config.json")
 
     @cached_property
-    def generation_config(self) -> Config | None:
-        """generation_config.json."""
-        return self._document("generation_config.json")
-
-    @cached_property
     def special_tokens_map(self) -> Config | None:
-        """special_tokens_map.json, which older versions of transformers wrote as well."""
+        """special_tokens_map.json, which older versions of transformers also write."""
         return self._document("special_tokens_map.json")
 
     @cached_property
     def is_declared(self) -> bool:
-        """Whether tokenizer_config.json has `added_tokens_decoder`: transformers then reads none of the two older files.
+        """Whether tokenizer_config.json has `added_tokens_decoder`: then transformers ignores the two older files.
 
         Without it, special_tokens_map.json overrides tokenizer_config.json, and added_tokens.json adds tokens
         (`_from_pretrained` of transformers 5.23, tokenization_utils_base.py).
@@ -82,51 +80,54 @@ class Tokenizer:
 
     @cached_property
     def defects(self) -> dict[str, tuple[Defect, ...]]:
-        """File → why it is not the JSON it should be."""
+        """File → its defects, for files that are not the JSON that they should be."""
         parts = [self.vocabulary, self.tokenizer_config, self._older_names, self.generation_config]
         return {part.file: part.defects for part in parts if part is not None and not part.readable}
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The tokens and their ids; None where no file gives them in a form that is read."""
+        """The tokens and their ids; None where no file has them in a form that ckptcheck reads."""
         file = next((name for name in FILES if self._has(name)), None)
         if file is None:
             return None
-        found = read_vocabulary(self.source, file)
-        if not found.readable:
-            return found
+        vocabulary = read_vocabulary(self.source, file)
+        if not vocabulary.readable:
+            return vocabulary
         declared = self._declared
         if file == "tokenizer.json":
-            known = {token.content for token in found.added}
-            return found.with_tokens((token.content, token.special) for token in declared if token.content not in known)
-        return replace(found, added=declared)  # slow tokenizers take the ids as they are given
+            known = {token.content for token in vocabulary.added}
+            return vocabulary.with_tokens(
+                (token.content, token.special) for token in declared if token.content not in known
+            )
+        # Slow tokenizers use the declared ids.
+        return replace(vocabulary, added=declared)
 
     @cached_property
-    def _declared(self) -> tuple[Added, ...]:
-        """Tokens that tokenizer_config.json (`added_tokens_decoder`) adds, or else added_tokens.json, by id."""
-        found: dict[str, Added] = {}
+    def _declared(self) -> tuple[AddedToken, ...]:
+        """The tokens that tokenizer_config.json (`added_tokens_decoder`), else added_tokens.json, adds, sorted by id."""
+        tokens: dict[str, AddedToken] = {}
         older = self._document("added_tokens.json") if not self.is_declared else None
         for name, number in older.value.items() if older is not None else ():
             if type(number) is int and number >= 0:
-                found[name] = Added(name, number, False)
+                tokens[name] = AddedToken(name, number, False)
         listed = self.tokenizer_config.value.get("added_tokens_decoder") if self.tokenizer_config is not None else None
         for key, token in listed.items() if isinstance(listed, dict) else ():
             content = token.get("content") if isinstance(token, dict) else None
             if isinstance(content, str) and key.isascii() and key.isdigit() and len(key) < 11:
-                found[content] = Added(content, int(key), token.get("special") is True)
-        return tuple(sorted(found.values(), key=lambda token: token.id))
+                tokens[content] = AddedToken(content, int(key), token.get("special") is True)
+        return tuple(sorted(tokens.values(), key=lambda token: token.id))
 
     @cached_property
-    def appended(self) -> dict[str, int]:
-        """Token → id, of those that tokenizer_config.json names and tokenizer.json lacks: transformers appends them by itself."""
+    def implicit_added_tokens(self) -> dict[str, int]:
+        """Token → id, for tokens that tokenizer_config.json names and tokenizer.json lacks: transformers adds them silently."""
         vocabulary, settings = self.vocabulary, self.tokenizer_config
         if vocabulary is None or vocabulary.file != "tokenizer.json" or settings is None:
             return {}
         parts = {role.name: role.token for role in self.roles if role.token is not None}
-        return appended_tokens(vocabulary, parts, settings.value)
+        return find_implicit_added_tokens(vocabulary, parts, settings.value)
 
     def require_vocabulary(self) -> Vocabulary:
-        """Return the vocabulary. Raises Skip where the ids of its tokens are not known."""
+        """Return the vocabulary. Raises Skip where the ids of its tokens are unknown."""
         if self.vocabulary is None:
             raise Skip(
                 "needs the ids of all tokens, and only tokenizer.json, vocab.json and vocab.txt are read for them"
@@ -137,7 +138,7 @@ class Tokenizer:
 
     @cached_property
     def _known(self) -> Vocabulary:
-        """The vocabulary; where none can be read, only the added tokens that tokenizer_config.json declares."""
+        """The vocabulary; where it cannot be read, only the added tokens that tokenizer_config.json declares."""
         if self.vocabulary is not None and self.vocabulary.readable:
             return self.vocabulary
         return Vocabulary("tokenizer_config.json", added=self._declared)
@@ -148,69 +149,71 @@ class Tokenizer:
         return self._known.ids
 
     @cached_property
-    def added(self) -> dict[str, Added]:
+    def added_tokens(self) -> dict[str, AddedToken]:
         """The added tokens, by content."""
         return {token.content: token for token in self._known.added}
 
     @cached_property
     def max_id(self) -> int:
-        """The highest id, -1 where there is none."""
+        """The highest id; -1 where there is none."""
         return max(self.ids.values(), default=-1)
 
-    def name(self, number: int) -> str | None:
+    def token_for(self, number: int) -> str | None:
         """Return the token with this id."""
-        return self._known.contents.get(number)
+        return self._known.id_to_token.get(number)
 
     def is_special(self, number: int) -> bool:
-        """Whether the token with this id is marked special, or has a part by name."""
-        token = self.name(number)
-        return token is not None and token in self.special
+        """Whether the token with this id is marked special, or a file gives it a role by name."""
+        token = self.token_for(number)
+        return token is not None and token in self.special_tokens
 
     def is_reserved(self, number: int) -> bool:
-        """Whether the token with this id is a place kept free, to judge by its name."""
-        return RESERVED.fullmatch(self.name(number) or "") is not None
+        """Whether the token with this id is a reserved placeholder, judging by its name."""
+        return RESERVED.fullmatch(self.token_for(number) or "") is not None
 
     @cached_property
-    def special(self) -> frozenset[str]:
-        """Tokens that are marked special or have a part by name."""
-        marked = {token.content for token in self.added.values() if token.special}
+    def special_tokens(self) -> frozenset[str]:
+        """Tokens that are marked special or have a role by name."""
+        marked = {token.content for token in self.added_tokens.values() if token.special}
         return frozenset(
             marked | {role.token for role in self.roles if role.token is not None and role.token in self.ids}
         )
 
     @cached_property
-    def roles(self) -> tuple[Role, ...]:
-        """The parts that special_tokens_map.json, where it is read, or else tokenizer_config.json names tokens for."""
-        return named([part for part in (self._older_names, self.tokenizer_config) if part is not None], self.ids)
+    def roles(self) -> tuple[TokenRole, ...]:
+        """The roles for which special_tokens_map.json, where transformers reads it, else tokenizer_config.json, gives tokens."""
+        return read_token_roles(
+            [part for part in (self._older_names, self.tokenizer_config) if part is not None], self.ids
+        )
 
     @cached_property
-    def settings(self) -> tuple[Role, ...]:
-        """The parts that generation_config.json and config.json give ids for; a list of ids gives several."""
-        return numbered([part for part in (self.generation_config, self.config) if part is not None])
+    def id_roles(self) -> tuple[TokenRole, ...]:
+        """The roles for which generation_config.json and config.json give ids; a list of ids gives several."""
+        return read_id_roles([part for part in (self.generation_config, self.config) if part is not None])
 
     @property
     def generation_file(self) -> str:
-        """The one file that transformers takes the ends of a generation from: config.json only where there is no other.
+        """The only file from which transformers reads the stop tokens: generation_config.json, else config.json.
 
-        `adjust_generation_fn` (transformers 5.23, generation/utils.py): a generation_config.json that is not JSON is passed
-        over like one that is not there; one that names no end means that there is none.
+        `adjust_generation_fn` (transformers 5.23, generation/utils.py): a generation_config.json that is not JSON is
+        ignored as if it were absent; one that names no stop token means that there is none.
         """
         own = self.generation_config
         return own.file if own is not None and own.readable else "config.json"
 
-    def eos(self, file: str) -> frozenset[int]:
-        """Return the ids that a file gives as the end of a text; empty where it does not say or the id is not known."""
-        parts = [role for role in (*self.roles, *self.settings) if role.name.startswith("eos") and role.file == file]
+    def eos_ids(self, file: str) -> frozenset[int]:
+        """Return the EOS ids that a file gives; empty where it gives none or the id is unknown."""
+        parts = [role for role in (*self.roles, *self.id_roles) if role.name.startswith("eos") and role.file == file]
         return frozenset(role.id for role in parts if role.id is not None)
 
     @cached_property
-    def tokenizer_eos(self) -> Role | None:
-        """The end of a text by the tokenizer's own word."""
+    def eos_role(self) -> TokenRole | None:
+        """The `eos_token` of the tokenizer; None where its files name none."""
         return next((role for role in self.roles if role.name == "eos_token"), None)
 
     @cached_property
     def templates(self) -> dict[str, ChatTemplate]:
-        """The chat templates by name, the default one first. A file that is not UTF-8 is read with substitutes."""
+        """The chat templates by name, the default one first. Bytes that are not UTF-8 are replaced."""
         variables = {role.name: role.token for role in self.roles if role.token is not None}
         return {
             one.name: ChatTemplate(one.file, one.key, one.text, variables, one.undecodable)
@@ -219,73 +222,78 @@ class Tokenizer:
 
     @cached_property
     def template_files(self) -> Templates:
-        """Where the chat templates stand, and what is wrong with how they do."""
+        """The texts of the chat templates and the files that hold them, with faults in how they are stored."""
         return read_templates(self.source, self.tokenizer_config, self.config)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The template that counts where none is asked for by name, and no tools are given to one for tools."""
+        """The template that transformers uses unless another is named, or tools are given and there is one for tools."""
         return self.templates.get("default")
 
     @cached_property
     def _turns(self) -> Turns | None:
-        said = [role.id for role in (*self.settings, *self.roles) if role.name.startswith("eos")]
-        stops = {token for number in said if number is not None and (token := self.name(number))}
-        return Turns(self.template, self.special, stops) if self.template is not None else None
+        ids = [role.id for role in (*self.id_roles, *self.roles) if role.name.startswith("eos")]
+        stops = {token for number in ids if number is not None and (token := self.token_for(number))}
+        return Turns(self.template, self.special_tokens, stops) if self.template is not None else None
 
     @property
     def turn_end(self) -> str | None:
-        """The control token that closes an assistant's turn; None where it cannot be told or is ordinary text."""
+        """The control token that ends an assistant's turn; None where ordinary text ends it or nothing shows it."""
         return self._turns.end if self._turns is not None else None
 
     @property
-    def after_answer(self) -> tuple[str, ...]:
-        """All control tokens that end an assistant's turn: whatever stops at one of them, stops."""
+    def turn_end_tokens(self) -> tuple[str, ...]:
+        """All control tokens at the end of an assistant's turn: an engine that stops at any of them stops in time."""
         return self._turns.ends if self._turns is not None else ()
 
     @cached_property
     def generation_start(self) -> str | None:
-        """The control token with which the prompt for an answer begins."""
-        return first_marker(self.template.generation_prompt, self.special) if self.template is not None else None
+        """The control token with which the generation prompt begins; None where it begins with other text."""
+        return (
+            leading_marker(self.template.generation_prompt, self.special_tokens) if self.template is not None else None
+        )
 
     @cached_property
     def template_tokens(self) -> dict[str, str]:
-        """Token → how it is known that a template which transformers takes by itself uses it: rendered, or in its texts only."""
+        """Token → how a template that transformers uses by itself uses it: it emits the token, or only mentions it."""
         if not self.templates:
             return {}
-        found = {}
+        reasons = {}
         rendered = list(self.template.rendered.values()) if self.template is not None else []
         literals = self.template.literals if self.template is not None else ""
         for_tools = self.templates["tool_use"].rendered.get("with tools", "") if "tool_use" in self.templates else ""
-        for token in sorted(self.special | self.added.keys(), key=self.ids.__getitem__):
-            if token not in self.special and not re.fullmatch(r"[<\[].+[>\]]", token):
-                continue  # a run of blanks or a word that Gemma and Phi add
+        for token in sorted(self.special_tokens | self.added_tokens.keys(), key=self.ids.__getitem__):
+            if token not in self.special_tokens and not re.fullmatch(r"[<\[].+[>\]]", token):
+                # A run of blanks, or a word that Gemma and Phi add.
+                continue
             if any(token in text for text in rendered):
-                found[token] = "the chat template emits it"
+                reasons[token] = "the chat template emits it"
             elif token in for_tools:
-                found[token] = "the chat template for tools emits it"
+                reasons[token] = "the chat template for tools emits it"
             elif token in literals:
-                found[token] = "the chat template mentions it"
-        return found
+                reasons[token] = "the chat template mentions it"
+        return reasons
 
     @cached_property
     def _used(self) -> dict[int, str]:
         """Id → the first reason why the model needs it."""
-        return dict(reversed(list(self._reasons())))  # the first reason counts
+        # Reversed, so that the first reason stays.
+        return dict(reversed(list(self._reasons())))
 
     def _reasons(self) -> Iterator[tuple[int, str]]:
-        for role in (*self.settings, *self.roles):
+        for role in (*self.id_roles, *self.roles):
             if role.id is not None:
                 yield role.id, f"it is {role.name} of {role.file}"
         if self.turn_end in self.ids:
             yield self.ids[self.turn_end], "it ends the assistant's turn in the chat template"
         for token, reason in self.template_tokens.items():
             yield self.ids[token], reason
-        for part in (self.generation_config, self.config):  # last: Marian starts with padding, whose row is zero
+        # Last, because Marian starts with padding, whose row is zero.
+        for part in (self.generation_config, self.config):
             for name in STARTS:
                 if part is not None and type(number := part.get(name)) is int:
                     yield number, f"it is {name} of {part.file}"
 
-    def used(self, number: int) -> str | None:
-        """Return why the model needs the token with this id, None if nothing here says so. May raise Skip (template)."""
+    def why_used(self, number: int) -> str | None:
+        """Return why the model needs the token with this id; None if no file shows that it does. May raise Skip (template)."""
         return self._used.get(number)

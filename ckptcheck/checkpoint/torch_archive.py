@@ -1,4 +1,4 @@
-"""Finds what lies where in a torch.save archive: a zip of stored (never compressed) records and a `data.pkl`.
+"""Locates the records of a torch.save archive: a zip of stored (never compressed) records and a `data.pkl`.
 
 Records: ``NAME/data.pkl`` (a pickle that describes the object), ``NAME/data/0``, ``/1`` … (the bytes of its storages),
 ``NAME/byteorder``, ``NAME/version``. Format: torch/serialization.py, caffe2/serialize/inline_container.cc.
@@ -15,50 +15,54 @@ from typing import Any
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 
 Read = Callable[[int, int], bytes]
-"""start, length → bytes of the archive; fewer where it ends."""
+"""Reads (start, length) of the archive; returns fewer bytes where it ends."""
 MAX_RECORDS = 1 << 20
 MAX_DIRECTORY = 1 << 28
 LOCAL_HEADER = 30
 
 
 class UnreadableArchive(Exception):
-    """The file is no torch.save archive, or not one whose tensors can be found. The message is the end of a sentence."""
+    """The file is no torch.save archive, or its tensors cannot be located. The message is the end of a sentence."""
 
 
 @dataclass(frozen=True)
-class Storage:
-    """A record of the archive: begin and length in bytes from the archive's start, crc as the directory gives it."""
+class ArchiveRecord:
+    """A record of the archive."""
 
     begin: int
+    """Offset of its first byte from the start of the archive."""
     length: int
+    """Length in bytes."""
     crc: int
+    """CRC-32 according to the archive's directory."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """records: name without the archive's own prefix → where it lies. big_endian: what `byteorder` says.
+    """The directory and the pickle of a torch.save archive."""
 
-    checked: the writer stored checksums (torch.serialization.set_crc32_options can switch that off).
-    """
-
-    records: dict[str, Storage] = field(repr=False)
+    records: dict[str, ArchiveRecord] = field(repr=False)
+    """Name without the archive's prefix → record."""
     pickle: bytes = field(repr=False)
+    """The bytes of data.pkl."""
     big_endian: bool = False
-    checked: bool = True
+    """Whether the record `byteorder` says big-endian."""
+    has_checksums: bool = True
+    """Whether the writer stored checksums (torch.serialization.set_crc32_options can switch that off)."""
 
     def describe(
         self, known: Callable[[str, str], Any], load_persistent: Callable[[Any], Any]
     ) -> tuple[Any, tuple[str, ...]]:
-        """Return what data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
+        """Return the object that data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
         try:
-            found = unpickle(self.pickle, known, load_persistent)
+            unpickled = unpickle(self.pickle, known, load_persistent)
         except UnreadablePickle as error:
             raise UnreadableArchive(f"its data.pkl cannot be read: {error}") from error
-        return found.value, found.foreign
+        return unpickled.value, unpickled.unexpected_globals
 
 
 class _View(io.RawIOBase):
-    """A window on a file, read through a function, for zipfile."""
+    """A read-only file object for zipfile over a read function."""
 
     def __init__(self, read: Read, length: int) -> None:
         self._read, self._length, self._at = read, length, 0
@@ -96,7 +100,7 @@ def open_archive(read: Read, length: int) -> Archive:
     except (UnreadableArchive, OSError):
         raise
     except Exception as error:  # a hostile zip may raise anything at all
-        raise UnreadableArchive(f"it is no zip that can be read ({type(error).__name__})") from error
+        raise UnreadableArchive(f"it is not a readable zip archive ({type(error).__name__})") from error
 
 
 def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
@@ -107,7 +111,7 @@ def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
     if len(pickles) != 1:
         raise UnreadableArchive("it holds no data.pkl" if not pickles else "it holds several data.pkl")
     prefix = pickles[0].filename[: -len("data.pkl")]
-    records: dict[str, Storage] = {}
+    records: dict[str, ArchiveRecord] = {}
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise UnreadableArchive("its records are compressed, which torch.save never does")
@@ -123,12 +127,12 @@ def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
         name = member.filename.removeprefix(prefix)
         if name in records:
             raise UnreadableArchive("its directory names a record twice")
-        records[name] = Storage(begin, member.file_size, member.CRC)
+        records[name] = ArchiveRecord(begin, member.file_size, member.CRC)
     described = records["data.pkl"]
     order = records.get("byteorder")
     return Archive(
         records,
         pickle=read(described.begin, described.length),
         big_endian=order is not None and read(order.begin, min(order.length, 8)) == b"big",
-        checked=any(record.crc for record in records.values()),
+        has_checksums=any(record.crc for record in records.values()),
     )

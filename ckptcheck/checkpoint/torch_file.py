@@ -1,8 +1,9 @@
-"""Reads what a torch.save file or a pickle holds, tensors included, without torch and without executing anything in it.
+"""Reads the object in a torch.save file or a pickle, tensors included, without torch and without executing anything in it.
 
-For files of people's own making, dumps and rollouts: plain values as they are, tensors and numpy's arrays as numpy arrays, a
-TensorDict as a dictionary. Only storages on which a tensor lies are read. Forms: torch/serialization.py; numpy's
-`ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and one storage for all leaves after `consolidate()`).
+For files that users write themselves, dumps and rollouts. Plain values stay as they are, tensors and numpy arrays become
+numpy arrays, a TensorDict becomes a dictionary. Only the bytes under a tensor are read. Formats: torch/serialization.py;
+numpy's `ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and one storage for all leaves after
+`consolidate()`).
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.megatron import stand_ins
-from ckptcheck.checkpoint.megatron.stand_ins import StoredTensor, bytes_of, load_persistent
-from ckptcheck.checkpoint.megatron.tensor import numpy_dtype, width
+from ckptcheck.checkpoint.megatron import stubs
+from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
+from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import Inert, Record, UnreadablePickle, stand_in, unpickle
+from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, make_stub, unpickle
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEEP = 64
-"""Containers within containers that are followed."""
+"""Deepest nesting of containers that is read."""
 MAX_PICKLE = 1 << 28
 
 
-def read_torch(path: Path) -> Any:
-    """Return the object: dictionaries, lists, plain values, and arrays for tensors (bfloat16 comes as float32).
+def read_torch_file(path: Path) -> Any:
+    """Return the object of a torch.save file or a plain pickle.
 
-    A plain pickle is read too. An object of a trainer's own class comes as a Record, its state plain.
-    Raises CkptcheckError with one sentence where it is neither, is broken, or needs a name that no data needs.
+    Dictionaries, lists and plain values stay as they are; tensors become arrays (bfloat16 as float32); an object of a
+    trainer's class becomes an `ObjectStub` whose state is plain. Raises CkptcheckError with one sentence where the file is
+    neither, is broken, or names a global that data does not need.
     """
     try:
         with path.open("rb") as file:
@@ -51,8 +53,8 @@ def read_torch(path: Path) -> Any:
         raise CkptcheckError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def read_torch_bytes(raw: bytes) -> Any:
-    """Return the object of a torch.save file that lies within another. Raises CkptcheckError."""
+def read_torch_file_bytes(raw: bytes) -> Any:
+    """Return the object of a torch.save file that is embedded in another file. Raises CkptcheckError."""
     try:
         return _opened(lambda start, length: raw[start : start + length], len(raw))
     except UnreadableArchive as error:
@@ -67,9 +69,9 @@ def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
 
 
 def _pickled(raw: bytes) -> Any:
-    found = unpickle(raw, _known)
-    _refuse(found.foreign)
-    return _Plain(lambda _start, _length: b"", Archive({}, b"")).of(found.value)
+    unpickled = unpickle(raw, _known)
+    _refuse(unpickled.unexpected_globals)
+    return _Plain(lambda _start, _length: b"", Archive({}, b"")).of(unpickled.value)
 
 
 def _refuse(foreign: tuple[str, ...]) -> None:
@@ -84,7 +86,7 @@ def _encoded(text: Any, coding: Any = "utf-8") -> bytes:
     return text.encode("latin1")
 
 
-_OURS = {("_codecs", "encode"): Inert(_encoded)}
+_OURS = {("_codecs", "encode"): CallableStub(_encoded)}
 _NAMED = frozenset(
     (
         ("tensordict._reductions", "_make_td"),
@@ -101,12 +103,12 @@ def _known(module: str, name: str) -> Any:
     if (module, name) in _OURS:
         return _OURS[module, name]
     if (module, name) in _NAMED or (module.startswith("miles.") and name[:1].isupper()):
-        return stand_in(module, name)
-    return stand_ins.known(module, name)
+        return make_stub(module, name)
+    return stubs.stub_for(module, name)
 
 
 class _Plain:
-    """Turns what was unpickled into plain values."""
+    """Converts an unpickled object into plain values."""
 
     def __init__(self, read: Callable[[int, int], bytes], archive: Archive) -> None:
         self._read, self._archive = read, archive
@@ -119,12 +121,13 @@ class _Plain:
         if isinstance(value, dict):
             return {key: self.of(entry, depth + 1) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
+            # Most lists are long and hold only numbers.
             if all(type(entry) in (int, float, bool, str) for entry in value):
-                return value  # most lists are long, and nothing but numbers
+                return value
             return type(value)(self.of(entry, depth + 1) for entry in value)
-        return self._record(value, depth) if isinstance(value, Record) else value
+        return self._record(value, depth) if isinstance(value, ObjectStub) else value
 
-    def _record(self, value: Record, depth: int) -> Any:
+    def _record(self, value: ObjectStub, depth: int) -> Any:
         if value.name in _ARRAY:
             return _array(value, lambda entry: self.of(entry, depth + 1))
         if value.name in _SCALAR and len(value.arguments) == 2:
@@ -136,7 +139,7 @@ class _Plain:
         value.state = self.of(value.state, depth + 1)
         return value
 
-    def _consolidated(self, value: Record, depth: int) -> dict[str, Any]:
+    def _consolidated(self, value: ObjectStub, depth: int) -> dict[str, Any]:
         try:
             about, storage = value.arguments
             raw = self.of(storage, depth + 1).tobytes()
@@ -151,21 +154,22 @@ class _Plain:
         if self._archive.big_endian:
             raise UnreadableArchive("it was written on a big-endian machine")
         record = self._archive.records.get(tensor.record)
-        size, each = bytes_of(tensor), width(tensor.dtype)
+        size, each = storage_span(tensor), itemsize(tensor.dtype)
         if record is None or tensor.skip * each + size > record.length:
             raise UnreadableArchive("a tensor reaches beyond its storage")
         if prod(tensor.shape) * each > size:
-            raise UnreadableArchive("a tensor repeats its elements")  # a few bytes could fill the memory
+            # A few bytes could fill the memory.
+            raise UnreadableArchive("a tensor repeats its elements")
         if not size:
             return np.empty(tensor.shape, np.float32 if tensor.dtype == "BF16" else numpy_dtype(tensor.dtype))
         flat = np.frombuffer(self._read(record.begin + tensor.skip * each, size), numpy_dtype(tensor.dtype))
         strides = [step * each for step in tensor.stride]
-        found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-        return _widened(found) if tensor.dtype == "BF16" else np.array(found)
+        array = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
+        return _widened(array) if tensor.dtype == "BF16" else np.array(array)
 
 
 def leaf(raw: bytes, kind: str, shape: Any) -> NDArray[Any]:
-    """Return an array of bytes, torch's name of a dtype, and a shape. Raises ValueError, TypeError where they do not fit."""
+    """Return the array with these bytes, this torch dtype name and this shape. Raises ValueError, TypeError on a mismatch."""
     import numpy as np
 
     if kind == "bfloat16":
@@ -179,8 +183,8 @@ def _widened(patterns: NDArray[Any]) -> NDArray[Any]:
     return (patterns.astype(np.uint32) << 16).view(np.float32)
 
 
-def _array(value: Record, plain: Callable[[Any], Any]) -> Any:
-    """Return numpy's array; one of objects as a list."""
+def _array(value: ObjectStub, plain: Callable[[Any], Any]) -> Any:
+    """Return a pickled numpy array; an array of objects as a list."""
     try:
         _, shape, dtype, fortran, data = value.state
         if dtype.arguments[0] in ("O8", "O"):

@@ -1,11 +1,11 @@
-"""Reads a pickle without executing anything in it: every global becomes a stand-in that does nothing.
+"""Reads a pickle without executing anything in it: every global becomes a stub that does nothing.
 
-A pickle is a program. Before it runs, all of its opcodes are walked over (a regular expression does most of that, a fifth of
-a second for 25 MB): opcodes that no checkpoint needs are refused, and so is what would take memory without bound. Then it
-runs on `pickle.Unpickler` with a `find_class` that imports nothing. Opcodes: Lib/pickletools.py of CPython.
+A pickle is a program. Before it runs, this module checks all of its opcodes (mostly with a regular expression; 25 MB take a
+fifth of a second): it refuses opcodes that no checkpoint needs, and memory use without bound. Then the pickle runs on
+`pickle.Unpickler` with a `find_class` that imports nothing. Opcodes: Lib/pickletools.py of CPython.
 
-What a pickle names beyond what a checkpoint needs is kept in `Unpickled.foreign`, so that a rule can tell: whoever loads it
-with `torch.load(weights_only=False)` runs that.
+`Unpickled.unexpected_globals` lists the globals that a checkpoint does not need, so that a rule can report them:
+`torch.load(weights_only=False)` would run them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, cast
 MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
 MAX_MADE = 1 << 24
-"""The most containers, tuples and objects that a pickle may make, some hundred bytes each."""
+"""Highest number of containers, tuples and objects that a pickle may create, some hundred bytes each."""
 MAX_MEMO = 1 << 24
-"""The highest number that a memo entry may have: the unpickler keeps a list as long, twice over. 100,000 tensors take 3 million."""
+"""Highest index of a memo entry: the unpickler allocates twice that many entries. 100,000 tensors take 3 million."""
 MAX_AXES = 64
-"""The most dimensions that a tensor may have here, as in PyTorch."""
+"""Highest number of dimensions of a tensor, as in PyTorch."""
 MAX_NUMBER = 1024
-"""Longest integer, in bytes: converting longer ones takes time that grows with the square."""
+"""Longest integer, in bytes: the time to convert one grows with the square of its length."""
 FRAME = 512
-"""Bytes of stack that one level of nesting takes when a tuple is hashed: CPython does that without looking at the stack."""
+"""Bytes of stack per level of nesting when a tuple is hashed: CPython does that without a check of the stack."""
 DEEP = 500
-"""Tuples in a row that any thread's stack stands."""
+"""Nested tuples for which the stack of any thread suffices."""
 
 _SHORT = 128
-"""Texts shorter than this are skipped by the regular expression: nearly all names of tensors."""
+"""The regular expression skips strings shorter than this: nearly all names of tensors."""
 
 
 def _counted(op: bytes, lengths: range) -> bytes:
@@ -50,7 +50,7 @@ _PLAIN = re.compile(
     + b")*+",
     re.DOTALL,
 )
-"""Opcodes of fixed length, short texts and integers of 64 bits. STOP is among them: a run ends there only if it is the last."""
+"""Opcodes of fixed length, short strings and 64-bit integers. STOP is among them: a run ends there only if it is the last."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4}
 """Opcode → bytes of the length that follows it: text, bytes, integers."""
 _INTEGERS = (0x8A, 0x8B)
@@ -61,36 +61,36 @@ _MEMOIZE = b"\x94"
 
 
 class UnreadablePickle(Exception):
-    """The pickle is broken, or too large, or does what no checkpoint does. The message is one sentence's end."""
+    """The pickle is broken, too large, or does something that no checkpoint does. The message is the end of a sentence."""
 
 
-class Sealed(type):
-    """The type of stand-ins: BUILD may set state on an object, never on a class."""
+class FrozenMeta(type):
+    """The type of stubs: BUILD may set state on an object, never on a class."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         raise UnreadablePickle("it changes a class")
 
 
-class Record(metaclass=Sealed):
-    """What stands for an object: its global, the arguments it was made from, and in `state` what was set on it after."""
+class ObjectStub(metaclass=FrozenMeta):
+    """Stands for an object: its global (`name`), its constructor arguments, and the state that BUILD set."""
 
     __slots__ = ("arguments", "state")
     name = ""
     arguments: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *arguments: Any, **_: Any) -> Record:
+    def __new__(cls, *arguments: Any, **_: Any) -> ObjectStub:
         """Keep the arguments."""
-        made = object.__new__(cls)
-        made.arguments = arguments
-        made.state = None
-        return made
+        stub = object.__new__(cls)
+        stub.arguments = arguments
+        stub.state = None
+        return stub
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Take what a container is filled with, and drop it."""
+        """Drop an entry of a container."""
 
     def append(self, value: Any) -> None:
         """Drop it."""
@@ -99,18 +99,18 @@ class Record(metaclass=Sealed):
         """Drop them."""
 
     def get(self, key: str) -> Any:
-        """Return an entry of the state, None where there is none."""
+        """Return an entry of the state; None where there is none."""
         return self.state.get(key) if type(self.state) is dict else None
 
 
-class Lean(metaclass=Sealed):
-    """What stands for an object of which there are hundreds of thousands, and whose state is a dictionary: its `__dict__`.
+class DictStub(metaclass=FrozenMeta):
+    """Stands for an object that occurs hundreds of thousands of times and whose state is a dictionary: its `__dict__`.
 
-    It has no code of its own to run, so that the unpickler makes it and sets its state without leaving C.
+    It has no methods, so that the unpickler creates it and sets its state without leaving C.
     """
 
 
-class Size(metaclass=Sealed):
+class SizeStub(metaclass=FrozenMeta):
     """Stands for torch.Size: a short tuple. A long one could be copied again and again until the memory is full."""
 
     def __new__(cls, dimensions: Any = ()) -> Any:
@@ -120,8 +120,8 @@ class Size(metaclass=Sealed):
         raise UnreadablePickle("it holds a size that no tensor has")
 
 
-class Inert(metaclass=Sealed):
-    """A function that a pickle may call, and that it cannot change."""
+class CallableStub(metaclass=FrozenMeta):
+    """A function that a pickle may call but cannot change."""
 
     __slots__ = ("_function",)
     _function: Callable[..., Any]
@@ -142,10 +142,12 @@ class Inert(metaclass=Sealed):
 
 @dataclass
 class Unpickled:
-    """value: what the pickle describes. foreign: the globals it named beyond what a checkpoint needs, in order."""
+    """The content of a pickle."""
 
     value: Any
-    foreign: tuple[str, ...] = ()
+    """The object that the pickle describes."""
+    unexpected_globals: tuple[str, ...] = ()
+    """The globals that the pickle names and a checkpoint does not need, in order."""
 
 
 def unpickle(
@@ -155,32 +157,35 @@ def unpickle(
 ) -> Unpickled:
     """Read one pickle.
 
-    known: module, name → what stands in for that global, or None where a checkpoint does not need it; `stand_in` makes one.
-    It has to be something that does nothing when it is called, and takes no more memory than its arguments.
-    load_persistent: what stands for a persistent id (torch.save writes storages so).
+    Args:
+        raw: the bytes of the pickle.
+        known: maps (module, name) to the stub for that global, or to None where a checkpoint does not need it. A stub must
+            do nothing when it is called, and take no more memory than its arguments; `make_stub` creates one.
+        load_persistent: returns the stub for a persistent id (torch.save writes storages so).
 
     Raises UnreadablePickle.
     """
     tuples = _walk(raw)
     foreign: dict[str, None] = {}
-    made: dict[tuple[str, str], Any] = {}
+    stubs: dict[tuple[str, str], Any] = {}
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in made:
-                found = known(module, name)
-                if found is None:
+            if (module, name) not in stubs:
+                stub = known(module, name)
+                if stub is None:
                     foreign[f"{module}.{name}"] = None
-                    found = stand_in(module, name)
-                made[module, name] = found
-            return made[module, name]
+                    stub = make_stub(module, name)
+                stubs[module, name] = stub
+            return stubs[module, name]
 
         def persistent_load(self, pid: Any) -> Any:
             if load_persistent is None:
                 raise UnreadablePickle("it names a persistent object")
             return load_persistent(pid)
 
-        def get_extension(self, code: int) -> Any:  # the walk refuses its opcodes already
+        # `_walk` refuses the opcodes that lead here already.
+        def get_extension(self, code: int) -> Any:
             raise UnreadablePickle("it uses the extension registry")
 
     def load() -> Any:
@@ -197,14 +202,14 @@ def unpickle(
     return Unpickled(value, tuple(foreign))
 
 
-def stand_in(module: str, name: str) -> type[Record]:
-    """Return a class whose objects keep the arguments and the state they are given, and do nothing."""
-    made: Any = Sealed("Record", (Record,), {"name": f"{module}.{name}", "__slots__": ()})
-    return cast("type[Record]", made)
+def make_stub(module: str, name: str) -> type[ObjectStub]:
+    """Return a class whose objects keep their arguments and their state, and do nothing."""
+    stub: Any = FrozenMeta("ObjectStub", (ObjectStub,), {"name": f"{module}.{name}", "__slots__": ()})
+    return cast("type[ObjectStub]", stub)
 
 
 def _walk(raw: bytes) -> int:
-    """Walk over the opcodes; return how many tuples it makes at the most. Raises UnreadablePickle."""
+    """Check all opcodes; return an upper bound of the number of tuples. Raises UnreadablePickle."""
     if len(raw) > MAX_PICKLE:
         raise UnreadablePickle(f"it has {len(raw):,} bytes, and no more than {MAX_PICKLE:,} are read")
     if _number(raw, _MAKERS) > MAX_MADE:
@@ -213,9 +218,9 @@ def _walk(raw: bytes) -> int:
         raise UnreadablePickle("it remembers more objects than a checkpoint needs")
     at, end, plain = 0, len(raw), _PLAIN.match
     while True:
-        found = plain(raw, at)
-        assert found is not None
-        start, at = at, found.end()
+        match = plain(raw, at)
+        assert match is not None
+        start, at = at, match.end()
         if at >= end:
             if start == at or raw[-1] != 0x2E:
                 raise UnreadablePickle("it ends before it is complete")
@@ -239,27 +244,27 @@ def _walk(raw: bytes) -> int:
             if at == 0:
                 raise UnreadablePickle("it ends before it is complete")
         else:
-            raise UnreadablePickle(f"its opcode {bytes([op])!r} is none that a checkpoint needs")
+            raise UnreadablePickle(f"it has the opcode {bytes([op])!r}, which no checkpoint needs")
         if at > end:
             raise UnreadablePickle("it ends before it is complete")
 
 
 def _number(raw: bytes, ops: bytes, step: int = 1 << 18) -> int:
-    """Return how many bytes are one of these, at least as many as there are such opcodes."""
+    """Return how many bytes are one of `ops`: an upper bound of the number of such opcodes."""
     parts = (raw[at : at + step] for at in range(0, len(raw), step))
     return sum(len(part) - len(part.translate(None, ops)) for part in parts)
 
 
 def _with_stack(load: Callable[[], Any], size: int) -> Any:
-    """Run on a stack that the deepest nesting cannot overflow; what is not used of it takes no memory."""
+    """Run in a thread with a stack that the deepest nesting cannot overflow; unused stack takes no memory."""
     result: list[Any] = []
     error: list[BaseException] = []
 
     def run() -> None:
         try:
             result.append(load())
-        except BaseException as found:
-            error.append(found)
+        except BaseException as raised:
+            error.append(raised)
 
     before = threading.stack_size(max(1 << 20, -(-(size + (1 << 20)) // 4096) * 4096))
     try:

@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer and their ids, as the library `tokenizers` numbers them.
+"""Reads the tokens of a tokenizer and numbers them as the library `tokenizers` does.
 
 Formats: tokenizers 0.23 (models BPE, WordPiece, WordLevel, Unigram; `added_vocabulary.rs`); vocab.json of GPT-2 and
 vocab.txt of BERT as their slow tokenizers in transformers read them.
@@ -11,26 +11,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.confined import run_confined
 from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Source
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MOST_BYTES = 1 << 27
-"""Longest tokenizer.json that is read; Gemma 3's has 33 MB."""
+"""Longest tokenizer.json that is read, in bytes; Gemma 3's has 33 MB."""
 HIGHEST = 2**32 - 1
-"""`tokenizers` keeps ids in 32 bits."""
+"""The highest id: `tokenizers` stores ids in 32 bits."""
 LOADING_SECONDS, LOADING_MEMORY = 60, 1 << 32
-"""What `tokenizers` may take to load a file; Gemma's takes it two seconds."""
+"""Limits for loading a file with `tokenizers`: seconds of processor time, bytes of memory. Gemma's takes two seconds."""
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
-"""Where tokens and ids can be read from, best first. tokenizer.model (SentencePiece) and tiktoken files are not read."""
+"""Files with tokens and ids, most complete first. ckptcheck does not read tokenizer.model (SentencePiece) or tiktoken files."""
 
 
 @dataclass(frozen=True)
-class Added:
-    """A token that is found in a text before the model's own splitting begins."""
+class AddedToken:
+    """A token that the tokenizer matches before the model splits the text."""
 
     content: str
     id: int
@@ -39,23 +39,25 @@ class Added:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of one file. model: the model's own, as far as ids are whole numbers; rows: how many the model counts.
-
-    merges: how many pairs a BPE puts together; None for other models, and where they are not known. looks_words_up: it
-    takes a word that is a token as it stands, merges or not (`ignore_merges`). unknown: what it says for a word that it does
-    not know, if it fails without. framing: the strings of the post-processor, tokens that it puts around every text among them.
-    """
+    """The tokens of one file."""
 
     file: str
     model: dict[str, int] = field(default_factory=dict, repr=False)
+    """Token → id, for the tokens of the model itself."""
     rows: int = 0
-    added: tuple[Added, ...] = ()
+    """Number of tokens that the model counts."""
+    added: tuple[AddedToken, ...] = ()
     defects: tuple[Defect, ...] = ()
     readable: bool = False
-    merges: int | None = None
-    looks_words_up: bool = False
-    unknown: str | None = None
-    framing: frozenset[str] = frozenset()
+    """Whether the file gives every token an id."""
+    merge_count: int | None = None
+    """Number of merges of a BPE; None for other models, and where it is unknown."""
+    ignore_merges: bool = False
+    """Whether a word that is a token is encoded as that token, regardless of merges (`ignore_merges`)."""
+    unk_token: str | None = None
+    """The token for an unknown word, for models that fail without one."""
+    post_processor_tokens: frozenset[str] = frozenset()
+    """The strings of the post-processor, which include the tokens that it adds around every text."""
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -63,18 +65,18 @@ class Vocabulary:
         return self.model | {token.content: token.id for token in self.added}
 
     @cached_property
-    def contents(self) -> dict[int, str]:
-        """Every id → its token; an added one before the model's own."""
+    def id_to_token(self) -> dict[int, str]:
+        """Every id → its token; an added token takes precedence over one of the model."""
         own = {number: token for token, number in self.model.items()}
         return own | {token.id: token.content for token in self.added}
 
     def with_tokens(self, wanted: Iterable[tuple[str, bool]]) -> Vocabulary:
-        """Return the vocabulary with further added tokens (content, special), numbered as `tokenizers` does."""
+        """Return the vocabulary with further added tokens (content, special), numbered as `tokenizers` numbers them."""
         return replace(self, added=_numbered(wanted, self))
 
 
 def read_vocabulary(source: Source, file: str) -> Vocabulary:
-    """Read one of FILES. Raises OSError if it exists but cannot be read."""
+    """Read one of FILES. Raises OSError if the file cannot be read."""
     size = source.files[file].size
     if size > MOST_BYTES:
         return Vocabulary(file, defects=(Defect("too-long", f"it has {size:,} bytes; no tokenizer is that long"),))
@@ -85,21 +87,21 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     if value is None:
         return Vocabulary(file, defects=tuple(defects))
     if file == "vocab.json":
-        return replace(_from_slow(value), merges=_lines(source, "merges.txt"))
+        return replace(_from_slow(value), merge_count=_lines(source, "merges.txt"))
     return _from_fast(value)
 
 
 def _from_fast(value: dict[str, Any]) -> Vocabulary:
-    """tokenizer.json."""
+    """Parse tokenizer.json."""
     file, model = "tokenizer.json", value.get("model")
     model = model if isinstance(model, dict) else {}
-    listed = model.get("vocab")
-    if isinstance(listed, dict):
-        ids = {token: number for token, number in listed.items() if _is_id(number)}
-        whole = len(ids) == len(listed)
-    elif isinstance(listed, list):  # Unigram: [[token, score], …], the place is the id
-        ids = {pair[0]: n for n, pair in enumerate(listed) if isinstance(pair, list) and pair and type(pair[0]) is str}
-        whole = all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is str for pair in listed)
+    entries = model.get("vocab")
+    if isinstance(entries, dict):
+        ids = {token: number for token, number in entries.items() if _is_id(number)}
+        whole = len(ids) == len(entries)
+    elif isinstance(entries, list):  # Unigram: [[token, score], …], the place is the id
+        ids = {pair[0]: n for n, pair in enumerate(entries) if isinstance(pair, list) and pair and type(pair[0]) is str}
+        whole = all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is str for pair in entries)
     else:
         return Vocabulary(file, defects=(Defect("no-vocabulary", "it has no model.vocab", "model.vocab"),))
     if not whole:
@@ -113,32 +115,32 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
     merges = model.get("merges") if model.get("type") == "BPE" else None
     pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
     unknown = model.get("unk_token") if model.get("type") in ("WordPiece", "WordLevel") else None
-    found = Vocabulary(
+    vocabulary = Vocabulary(
         file,
         ids,
-        len(listed),
+        len(entries),
         readable=True,
-        merges=pairs,
-        looks_words_up=whole_words,
-        unknown=unknown if isinstance(unknown, str) else None,
-        framing=frozenset(_strings(value.get("post_processor"))),
+        merge_count=pairs,
+        ignore_merges=whole_words,
+        unk_token=unknown if isinstance(unknown, str) else None,
+        post_processor_tokens=frozenset(_strings(value.get("post_processor"))),
     )
-    return found.with_tokens(tokens)
+    return vocabulary.with_tokens(tokens)
 
 
 def _strings(value: object) -> Iterator[str]:
     """Yield the strings in a JSON value."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+    pending = [value]
+    while pending:
+        part = pending.pop()
         if isinstance(part, str):
             yield part
         elif isinstance(part, (list, dict)):
-            waiting += part.values() if isinstance(part, dict) else part
+            pending += part.values() if isinstance(part, dict) else part
 
 
 def _from_slow(value: dict[str, Any]) -> Vocabulary:
-    """vocab.json of a byte-level BPE."""
+    """Parse vocab.json of a byte-level BPE."""
     ids = {token: number for token, number in value.items() if _is_id(number)}
     if len(ids) < len(value) or not ids:
         return Vocabulary("vocab.json", defects=(Defect("no-vocabulary", "it does not give each token an id"),))
@@ -146,15 +148,15 @@ def _from_slow(value: dict[str, Any]) -> Vocabulary:
 
 
 def _lines(source: Source, file: str) -> int | None:
-    """Count the lines of a file but its header (``#version: 0.2``), None where it is not there."""
-    if file not in source.files or source.files[file].leaves is not None:
+    """Count the lines of a file without its header (``#version: 0.2``); None where there is no such file."""
+    if file not in source.files or source.files[file].outside_link is not None:
         return None
     raw = source.read(file, 0, min(source.files[file].size, MOST_BYTES))
     return sum(bool(line.strip()) and not line.startswith(b"#version") for line in raw.split(b"\n"))
 
 
 def _from_lines(raw: bytes) -> Vocabulary:
-    """vocab.txt: the number of the line is the id."""
+    """Parse vocab.txt, where the line number is the id."""
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -167,35 +169,36 @@ def _is_id(number: object) -> bool:
     return type(number) is int and 0 <= number <= HIGHEST
 
 
-def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tuple[Added, ...]:
-    """Number further added tokens as `AddedVocabulary::add_tokens` does: by their order; ids in the file decide nothing.
+def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tuple[AddedToken, ...]:
+    """Number further added tokens as `AddedVocabulary::add_tokens` does: by their order; ids in the file are ignored.
 
-    A token that the model has keeps the model's id; any other gets the next number after the highest given so, or the
-    model's count of tokens where that is higher. Empty ones are passed over; of a repeated one the last counts.
+    A token of the model keeps the model's id; any other gets the next number after the highest so far, or the model's
+    number of tokens where that is higher. Empty tokens are skipped; of a repeated token the last one counts.
     """
-    found = {token.content: token for token in vocabulary.added}
-    following = max(
-        [vocabulary.rows, *(token.id + 1 for token in found.values() if token.content not in vocabulary.model)]
+    by_content = {token.content: token for token in vocabulary.added}
+    next_id = max(
+        [vocabulary.rows, *(token.id + 1 for token in by_content.values() if token.content not in vocabulary.model)]
     )
     for content, special in tokens:
-        before = found.get(content)
+        before = by_content.get(content)
         if not content or (before is not None and before.special == special):
             continue
         number = vocabulary.model.get(content) if before is None else before.id
-        found.pop(content, None)  # where two tokens have one id, the last one added gives it its name
-        found[content] = Added(content, following if number is None else number, special)
-        following += number is None
-    return tuple(found.values())
+        # Where two tokens have one id, the last added one names it.
+        by_content.pop(content, None)
+        by_content[content] = AddedToken(content, next_id if number is None else number, special)
+        next_id += number is None
+    return tuple(by_content.values())
 
 
-def loading_error(source: Source) -> str | None:
-    """Return why the library `tokenizers` does not load tokenizer.json, None if it does.
+def tokenizer_load_error(source: Source) -> str | None:
+    """Return why the library `tokenizers` does not load tokenizer.json; None if it does.
 
-    Raises Skip where the library or a child process for it is not to be had.
+    Raises Skip where the library is not installed or its child process cannot run.
     """
     size = source.files["tokenizer.json"].size
     raw = source.read("tokenizer.json", 0, min(size, MOST_BYTES))
-    answer = run_confined("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY)
+    answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY)
     for line in answer.lines:
         if "refused" in line:
             return str(line["refused"]).removeprefix("Exception: ")
@@ -204,32 +207,32 @@ def loading_error(source: Source) -> str | None:
     return answer.bound
 
 
-def encoded(source: Source, text: str) -> frozenset[int] | None:
-    """Return the ids that the library `tokenizers` makes of a text with tokenizer.json; None where it does not load it.
+def encode_text(source: Source, text: str) -> frozenset[int] | None:
+    """Return the ids to which the library `tokenizers` encodes a text with tokenizer.json; None where it does not load it.
 
-    Raises Skip where the library or a child process for it is not to be had.
+    Raises Skip where the library is not installed or its child process cannot run.
     """
     raw = source.read("tokenizer.json", 0, min(source.files["tokenizer.json"].size, MOST_BYTES))
-    answer = run_confined("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
+    answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
     return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
 
 
 @dataclass(frozen=True)
-class Table:
-    """How many ids the model has a row for, and where that is seen."""
+class EmbeddingTable:
+    """The number of token ids for which the model has a row, and the file and key that show it."""
 
     rows: int
     file: str
     key: str
 
 
-def table_of(ckpt: Checkpoint) -> Table | None:
-    """Return the token embedding's size: its rows, or `vocab_size` where that is more, or the table cannot be told.
+def find_embedding_table(ckpt: Checkpoint) -> EmbeddingTable | None:
+    """Return the rows of the token embedding, or `vocab_size` where that is larger or the embedding is not identified.
 
-    Where the two differ CFG012 says so. Idefics keeps the rows of added tokens in a second table.
+    CFG012 reports where the two differ. Idefics stores the rows of added tokens in a second table.
     """
     declared = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
-    name = ckpt.anatomy.embedding
+    name = ckpt.components.embedding
     if name is not None and ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")):
         rows = ckpt.tensors[name].shape[0]
         rows += sum(
@@ -238,7 +241,9 @@ def table_of(ckpt: Checkpoint) -> Table | None:
             if "additional_embedding" in other and len(tensor.shape) == 2
         )
         if rows >= (declared or 0):
-            return Table(rows, ckpt.holders[name], name)
+            return EmbeddingTable(rows, ckpt.tensor_to_file[name], name)
     return (
-        Table(declared, "config.json", ckpt.config.key("vocab_size")) if declared and ckpt.config is not None else None
+        EmbeddingTable(declared, "config.json", ckpt.config.key_path("vocab_size"))
+        if declared and ckpt.config is not None
+        else None
     )

@@ -1,4 +1,4 @@
-"""The verbs, and the one place that turns trouble into a sentence and an exit code."""
+"""The table of commands, and the one place that turns an error into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ckptcheck.cli.verbs import Verbs
+from ckptcheck.cli.command_groups import NestedCommandGroup
 from ckptcheck.errors import CkptcheckError
 
 INTERRUPTED = 130
-"""What typer returns after Ctrl-C. Here it is one more way of not having checked: 2."""
+"""What typer returns after Ctrl-C. The command exits with 2: it could not check."""
 
 
-class TwoWords(Verbs):
-    """Also knows commands of two words, beside the one-word command they begin with: ``refit history FILE``."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take two words where both together name a command; a file of that name is ``./history``."""
-        if (both := " ".join(args[:2])) in self.commands and len(args) > 1:
-            args = [both, *args[2:]]
-        return super().resolve_command(ctx, args)
-
-
-VERBS = {
+COMMAND_MODULES = {
     "scan": "scan",
     "diff": "diff",
     "refit": "refit",
@@ -42,17 +32,17 @@ VERBS = {
     "engine": "engine",
     "parity": "parity",
 }
-"""Verb → the module of ckptcheck.cli that holds it, in the order of the help."""
+"""Command → the module of ckptcheck.cli that holds it, in the order of the help."""
 
 
-def app(first: str = "") -> typer.Typer:
-    """Return the command line, with the verb that it begins with, or with all of them where it begins with none.
+def build_app(first_word: str = "") -> typer.Typer:
+    """Return the command line with the commands that begin with this word, or with all of them where none does.
 
-    To import and to build all takes longer than the scan of a small checkpoint.
+    Importing and building all of them takes longer than the scan of a small checkpoint.
     """
-    made = typer.Typer(
+    command_line = typer.Typer(
         name="ckptcheck",
-        cls=TwoWords,
+        cls=NestedCommandGroup,
         help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
         no_args_is_help=True,
         add_completion=False,
@@ -60,17 +50,24 @@ def app(first: str = "") -> typer.Typer:
         rich_markup_mode=None,  # its tables cut the names of long options where the terminal has 80 columns
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback(invoke_without_command=True)(_version)
-    for verb in [verb for verb in VERBS if verb.partition(" ")[0] == first] or VERBS:
-        found = getattr(importlib.import_module(f"ckptcheck.cli.{VERBS[verb]}"), verb.rpartition(" ")[2])
-        if isinstance(found, typer.Typer):
-            made.add_typer(found, name=verb)
+    command_line.callback(invoke_without_command=True)(_print_version)
+    for name in [name for name in COMMAND_MODULES if name.partition(" ")[0] == first_word] or COMMAND_MODULES:
+        command = _load_command(name)
+        if isinstance(command, typer.Typer):
+            command_line.add_typer(command, name=name)
         else:
-            made.command(verb)(found)
-    return made
+            command_line.command(name)(command)
+    return command_line
 
 
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _load_command(name: str) -> Any:
+    """Return the function or the group of a command, which is called like the last word of its name."""
+    return getattr(importlib.import_module(f"ckptcheck.cli.{COMMAND_MODULES[name]}"), name.rpartition(" ")[2])
+
+
+def _print_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         from ckptcheck import __version__
 
@@ -79,77 +76,85 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main() -> None:
-    """Run the command line. Trouble is one sentence on stderr and exit code 2, never a traceback."""
+    """Run the command line. An error is one sentence on stderr and exit code 2, never a traceback."""
     try:
-        code = _run()
+        code = _run_command_line()
         if code == INTERRUPTED:
-            _stop("interrupted")
+            _exit_with_error("interrupted")
         sys.stdout.flush()
-        _leave(code or 0)  # to take a large checkpoint's evidence apart takes longer than it took to judge it
+        # Python would free every object of a large checkpoint one by one, which takes longer than the scan
+        _exit_now(code or 0)
     except CkptcheckError as error:
-        _stop(error.message, error.hint)
+        _exit_with_error(error.message, error.hint)
     except KeyboardInterrupt:
-        _stop("interrupted")
+        _exit_with_error("interrupted")
     except typer.Abort:
-        _stop("interrupted")
-    except BrokenPipeError:  # the reader of our output has seen enough (| head)
+        _exit_with_error("interrupted")
+    except BrokenPipeError:
+        # the reader of our output has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _leave(2)
+        _exit_now(2)
     except OSError as error:
-        _stop(f"{error.filename or 'the output'}: {error.strerror or error}")
+        _exit_with_error(f"{error.filename or 'the output'}: {error.strerror or error}")
     except Exception as error:
-        # A wrong flag. Its class belongs to whichever click typer carries, so it is known by what it can do.
-        if (sentence := getattr(error, "format_message", None)) is None:
-            traceback.print_exc()  # a fault of ours: nothing was checked, and 1 would mean findings
-            _leave(2)
-        if type(error).__name__ == "NoArgsIsHelpError":  # no command at all: its sentence is the help
+        # A usage error has a method `format_message`. Its class belongs to whichever click typer bundles.
+        if (format_message := getattr(error, "format_message", None)) is None:
+            # a bug of ours: nothing was checked, and exit code 1 would mean findings
+            traceback.print_exc()
+            _exit_now(2)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            # the user named no command: the message is the help
             with contextlib.suppress(OSError):
-                sys.stdout.write(sentence() + "\n")
+                sys.stdout.write(format_message() + "\n")
                 sys.stdout.flush()
-            _leave(2)
-        _stop(sentence().rstrip(".").replace("Value error, ", ""), _where(error))
+            _exit_now(2)
+        _exit_with_error(format_message().rstrip(".").replace("Value error, ", ""), _point_to_help(error))
 
 
-def _run() -> Any:
-    verbs = app(sys.argv[1] if len(sys.argv) > 1 else "")
+def _run_command_line() -> Any:
+    command_line = build_app(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
-        return verbs(standalone_mode=False)
-    except SystemExit as error:  # click's own answer to a closed pipe; its 1 would mean findings
+        return command_line(standalone_mode=False)
+    except SystemExit as error:
+        # click exits with 1 when the pipe is closed, which would mean findings
         raise BrokenPipeError from error
 
 
-def _where(error: Exception) -> str:
-    """Whose help tells more: that of the command with the wrong flag, and of all where it is no command."""
+def _point_to_help(error: Exception) -> str:
+    """Say whose help explains a usage error: the command's, or the general one where no command was recognized."""
     path = (
         str(getattr(getattr(error, "ctx", None), "command_path", ""))
         .partition(" ")[2]
         .removeprefix("-m ckptcheck")
         .strip()
-    ) or _command(sys.argv[1:])
+    ) or _find_command_name(sys.argv[1:])
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
 
 
-def _command(words: list[str]) -> str:
-    """Return the command that these words begin with, "" for none: an error of an option without its value names none."""
-    verb, both = "".join(words[:1]), " ".join(words[:2])
-    if both in VERBS or verb not in VERBS:
-        return both if both in VERBS else ""
-    held = getattr(importlib.import_module(f"ckptcheck.cli.{VERBS[verb]}"), verb)
-    inside = isinstance(held, typer.Typer) and len(words) > 1 and not words[1].startswith("-")
-    return both if inside else verb
+def _find_command_name(words: list[str]) -> str:
+    """Return the command that these words begin with, "" for none.
+
+    Needed where an option lacks its value: that error names no command.
+    """
+    first_word, two_words = "".join(words[:1]), " ".join(words[:2])
+    if two_words in COMMAND_MODULES or first_word not in COMMAND_MODULES:
+        return two_words if two_words in COMMAND_MODULES else ""
+    is_group = isinstance(_load_command(first_word), typer.Typer)
+    return two_words if is_group and len(words) > 1 and not words[1].startswith("-") else first_word
 
 
-def _stop(message: str, hint: str | None = None) -> NoReturn:
-    from ckptcheck.reporters.printable import printable
+def _exit_with_error(message: str, hint: str | None = None) -> NoReturn:
+    from ckptcheck.linter.reporters.printable import printable
 
     text = f"ckptcheck: {printable(message)}\n" + (f"           {printable(hint)}\n" if hint else "")
-    with contextlib.suppress(OSError):  # a terminal that was closed
+    # OSError: the terminal was closed
+    with contextlib.suppress(OSError):
         sys.stderr.write(text)
-    _leave(2)
+    _exit_now(2)
 
 
-def _leave(code: int) -> NoReturn:
-    """Exit at once: threads that still wait for a slow disk or network must not hold the user up."""
+def _exit_now(code: int) -> NoReturn:
+    """Exit without waiting for threads that still read from a slow disk or network."""
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""``ckptcheck doctor``: what is installed, what works, and why the rest does not."""
+"""``ckptcheck doctor``: reports what is installed, what works, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ OPTIONAL = {
 
 
 def doctor() -> None:
-    """Say what is installed, which optional parts work, and why not."""
-    from ckptcheck import __version__, pack, settings
+    """Say what is installed, which optional parts work, and how to get those that do not."""
+    from ckptcheck import __version__
+    from ckptcheck.linter import rule_loader, settings
 
     write = sys.stdout.write
     write(
@@ -29,72 +30,81 @@ def doctor() -> None:
     )
     write("What a scan needs\n")
     for name in CORE:
-        version = _version(name)
-        write(_line(version is not None, f"{name} {version}" if version else f"{name} is missing: pip install {name}"))
+        version = _installed_version(name)
+        write(
+            _format_line(
+                version is not None, f"{name} {version}" if version else f"{name} is missing: pip install {name}"
+            )
+        )
     write("\nOptional\n")
     for name, use in OPTIONAL.items():
-        version = _version(name) if importlib.util.find_spec(name) else None
-        write(_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
-    write(_compiled())
+        version = _installed_version(name) if importlib.util.find_spec(name) else None
+        write(_format_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
+    write(_describe_kernel())
     write("\nEngines and trainers\n")
-    for line in _engines():
+    for line in _describe_environments():
         write(line)
     write("\nHub\n")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    write(_line(True, f"endpoint {endpoint}"))
+    write(_format_line(True, f"endpoint {endpoint}"))
     token = _has_token()
     write(
-        _line(token, "a token is set" if token else "no token: public repositories only (hf auth login, or HF_TOKEN)")
+        _format_line(
+            token, "a token is set" if token else "no token: public repositories only (hf auth login, or HF_TOKEN)"
+        )
     )
     write("\nRules\n")
-    found = settings.find(Path.cwd())
-    loaded = pack.load(found.rule_folders)
-    write(_line(True, f"{len(loaded)} rules from {pack.builtin_folder()}"))
-    for folder in found.rule_folders:
-        write(_line(True, f"further rules from {folder}"))
+    project_settings = settings.find_settings(Path.cwd())
+    rules = rule_loader.load_rules(project_settings.rule_folders)
+    write(_format_line(True, f"{len(rules)} rules from {rule_loader.builtin_rule_folder()}"))
+    for folder in project_settings.rule_folders:
+        write(_format_line(True, f"further rules from {folder}"))
     write(
-        _line(
-            found.file is not None,
-            f"settings from {found.file}" if found.file else "no ckptcheck.toml: the defaults apply",
+        _format_line(
+            project_settings.file is not None,
+            f"settings from {project_settings.file}"
+            if project_settings.file
+            else "no ckptcheck.toml: the defaults apply",
         )
     )
 
 
-def _compiled() -> str:
-    """Say whether values are looked at by compiled code or by numpy."""
-    from ckptcheck.values.glance import is_compiled
+def _describe_kernel() -> str:
+    """Say whether compiled code or numpy scans values."""
+    from ckptcheck.values.pattern_max import is_compiled
 
     if is_compiled():
-        return _line(True, "the look at values is compiled")
-    return _line(
-        False, "the look at values is not compiled, numpy does it, slower: install ckptcheck again where there is a cc"
+        return _format_line(True, "values are scanned by compiled code")
+    return _format_line(
+        False,
+        "values are scanned by numpy, which is slower: install ckptcheck again on a machine that has a C compiler (cc)",
     )
 
 
-def _engines() -> Iterator[str]:
-    """Say which environments are ready, and what to do about the others."""
-    from ckptcheck.environments import recipe as recipes
-    from ckptcheck.environments.home import look
+def _describe_environments() -> Iterator[str]:
+    """Say which environments are ready, and how to get the others."""
+    from ckptcheck.runtime.environments import recipe as recipes
+    from ckptcheck.runtime.environments.store import find_environment
 
     states = {
         "missing": "is not installed",
         "stale": "was built from an older recipe",
         "broken": "is only half built, or its Python is gone",
     }
-    for environment in map(look, recipes.builtin()):
-        name, built = environment.recipe.name, environment.built
-        if environment.state == "ready" and built is not None:
-            versions = ", ".join(f"{package} {version}" for package, version in list(built.versions.items())[:3])
-            yield _line(True, f"{name}: {versions} on Python {built.python}")
+    for environment in map(find_environment, recipes.builtin_recipes()):
+        name, build_info = environment.recipe.name, environment.build_info
+        if environment.state == "ready" and build_info is not None:
+            versions = ", ".join(f"{package} {version}" for package, version in list(build_info.versions.items())[:3])
+            yield _format_line(True, f"{name}: {versions} on Python {build_info.python}")
         else:
-            yield _line(False, f"{name} {states[environment.state]}: ckptcheck engine install {name}")
+            yield _format_line(False, f"{name} {states[environment.state]}: ckptcheck engine install {name}")
 
 
-def _line(good: bool, text: str) -> str:
-    return f"  {'✓' if good else '–'} {text}\n"
+def _format_line(is_good: bool, text: str) -> str:
+    return f"  {'✓' if is_good else '–'} {text}\n"
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""``ckptcheck engine``: builds, lists and removes the isolated Pythons that engines and trainers run in."""
+"""``ckptcheck engine``: builds, lists and removes the isolated Python environments that engines and trainers run in."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.verbs import Verbs
+from ckptcheck.cli.command_groups import CommandGroup
 
 engine = typer.Typer(
-    cls=Verbs,
-    help="Build, list and remove the isolated Pythons that vLLM, SGLang and Megatron run in.",
+    cls=CommandGroup,
+    help="Build, list and remove the isolated Python environments that vLLM, SGLang and Megatron run in.",
     no_args_is_help=True,
 )
 
 NAMES = typer.Argument(metavar="NAME...", help="vllm-cpu, sglang-cpu, megatron, or a folder with a recipe of your own.")
 
+STUB_KINDS = ("stand-in", "patch")
+"""The differences from upstream's environment that the text form lists; the JSON form lists all."""
 
-STUBS = ("stand-in", "patch")
-"""Of what an environment differs in from upstream's own, what the text says; JSON has all."""
 
-
-class Format(StrEnum):
-    """How to list."""
+class ListFormat(StrEnum):
+    """Formats of the list of environments."""
 
     text = "text"
     json = "json"
@@ -36,86 +35,88 @@ def install(
     names: Annotated[list[str], NAMES],
     python: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Python to build on.", show_default="one the recipe was tried with"),
+        typer.Option(metavar="PATH", help="The Python to build on.", show_default="one the recipe was tried with"),
     ] = None,
-    index_url: Annotated[str | None, typer.Option(metavar="URL", help="Index to take packages from, as pip's.")] = None,
+    index_url: Annotated[str | None, typer.Option(metavar="URL", help="Package index, like pip's --index-url.")] = None,
     torch_index: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Index to take torch from; the default finds the build without CUDA."),
+        typer.Option(metavar="URL", help="Package index of torch; the default finds the build without CUDA."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Build anew what is ready.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build again what is ready.")] = False,
 ) -> None:
-    """Build environments, unless they are ready. Takes some minutes and one to three GB each."""
-    from ckptcheck.cli.output import progress_bar, talk
-    from ckptcheck.environments import recipe as recipes
-    from ckptcheck.environments.install import Options, install
-    from ckptcheck.phrase import size
+    """Build environments that are not ready. Each takes some minutes and one to three GB."""
+    from ckptcheck.cli.output import log, progress_bar
+    from ckptcheck.runtime.environments import recipe as recipes
+    from ckptcheck.runtime.environments.install import InstallOptions, install
+    from ckptcheck.text.formatting import format_bytes
 
-    for recipe in [recipes.find(name) for name in names]:
+    for recipe in [recipes.find_recipe(name) for name in names]:
         with progress_bar(recipe.name, bytewise=False) as progress:
-            built = install(recipe, Options(python, index_url, torch_index, force, talk, progress)).built
-        assert built is not None
-        talk(
-            f"{recipe.name}: {', '.join(f'{name} {version}' for name, version in built.versions.items())}; {size(built.size)}"
-        )
+            build_info = install(
+                recipe, InstallOptions(python, index_url, torch_index, force, log, progress)
+            ).build_info
+        assert build_info is not None
+        versions = ", ".join(f"{name} {version}" for name, version in build_info.versions.items())
+        log(f"{recipe.name}: {versions}; {format_bytes(build_info.size)}")
 
 
 @engine.command("list")
-def list_(format: Annotated[Format, typer.Option(help="Form of the list.")] = Format.text) -> None:
-    """Say which environments there are, in which state, and what is stubbed in each and why."""
+def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")] = ListFormat.text) -> None:
+    """List the environments: their state, and what is stubbed in each and why."""
     import json
 
     import msgspec
 
-    from ckptcheck.environments import recipe as recipes
-    from ckptcheck.environments.home import look
-    from ckptcheck.phrase import size
+    from ckptcheck.runtime.environments import recipe as recipes
+    from ckptcheck.runtime.environments.store import find_environment
+    from ckptcheck.text.formatting import format_bytes
 
-    environments = [look(recipe) for recipe in recipes.builtin()]
-    if format is Format.json:
-        listed = [
+    environments = [find_environment(recipe) for recipe in recipes.builtin_recipes()]
+    if format is ListFormat.json:
+        rows = [
             {
                 "name": environment.recipe.name,
                 "engine": environment.recipe.engine,
                 "state": environment.state,
                 "path": str(environment.folder),
-                "versions": environment.built.versions if environment.built else {},
-                "python": environment.built.python if environment.built else None,
-                "size": environment.built.size if environment.built else None,
+                "versions": environment.build_info.versions if environment.build_info else {},
+                "python": environment.build_info.python if environment.build_info else None,
+                "size": environment.build_info.size if environment.build_info else None,
                 "differences": msgspec.to_builtins(environment.recipe.differences),
             }
             for environment in environments
         ]
-        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     for environment in environments:
-        recipe, built = environment.recipe, environment.built
-        bulk = f"   {size(built.size)}" if built and environment.state in ("ready", "stale") else ""
-        sys.stdout.write(f"{recipe.name:<12} {environment.state}{bulk}\n  {recipe.contents.title}\n")
-        if built and environment.state != "missing":
-            versions = {"python": built.python, **built.versions}
+        recipe, build_info = environment.recipe, environment.build_info
+        disk_size = (
+            f"   {format_bytes(build_info.size)}" if build_info and environment.state in ("ready", "stale") else ""
+        )
+        sys.stdout.write(f"{recipe.name:<12} {environment.state}{disk_size}\n  {recipe.contents.title}\n")
+        if build_info and environment.state != "missing":
+            versions = {"python": build_info.python, **build_info.versions}
             sys.stdout.write(f"  {', '.join(f'{name} {version}' for name, version in versions.items())}\n")
-        for each in recipe.differences:
-            if each.kind in STUBS:
-                sys.stdout.write(f"  {each.kind}: {each.of} ({each.why})\n")
-        sys.stdout.write(f"  {environment.folder}\n" if environment.state == "ready" else f"  {remedy(recipe.name)}\n")
+        for difference in recipe.differences:
+            if difference.kind in STUB_KINDS:
+                sys.stdout.write(f"  {difference.kind}: {difference.of} ({difference.why})\n")
+        sys.stdout.write(
+            f"  {environment.folder}\n"
+            if environment.state == "ready"
+            else f"  ckptcheck engine install {recipe.name}\n"
+        )
 
 
 @engine.command()
 def remove(names: Annotated[list[str], NAMES]) -> None:
-    """Remove environments and what they take on the disk."""
-    from ckptcheck.cli.output import talk
-    from ckptcheck.environments import recipe as recipes
-    from ckptcheck.environments.home import erase, locked, look
+    """Remove environments from the disk."""
+    from ckptcheck.cli.output import log
+    from ckptcheck.runtime.environments import recipe as recipes
+    from ckptcheck.runtime.environments.store import find_environment, lock_environment, remove_environment
 
-    for environment in [look(recipes.find(name)) for name in names]:
-        with locked(environment, talk):
-            there = environment.state != "missing"
-            erase(environment)
+    for environment in [find_environment(recipes.find_recipe(name)) for name in names]:
+        with lock_environment(environment, log):
+            existed = environment.state != "missing"
+            remove_environment(environment)
             environment.log.unlink(missing_ok=True)
-        talk(f"{environment.recipe.name} {'is removed' if there else 'was not there'}")
-
-
-def remedy(name: str) -> str:
-    """Say how to get an environment."""
-    return f"ckptcheck engine install {name}"
+        log(f"{environment.recipe.name} {'is removed' if existed else 'was not there'}")

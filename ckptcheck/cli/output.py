@@ -1,4 +1,4 @@
-"""stdout is the report, stderr is the talk."""
+"""Writes to the terminal: the report to stdout, messages and progress bars to stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -14,27 +14,28 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.report import FailOn, Report
-from ckptcheck.rule import Rule
+from ckptcheck.linter.report import FailOn, Report, Reports
+from ckptcheck.linter.rule import Rule
+from ckptcheck.text.observer import Advance, Observer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def talk(message: str) -> None:
-    """Say something to the person at the terminal, who may have left."""
-    from ckptcheck.reporters.printable import printable
+def log(message: str) -> None:
+    """Write a message to stderr. A terminal that was closed is no error."""
+    from ckptcheck.linter.reporters.printable import printable
 
     with contextlib.suppress(OSError):
         sys.stderr.write(printable(message) + "\n")
 
 
-def deliver(
-    reports: Sequence[Report], rules: Sequence[Rule], form: str, output: Path | None, *, verbose: bool = False
+def write_reports(
+    reports: Sequence[Report], rules: Sequence[Rule], format: str, output: Path | None, *, verbose: bool = False
 ) -> None:
-    """Write the reports in the given form to stdout, or to a file whole or not at all."""
-    if form == "text":
-        from ckptcheck.reporters import text
+    """Write the reports in a format to stdout, or to a file: whole or not at all."""
+    if format == "text":
+        from ckptcheck.linter.reporters import text
 
         if output is None:
             text.write(reports, rules, sys.stdout, verbose=verbose)
@@ -43,68 +44,83 @@ def deliver(
         text.write(reports, rules, buffer, verbose=verbose)
         content = buffer.getvalue()
     else:
-        from ckptcheck.reporters import render
+        from ckptcheck.linter.reporters import render
 
-        content = render(form, reports, rules).rstrip("\n") + "\n"
+        content = render(format, reports, rules).rstrip("\n") + "\n"
     if output is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # whatever the console's code page: the XML says so
+            # whatever the code page of the console is: the XML declares UTF-8
+            sys.stdout.reconfigure(encoding="utf-8")
         sys.stdout.write(content)
         return
-    from ckptcheck.writing import replace_file
+    from ckptcheck.text.file_io import replace_file
 
     replace_file(output, content.encode())
 
 
-def conclude(
+def finish(
+    result: Report | Reports, format: str, output: Path | None, fail_on: FailOn | None = None, *, verbose: bool = False
+) -> NoReturn:
+    """Write the report, and end the command with its exit code. fail_on: None takes the severity that the settings name."""
+    reports = _list_reports(result)
+    write_reports(reports, reports[0].rules, format, output, verbose=verbose)
+    sys.stdout.flush()
+    raise typer.Exit(result.exit_code(fail_on))
+
+
+def finish_long_run(
     report: Report,
-    rules: Sequence[Rule],
-    form: str,
+    format: str,
     output: Path | None,
-    fail_on: FailOn,
+    fail_on: FailOn | None = None,
     *,
     verbose: bool = False,
-    unwritten: CkptcheckError | None = None,
+    record_error: CkptcheckError | None = None,
 ) -> NoReturn:
-    """Write the report of what took minutes, and end the command with its exit code.
+    """Write the report of a run that took minutes, and end the command with its exit code.
 
-    Where the file cannot be written any more, the report goes to stdout. unwritten: what else could not be. Both end with 2.
+    Where the output file can no longer be written, the report goes to stdout and the exit code is 2. record_error: why the
+    record of the syncs could not be written, which also makes the exit code 2.
     """
-    troubles = [unwritten.message] if unwritten is not None else []
+    messages = [record_error.message] if record_error is not None else []
     try:
-        deliver([report], rules, form, output, verbose=verbose)
+        write_reports([report], report.rules, format, output, verbose=verbose)
     except (CkptcheckError, OSError) as error:
         if output is None:
             raise
-        troubles.append(
+        messages.append(
             error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
         )
-        deliver([report], rules, form, None, verbose=verbose)
+        write_reports([report], report.rules, format, None, verbose=verbose)
     sys.stdout.flush()
-    for trouble in troubles:
-        talk(f"ckptcheck: {trouble}")
-    raise typer.Exit(2 if troubles else report.exit_code(fail_on))
+    for message in messages:
+        log(f"ckptcheck: {message}")
+    raise typer.Exit(2 if messages else report.exit_code(fail_on))
 
 
-PATIENCE = 0.5
+def _list_reports(result: Report | Reports) -> Sequence[Report]:
+    return [result] if isinstance(result, Report) else result.reports
+
+
+BAR_DELAY = 0.5
 """Seconds before a progress bar appears: most scans are over by then."""
 
 
 @contextmanager
-def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far reading has come, with speed and time left, on a terminal; nothing where stderr is none.
+def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance | None]:
+    """Show a progress bar with speed and time left while the block runs; none where stderr is no terminal.
 
-    `bytewise`: what is counted are bytes, else files.
+    Gives the function to call with how much is done and how much there is in all. bytewise: the work counts bytes, else items.
     """
     if not sys.stderr.isatty():
         yield None
         return
-    began = time.monotonic()
+    start_time = time.monotonic()
     bars: list[Progress] = []
 
     def advance(done: int, total: int) -> None:
-        if not bars and time.monotonic() - began > PATIENCE:
-            bars.append(_bar(target, bytewise))
+        if not bars and time.monotonic() - start_time > BAR_DELAY:
+            bars.append(_create_bar(target, bytewise))
         if bars:
             bars[0].update(bars[0].task_ids[0], completed=done, total=total)
 
@@ -115,22 +131,37 @@ def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Callable[[in
             bar.stop()
 
 
-def _bar(target: str, bytewise: bool) -> Progress:
+def _create_bar(target: str, bytewise: bool) -> Progress:
     from rich import progress
     from rich.console import Console
 
-    from ckptcheck.reporters.printable import printable
+    from ckptcheck.linter.reporters.printable import printable
 
-    counted: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
+    counter: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
     if bytewise:
-        counted = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+        counter = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     columns = (
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
-        *counted,
+        *counter,
         progress.TimeRemainingColumn(),
     )
     bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
     bar.add_task(printable(target), total=None)
     bar.start()
     return bar
+
+
+class TerminalObserver(Observer):
+    """Shows messages and progress of long work on stderr."""
+
+    def log(self, message: str) -> None:
+        """Write a message to stderr."""
+        log(message)
+
+    def progress(self, label: str, *, bytewise: bool = True) -> contextlib.AbstractContextManager[Advance | None]:
+        """Show a progress bar."""
+        return progress_bar(label, bytewise=bytewise)
+
+
+TERMINAL = TerminalObserver()

@@ -1,34 +1,32 @@
-"""``ckptcheck parity``: the gap between an engine's logprobs and a trainer's. This file has what needs neither;
-parity_live.py, parity_matrix.py, parity_probe.py and parity_why.py have what runs them.
+"""``ckptcheck parity``: measures the gap between an engine's logprobs and a trainer's. This module has the commands that need
+neither; parity_live.py, parity_matrix.py, parity_probe.py, parity_why.py and localize.py have those that run them.
 """
 
 from __future__ import annotations
 
 import enum
-import sys
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
-from ckptcheck.cli.numbers import finite
-from ckptcheck.cli.scan import FailOn, Format
-from ckptcheck.cli.verbs import Verbs
-from ckptcheck.errors import CkptcheckError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckptcheck.report import Report
-    from ckptcheck.rollouts import Rollouts
-
-LIMITS = ("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequence_error")
-"""Options that --no-limits takes away."""
+from ckptcheck.cli.command_groups import CommandGroup
+from ckptcheck.cli.options import (
+    FailOn,
+    FailOnSeverity,
+    FloorFile,
+    Format,
+    Output,
+    ReportFormat,
+    Verbose,
+    WrittenOptions,
+    finite,
+)
+from ckptcheck.unused_options import reject_unused_judge_options
 
 parity = typer.Typer(
-    cls=Verbs,
+    cls=CommandGroup,
     help="Measure the gap between an engine's logprobs and a trainer's.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,12 +47,10 @@ for command in (
 def judge(
     ctx: typer.Context,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: steps of one run.")
+        list[Path],
+        typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: the steps of one run."),
     ],
-    floor: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What this model has with equal weights: a file of calibrate, or rollouts."),
-    ] = None,
+    floor: FloorFile = None,
     max_mult_prob_error: Annotated[float, typer.Option(min=1, callback=finite, help="Limit of mean exp|Δ|.")] = 1.05,
     max_kl: Annotated[float, typer.Option(callback=finite, help="Limit of KL, nats a token.")] = 0.01,
     max_prob_diff: Annotated[
@@ -68,83 +64,43 @@ def judge(
         float, typer.Option(min=1, callback=finite, help="Limit of mean exp|Δ| of any one sequence.")
     ] = 2.0,
     max_floor_multiple: Annotated[
-        float, typer.Option(min=1, callback=finite, help="How many times the floor is too much.")
+        float, typer.Option(min=1, callback=finite, help="Multiple of the noise floor that is too much.")
     ] = 5.0,
-    max_lag: Annotated[int, typer.Option(min=0, help="Versions that tokens may be older than the trainer.")] = 1,
-    no_limits: Annotated[bool, typer.Option("--no-limits", help="Only the floor and what is wrong in itself.")] = False,
+    max_lag: Annotated[
+        int, typer.Option(min=0, help="Versions that tokens may be older than the trainer's weights.")
+    ] = 1,
+    no_limits: Annotated[
+        bool, typer.Option("--no-limits", help="Judge only by the floor, and what is wrong in itself.")
+    ] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A checkpoint whose tokenizer.json decodes the worst tokens.")
     ] = None,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw plots (needs the extra plots).")] = None,
-    format: Annotated[Format, typer.Option(help="Form of the report.")] = Format.text,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")
-    ] = None,
-    fail_on: Annotated[FailOn, typer.Option(help="Exit 1 for findings of this severity or graver.")] = FailOn.error,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")] = False,
+    format: Format = ReportFormat.text,
+    output: Output = None,
+    fail_on: FailOn = FailOnSeverity.error,
+    verbose: Verbose = False,
 ) -> None:
     """Judge saved rollouts: no engine, no trainer, no GPU. The same files give the same report, byte for byte.
 
     Exit codes: 0 within the limits, 1 findings, 2 could not check.
     """
-    from ckptcheck import pack, rollouts
+    from ckptcheck import api
     from ckptcheck.cli import output as out
-    from ckptcheck.cli.idle import Given
-    from ckptcheck.metrics import floor as floors
-    from ckptcheck.parity.gates import Gates
-    from ckptcheck.parity.judged import Judged
-    from ckptcheck.parity.series import Member, Series
-    from ckptcheck.run import run
-    from ckptcheck.writing import keep_apart
+    from ckptcheck.text.file_io import require_output_apart
 
-    given = Given(ctx)
-    if no_limits:
-        given.refuse(LIMITS, "with --no-limits")
-    if floor is None:
-        given.refuse(["max_floor_multiple"], "without --floor")
-    keep_apart(output, *files, floor)
-    gates = Gates(max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag)
-    if no_limits:
-        gates = Gates(inf, inf, inf, None, inf, max_floor_multiple, max_lag)
-    least = floors.read(floor) if floor is not None else None
-    decode = _decoder(tokenizer) if tokenizer is not None else None
-    if plots is not None:
-        from ckptcheck.parity import plots as drawing
-
-        drawing.demand()
-    rules = pack.load()
-    reports: list[Report] = []
-    members: list[Member] = []
-    for path in files:
-        evidence = Judged(str(path), rollouts.read(path), gates, least, decode)
-        reports.append(run(evidence, rules))
-        if plots is not None and evidence.measured is not None:
-            for made in drawing.draw(evidence, plots, path.stem if len(files) == 1 else f"{len(members)}-{path.stem}"):
-                out.talk(f"drew {made}")
-        elif plots is not None:
-            out.talk(f"nothing to draw of {path}: no token could be compared")
-        members.append(Member.of(evidence))
-    if len(files) > 1:
-        reports.append(run(Series.of(members, gates), rules))
-    out.deliver(reports, rules, format.value, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(max(report.exit_code(fail_on.value) for report in reports))
+    reject_unused_judge_options(WrittenOptions(ctx), no_limits=no_limits, has_floor=floor is not None)
+    require_output_apart(output, *files, floor)
+    reports = api.judge_all(
+        files, floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
+        max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
+        no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
+    )  # fmt: skip
+    out.finish(reports, format.value, output, fail_on.value, verbose=verbose)
 
 
-def _decoder(folder: Path) -> Callable[[int], str]:
-    """Return what turns an id into text, quoted. Raises CkptcheckError where there is no tokenizer.json that can be read."""
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json" if folder.is_dir() else folder
-    try:
-        held = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise CkptcheckError(f"cannot read the tokenizer {path}: {error}") from error
-    return lambda number: repr(held.decode([number], skip_special_tokens=False)) if number >= 0 else "–"
-
-
-class Source(enum.StrEnum):
-    """What a file was written by."""
+class RolloutSource(enum.StrEnum):
+    """The frameworks and engines whose rollouts can be converted."""
 
     slime = "slime"
     slime_train = "slime-train"
@@ -155,15 +111,15 @@ class Source(enum.StrEnum):
     ckptcheck = "ckptcheck"
 
 
-class Drawer(enum.StrEnum):
-    """Who drew the tokens."""
+class TokenSampler(enum.StrEnum):
+    """The side that sampled the tokens."""
 
     engine = "engine"
     trainer = "trainer"
 
 
-class Logprobs(enum.StrEnum):
-    """Of which distribution the engine's logprobs are."""
+class LogprobKind(enum.StrEnum):
+    """The distribution of the engine's logprobs."""
 
     raw = "raw"
     processed = "processed"
@@ -179,67 +135,37 @@ def convert(
         Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write: .jsonl gives JSON lines.")
     ],
     source: Annotated[
-        Source | None, typer.Option("--from", help="What wrote them.", show_default="told by what is in them")
+        RolloutSource | None,
+        typer.Option(
+            "--from", help="The framework or engine that wrote them.", show_default="detected by their content"
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name, to be kept with the rollouts.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name, kept with the rollouts.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The step of the run, from 0.")] = None,
-    logprobs: Annotated[Logprobs | None, typer.Option(help="Of which distribution the engine's logprobs are.")] = None,
-    temperature: Annotated[float | None, typer.Option(callback=finite, help="The engine sampled at.")] = None,
+    logprobs: Annotated[LogprobKind | None, typer.Option(help="The distribution of the engine's logprobs.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(callback=finite, help="The engine's sampling temperature.")
+    ] = None,
     trainer_temperature: Annotated[
-        float | None, typer.Option(callback=finite, help="The trainer divided logits by.")
+        float | None, typer.Option(callback=finite, help="What the trainer divided logits by.")
     ] = None,
     trainer_version: Annotated[
-        int | None, typer.Option(min=0, help="Of the trainer's weights, as the engine counts them.")
+        int | None, typer.Option(min=0, help="Version of the trainer's weights, as the engine counts them.")
     ] = None,
     sampled_by: Annotated[
-        Drawer | None, typer.Option(help="Who drew the tokens.", show_default="what the file says, else engine")
+        TokenSampler | None,
+        typer.Option(help="Who sampled the tokens.", show_default="what the file says, else engine"),
     ] = None,
 ) -> None:
     """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang. No pickle is run, no torch is needed.
 
-    Exit codes: 0 written (what was left out is said, and kept for judge), 2 nothing could be taken over.
+    Exit codes: 0 written (a message says what was left out, and the file keeps it for judge), 2 nothing could be taken over.
     """
-    import msgspec
+    from ckptcheck import api
+    from ckptcheck.cli import output as out
 
-    from ckptcheck.cli.output import talk
-    from ckptcheck.phrase import count
-    from ckptcheck.rollouts import Side, write
-    from ckptcheck.rollouts.columns import SIDES
-    from ckptcheck.rollouts.convert import files
-    from ckptcheck.writing import keep_apart
-
-    keep_apart(output, *files(sources))
-    found, kind = _taken(sources, source)
-    about = found.metadata
-    changes: dict[str, object] = {"model": model, "step": step, "logprobs": logprobs and logprobs.value}
-    if temperature is not None:
-        changes["sampling"] = msgspec.structs.replace(about.sampling, temperature=temperature)
-    told = {
-        "temperature": trainer_temperature,
-        "weight_version": None if trainer_version is None else str(trainer_version),
-    }
-    if told := {name: value for name, value in told.items() if value is not None}:
-        changes["trainer"] = msgspec.structs.replace(about.trainer or Side(), **told)
-    changes["sampled_by"] = sampled_by and sampled_by.value
-    about = msgspec.structs.replace(about, **{name: value for name, value in changes.items() if value is not None})
-    write(found.with_columns(about), output)
-    left = f", {len(about.left_out):,} left out ({about.left_out[0].reason})" if about.left_out else ""
-    sides = [side for side in SIDES if f"{side}_logprobs" in found]
-    if "engine" not in sides:
-        left += "; there are no logprobs of the engine in it" if sides else "; there are no logprobs in it"
-    talk(f"{count(found.number, 'sequence')} of {kind}, {count(len(found.tokens), 'token')}, written to {output}{left}")
-
-
-def _taken(sources: list[Path], source: Source | None) -> tuple[Rollouts, str]:
-    from ckptcheck.rollouts import read
-    from ckptcheck.rollouts.convert import convert as take
-    from ckptcheck.rollouts.lines import begins_lines
-
-    own = source is None and (sources[0].suffix == ".safetensors" or begins_lines(sources[0]))
-    if not own and source is not Source.ckptcheck:
-        return take(sources, source.value if source is not None else None)
-    found = read(sources[0])
-    if found.defects or len(sources) > 1:
-        what = f"is malformed: {found.defects[0].text}" if found.defects else "is one of several; give one at a time"
-        raise CkptcheckError(f"{sources[0]} {what}")
-    return found, "ckptcheck"
+    api.convert_rollouts(
+        sources, output, source=source.value if source else None, model=model, step=step,
+        logprobs=logprobs.value if logprobs else None, temperature=temperature, trainer_temperature=trainer_temperature,
+        trainer_version=trainer_version, sampled_by=sampled_by.value if sampled_by else None, observer=out.TERMINAL,
+    )  # fmt: skip

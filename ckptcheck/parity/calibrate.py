@@ -1,7 +1,7 @@
-"""The floor of a model: how far logprobs of the same tokens under the same weights are apart, whoever computes them.
+"""Measures the floor of a model: how much the logprobs of the same tokens differ with equal weights.
 
-Every side is measured against itself, repeated, in batches and by its other path, and then against the other side. A gap later on
-means something where it is a multiple of these.
+Each side is compared with itself (repeated, in batches, by its other path) and then with the other side. A later gap means
+something if it is a multiple of these.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Sampling
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.metrics.floor import Floor, write
-from ckptcheck.metrics.gap import Gap
-from ckptcheck.parity.gap import metrics
-from ckptcheck.report import Section
-from ckptcheck.trainers.base import Trainer
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import compute_run_metrics
+from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics
+from ckptcheck.parity.metrics.noise_floor import NoiseFloor, write_noise_floor
+from ckptcheck.runtime.engines.base import Engine, Generator, Scorer
+from ckptcheck.runtime.engines.sampling import Sampling
+from ckptcheck.runtime.trainers.base import Trainer
 
 Tokens = tuple[int, ...]
 TITLES = {
@@ -32,30 +32,31 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Noise:
-    """gaps: name → how far apart under the same weights (see TITLES), as far as both sides were there.
+class FloorMeasurement:
+    """The comparisons of one calibration."""
 
-    lost: comparisons that gave no number: a logprob was not finite, or there was none.
-    """
-
-    gaps: dict[str, Gap]
-    lost: tuple[str, ...] = ()
+    metrics: dict[str, LogprobMetrics]
+    """Name of a comparison (see `TITLES`) → its metrics."""
+    failed_comparisons: tuple[str, ...] = ()
+    """Comparisons that gave no number: a logprob was not finite, or there was none."""
 
     def section(self, of: str = "this model") -> Section:
-        """Return the table. of: whose floor it is."""
+        """Return the table. of: the model or pair whose floor it is."""
         rows = tuple(
-            (TITLES[name], each.tokens, each.mult_prob_error, each.abs_mean, each.abs_max, each.k3)
-            for name, each in self.gaps.items()
+            (TITLES[name], metrics.tokens, metrics.mult_prob_error, metrics.abs_mean, metrics.abs_max, metrics.k3)
+            for name, metrics in self.metrics.items()
         )
         columns = ("same weights", "tokens", "mult_prob_error", "mean |Δ|", "largest |Δ|", "k3")
         return Section(f"The floor of {of}", columns, rows)
 
     def write(self, path: Path, **about: Any) -> None:
-        """Write a floor file: the largest of every metric. Raises CkptcheckError where a comparison gave no number."""
-        if self.lost or not self.gaps:
-            what = f" of {TITLES[self.lost[0]]}" if self.lost else ""
-            raise CkptcheckError(f"no floor could be measured: logprobs{what} are not finite, or there are none")
-        write(Floor.of({TITLES[name]: each for name, each in self.gaps.items()}, **about), path)
+        """Write a floor file with the largest value of every metric. Raises CkptcheckError where a comparison gave no number."""
+        if self.failed_comparisons or not self.metrics:
+            clause = f" of {TITLES[self.failed_comparisons[0]]}" if self.failed_comparisons else ""
+            raise CkptcheckError(f"no floor could be measured: logprobs{clause} are not finite, or there are none")
+        write_noise_floor(
+            NoiseFloor.of({TITLES[name]: metrics for name, metrics in self.metrics.items()}, **about), path
+        )
 
 
 def calibrate(
@@ -67,48 +68,60 @@ def calibrate(
     batch: int = 8,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
-) -> Noise:
-    """Measure. prompts: answered by the engine at temperature 1, or by the trainer where there is no engine.
+) -> FloorMeasurement:
+    """Measure all comparisons that the available sides allow.
 
-    The engine decodes the very same tokens again (forced), so that no difference comes from another choice.
+    prompts: the engine answers them at temperature 1, or the trainer if there is no engine. The engine decodes the very same
+    tokens again (forced), so that no difference comes from other tokens.
     """
-    found: dict[str, Gap | None] = {}
-    sequences, starts = _sampled(engine, trainer, prompts, response, seed, say)
+    comparisons: dict[str, LogprobMetrics | None] = {}
+    sequences, starts = _draw_responses(engine, trainer, prompts, response, seed, say)
     decoded: list[tuple[float, ...]] = []
     if engine is not None:
         say("the engine against itself")
-        alone = [_followed(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)]
-        again = [_followed(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)]
+        decoded_alone = [
+            _decode_uncached(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)
+        ]
+        decoded_again = [
+            _decode_uncached(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)
+        ]
         engine.reset_prefix_cache()
         pairs = list(zip(sequences, starts, strict=True))
         for begin in range(0, len(pairs), batch):
-            decoded += _together(engine, pairs[begin : begin + batch])
-        prefill = [score.prompt[start - 1 :] for score, start in zip(engine.score(sequences), starts, strict=True)]
-        found["engine-repeat"] = metrics(alone, again)
-        found["engine-batch"] = metrics(alone, decoded)
-        found["engine-decode"] = metrics(alone, prefill)
-        decoded = alone
+            decoded += _decode_group(engine, pairs[begin : begin + batch])
+        prefill = [
+            score.prompt_logprobs[start - 1 :] for score, start in zip(engine.score(sequences), starts, strict=True)
+        ]
+        comparisons["engine-repeat"] = compute_run_metrics(decoded_alone, decoded_again)
+        comparisons["engine-batch"] = compute_run_metrics(decoded_alone, decoded)
+        comparisons["engine-decode"] = compute_run_metrics(decoded_alone, prefill)
+        decoded = decoded_alone
     if trainer is not None:
         say("the trainer against itself")
-        single = [trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)]
-        twice = [trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)]
+        scored_alone = [
+            trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)
+        ]
+        scored_again = [
+            trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)
+        ]
         longest = max(map(len, sequences))
-        padded = [(*tokens, *tokens)[:longest] for tokens in sequences[:1]]  # the others are padded to it
-        together = trainer.padded([*sequences, *padded])[: len(sequences)]
-        found["trainer-repeat"] = metrics(single, twice)
-        found["trainer-batch"] = metrics(
-            single, [each[start - 1 :] for each, start in zip(together, starts, strict=True)]
+        # the trainer pads the other sequences to the length of this one
+        longest_sequence = [(*tokens, *tokens)[:longest] for tokens in sequences[:1]]
+        scored_together = trainer.score_batched([*sequences, *longest_sequence])[: len(sequences)]
+        comparisons["trainer-repeat"] = compute_run_metrics(scored_alone, scored_again)
+        comparisons["trainer-batch"] = compute_run_metrics(
+            scored_alone, [values[start - 1 :] for values, start in zip(scored_together, starts, strict=True)]
         )
         if engine is not None:
-            found["trainer-engine"] = metrics(decoded, single)
-    return Noise(
-        {name: each for name, each in found.items() if each is not None},
-        tuple(name for name, each in found.items() if each is None),
+            comparisons["trainer-engine"] = compute_run_metrics(decoded, scored_alone)
+    return FloorMeasurement(
+        {name: metrics for name, metrics in comparisons.items() if metrics is not None},
+        tuple(name for name, metrics in comparisons.items() if metrics is None),
     )
 
 
-def _sampled(
-    engine: Engine | None,
+def _draw_responses(
+    engine: Generator | None,
     trainer: Trainer | None,
     prompts: Sequence[Tokens],
     response: int,
@@ -117,24 +130,24 @@ def _sampled(
 ) -> tuple[list[Tokens], list[int]]:
     say("responses to measure with")
     if engine is not None:
-        asked = [Sampling(max_tokens=response, seed=seed + place, ignore_eos=True) for place in range(len(prompts))]
-        made: Sequence[Sequence[int]] = [each.tokens for each in engine.generate(prompts, asked)]
+        samplings = [Sampling(max_tokens=response, seed=seed + place, ignore_eos=True) for place in range(len(prompts))]
+        responses: Sequence[Sequence[int]] = [generation.tokens for generation in engine.generate(prompts, samplings)]
     elif trainer is not None:
-        made = trainer.sample(prompts, response, seed=seed)
+        responses = trainer.sample(prompts, response, seed=seed)
     else:
-        made = [() for _ in prompts]
-    return [(*prompt, *tokens) for prompt, tokens in zip(prompts, made, strict=True)], [
+        responses = [() for _ in prompts]
+    return [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)], [
         len(prompt) for prompt in prompts
     ]
 
 
-def _followed(engine: Engine, sequences: Sequence[Tokens], start: int) -> list[tuple[float, ...]]:
+def _decode_uncached(engine: Scorer, sequences: Sequence[Tokens], start: int) -> list[tuple[float, ...]]:
     engine.reset_prefix_cache()
-    return engine.follow(sequences, start)
+    return engine.score_by_decode(sequences, start)
 
 
-def _together(engine: Engine, group: Sequence[tuple[Tokens, int]]) -> list[tuple[float, ...]]:
-    """Decode sequences at once; those whose prompts are shorter begin to be forced where the shortest one ends."""
+def _decode_group(engine: Scorer, group: Sequence[tuple[Tokens, int]]) -> list[tuple[float, ...]]:
+    """Decode sequences in one batch. Forcing begins where the shortest prompt ends, so the rest of longer prompts is forced too."""
     first = min(start for _, start in group)
-    found = engine.follow([tokens for tokens, _ in group], first)
-    return [values[start - first :] for values, (_, start) in zip(found, group, strict=True)]
+    logprobs = engine.score_by_decode([tokens for tokens, _ in group], first)
+    return [values[start - first :] for values, (_, start) in zip(logprobs, group, strict=True)]

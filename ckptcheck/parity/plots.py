@@ -1,4 +1,4 @@
-"""Draws what the tables of ``parity judge`` cannot show. Needs matplotlib, the extra `plots`."""
+"""Draws the plots of ``parity judge``. Needs matplotlib, which the extra `plots` installs."""
 
 from __future__ import annotations
 
@@ -13,84 +13,87 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ckptcheck.parity.judged import Judged
+    from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 BINS = 201
 WIDEST = 6.0
-"""Log ratios beyond are drawn at the edge."""
+"""Largest |log ratio| of the histogram; the last bins count values beyond it."""
 
 
-def demand() -> None:
+def require_matplotlib() -> None:
     """Raise CkptcheckError where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise CkptcheckError("plots need matplotlib", hint="pip install 'ckptcheck[plots]'")
 
 
-def draw(judged: Judged, folder: Path, stem: str) -> Iterator[Path]:
-    """Write STEM-position, STEM-ratio and STEM-worst as PNG and SVG, and give their paths. Raises CkptcheckError."""
+def draw_plots(evidence: RolloutEvidence, folder: Path, stem: str) -> Iterator[Path]:
+    """Write STEM-position, STEM-ratio and STEM-worst as PNG and SVG, and yield their paths. Raises CkptcheckError."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "ckptcheck"  # else ids are random, and no two files equal
+    # without a salt ids are random, and the files of equal plots differ
+    mpl.rcParams["svg.hashsalt"] = "ckptcheck"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, plot in (("position", _position), ("ratio", _ratio), ("worst", _worst)):
-            yield from _saved(plot, judged, folder / f"{stem}-{name}")
+        for name, plot in (("position", _plot_positions), ("ratio", _plot_ratios), ("worst", _plot_worst_tokens)):
+            yield from _save_figure(plot, evidence, folder / f"{stem}-{name}")
     except OSError as error:
         raise CkptcheckError(f"cannot write plots to {folder}: {error.strerror or error}") from error
 
 
-def _saved(plot: Any, judged: Judged, base: Path) -> Iterator[Path]:
+def _save_figure(plot: Any, evidence: RolloutEvidence, base: Path) -> Iterator[Path]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    plot(figure.add_subplot(), judged)
+    plot(figure.add_subplot(), evidence)
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
         path = base.with_name(f"{base.name}.{suffix}")
         figure.savefig(path, metadata=metadata, dpi=120)
         yield path
 
 
-def _position(axes: Any, judged: Judged) -> None:
-    places, _, apart, signed = zip(*judged.gap.profile, strict=True)
-    axes.plot([place + 1 for place in places], apart, marker="o", label="mean |Δ|")
-    axes.plot([place + 1 for place in places], signed, marker=".", label="mean Δ (trainer - engine)")
+def _plot_positions(axes: Any, evidence: RolloutEvidence) -> None:
+    places, _, abs_means, signed_means = zip(*evidence.metrics.profile, strict=True)
+    axes.plot([place + 1 for place in places], abs_means, marker="o", label="mean |Δ|")
+    axes.plot([place + 1 for place in places], signed_means, marker=".", label="mean Δ (trainer - engine)")
     axes.set(
         xscale="log",
         xlabel="place in the response",
         ylabel="nats",
-        title=f"gap along the response, {judged.rollouts.name}",
+        title=f"gap along the response, {evidence.rollouts.name}",
     )
     axes.axhline(0, color="grey", linewidth=0.5)
     axes.legend()
 
 
-def _ratio(axes: Any, judged: Judged) -> None:
-    edges, counts = histogram(judged)
+def _plot_ratios(axes: Any, evidence: RolloutEvidence) -> None:
+    edges, counts = compute_log_ratio_histogram(evidence)
     axes.stairs(counts, edges, fill=True)
-    axes.set(yscale="log", xlabel="trainer - engine, nats", ylabel="tokens", title=f"log ratio, {judged.rollouts.name}")
+    axes.set(
+        yscale="log", xlabel="trainer - engine, nats", ylabel="tokens", title=f"log ratio, {evidence.rollouts.name}"
+    )
 
 
-def histogram(judged: Judged) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return edges [BINS + 1] and counts [BINS] of trainer - engine; what lies beyond WIDEST is counted in the last bins."""
+def compute_log_ratio_histogram(evidence: RolloutEvidence) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return edges [BINS + 1] and counts [BINS] of trainer - engine; the last bins count values beyond WIDEST."""
     import numpy as np
 
-    widest = min(WIDEST, max(judged.gap.abs_max, 1e-6))
+    widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
     edges = np.linspace(-widest, widest, BINS + 1)
     counts = np.zeros(BINS)
-    for block in judged.rollouts.blocks():
+    for block in evidence.rollouts.blocks():
         r = (block.column("trainer_logprobs").astype(float) - block.column("engine_logprobs"))[block.mask]
         counts += np.histogram(np.clip(r[np.isfinite(r)], -widest, widest), edges)[0]
     return edges, counts
 
 
-def _worst(axes: Any, judged: Judged) -> None:
-    worst = judged.gap.worst[::-1]
+def _plot_worst_tokens(axes: Any, evidence: RolloutEvidence) -> None:
+    worst = evidence.metrics.worst[::-1]
     names = [
-        (judged.decode(place.token) if judged.decode else str(place.token)) + f"  {place.sequence}:{place.position}"
+        (evidence.decode(place.token) if evidence.decode else str(place.token)) + f"  {place.sequence}:{place.position}"
         for place in worst
     ]
     rows = range(len(worst))
     axes.barh(rows, [place.trainer - place.engine for place in worst])
     axes.set_yticks(rows, [name.replace("$", r"\$") for name in names])
-    axes.set(xlabel="trainer - engine, nats", title=f"worst tokens, {judged.rollouts.name}")
+    axes.set(xlabel="trainer - engine, nats", title=f"worst tokens, {evidence.rollouts.name}")

@@ -1,4 +1,4 @@
-"""What engines are asked: made-up ids, or text in the model's own chat template and tokenizer."""
+"""Builds prompts from random ids, or from text with the model's own chat template and tokenizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.passages import PASSAGES
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.sample_texts import SAMPLE_TEXTS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,152 +21,164 @@ if TYPE_CHECKING:
 
 Data = Literal["real", "synthetic"]
 SECONDS, MEMORY = 8, 1 << 29
-"""What rendering a conversation may take."""
+"""Limits for rendering a conversation: seconds and bytes."""
 MARK = "\uf8ff"
-"""What the user says where a conversation is rendered once, to be filled in many times; of a private area of Unicode."""
+"""Placeholder of the user's text in a conversation that is rendered once and filled many times; a private Unicode character."""
 Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Turns text into a model's tokens. template: of the chat, None where there is none; variables: special tokens by name."""
+class PromptTokenizer:
+    """Turns text into a model's tokens."""
 
     tokenizer: tokenizers.Tokenizer
     template: str | None
+    """The chat template; None where the checkpoint has none."""
     variables: dict[str, str]
+    """Variables of the template: the special tokens by name."""
 
     @classmethod
-    def of(cls, ckpt: Checkpoint) -> Reader:
-        """Read a checkpoint's tokenizer. Raises CkptcheckError where there is none that can be read."""
+    def of(cls, ckpt: Checkpoint) -> PromptTokenizer:
+        """Read a checkpoint's tokenizer. Raises CkptcheckError where there is none, or it cannot be read."""
         import tokenizers
 
         if "tokenizer.json" not in ckpt.source.files:
             raise CkptcheckError(f"{ckpt.target} has no tokenizer.json, so text cannot be made into tokens")
         size = ckpt.source.files["tokenizer.json"].size
         try:
-            read = tokenizers.Tokenizer.from_buffer(ckpt.source.read("tokenizer.json", 0, size))
+            tokenizer = tokenizers.Tokenizer.from_buffer(ckpt.source.read("tokenizer.json", 0, size))
         except Exception as error:  # the library raises bare Exception
             raise CkptcheckError(f"tokenizer.json of {ckpt.target} cannot be read: {error}") from error
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 
         template = Tokenizer.read(ckpt).template
         return cls(
-            read, template.text if template is not None else None, template.variables if template is not None else {}
+            tokenizer,
+            template.text if template is not None else None,
+            template.variables if template is not None else {},
         )
 
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text as it stands: none is added at its ends."""
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, without special tokens at its ends."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def chat(self, messages: Sequence[Message]) -> str:
-        """Return what the chat template makes of a conversation, up to where the answer begins; without one, the words alone.
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """Render a conversation with the chat template, up to the beginning of the answer; without a template, join its texts.
 
-        Raises CkptcheckError where the template refuses it or takes too long.
+        Raises CkptcheckError where the template refuses the conversation or takes too long.
         """
-        from ckptcheck.checkpoint.confined import run_confined
+        from ckptcheck.checkpoint.sandbox import run_sandboxed
 
         if self.template is None:
             return "\n\n".join(message["content"] for message in messages)
-        given = {"messages": list(messages), "add_generation_prompt": True, "tools": None, "documents": None}
+        conversation = {"messages": list(messages), "add_generation_prompt": True, "tools": None, "documents": None}
         try:
-            answer = run_confined(
+            answer = run_sandboxed(
                 "templates",
                 seconds=SECONDS,
                 memory=MEMORY,
                 templates={"": self.template},
-                conversations=[{"name": "asked", "input": given}],
+                conversations=[{"name": "asked", "input": conversation}],
                 variables=self.variables,
             )
         except Skip as skip:
             raise CkptcheckError(f"the chat template could not be rendered: {skip}") from skip
         texts = [line["text"] for line in answer.lines if "text" in line]
         if not texts:
-            why = next(
+            reason = next(
                 (str(line[key]) for line in answer.lines for key in ("refused", "failed", "broken") if key in line), ""
             )
-            raise CkptcheckError(f"the chat template does not take the conversation{': ' + why if why else ''}")
+            raise CkptcheckError(f"the chat template does not take the conversation{': ' + reason if reason else ''}")
         return str(texts[0])
 
 
-def synthetic(vocabulary: int, length: int, number: int, *, seed: int = 0) -> list[tuple[int, ...]]:
-    """Return sequences of ordinary ids, the same every time. The first few ids are left out: padding and control tokens."""
+def make_synthetic_prompts(vocabulary: int, length: int, number: int, *, seed: int = 0) -> list[tuple[int, ...]]:
+    """Return prompts of random ids without the first few, which are padding and control tokens. Equal seeds give equal prompts."""
     lowest = min(8, vocabulary // 4)
-    found = []
-    for each in range(number):
-        source = random.Random(f"{seed}-{length}-{each}")
-        found.append(tuple(source.randrange(lowest, vocabulary) for _ in range(length)))
-    return found
+    prompts = []
+    for place in range(number):
+        generator = random.Random(f"{seed}-{length}-{place}")
+        prompts.append(tuple(generator.randrange(lowest, vocabulary) for _ in range(length)))
+    return prompts
 
 
-def real(reader: Reader, length: int, number: int) -> list[tuple[int, ...]]:
-    """Return conversations of at most `length` tokens that open an answer, as long as whole words allow.
+def make_text_prompts(reader: PromptTokenizer, length: int, number: int) -> list[tuple[int, ...]]:
+    """Return conversations of at most `length` tokens that end where the answer begins.
 
-    The built-in passages are put one after the other until they fill it, in another order for every prompt. Raises
-    CkptcheckError where there is no room for a single word.
+    The user's text consists of the built-in passages, in another order for every prompt, up to the last whole word that fits.
+    Raises CkptcheckError where not a single word fits.
     """
-    before, found, after = reader.chat([{"role": "user", "content": MARK}]).partition(MARK)
-    if not found:
+    before, mark, after = reader.render_chat([{"role": "user", "content": MARK}]).partition(MARK)
+    if not mark:
         raise CkptcheckError("the chat template drops what the user says")
-    return [_filled(reader, length, place, before, after) for place in range(number)]
+    return [_fill_conversation(reader, length, place, before, after) for place in range(number)]
 
 
-def _filled(reader: Reader, length: int, place: int, before: str, after: str) -> tuple[int, ...]:
-    first = place % len(PASSAGES)
+def _fill_conversation(reader: PromptTokenizer, length: int, place: int, before: str, after: str) -> tuple[int, ...]:
+    first = place % len(SAMPLE_TEXTS)
     words: list[str] = []
-    for passage in cycle([*PASSAGES[first:], *PASSAGES[:first]]):
+    for passage in cycle([*SAMPLE_TEXTS[first:], *SAMPLE_TEXTS[:first]]):
         words += passage.split(" ")
-        if len(words) > length:  # a word is a token at least
+        # a word has at least one token
+        if len(words) > length:
             break
     fewest, most = 0, len(words)
-    found: tuple[int, ...] = ()
-    while fewest < most:  # the most words that fit
+    prompt: tuple[int, ...] = ()
+    # find the largest number of words that fits, by bisection
+    while fewest < most:
         middle = (fewest + most + 1) // 2
-        tokens = reader.tokens(before + " ".join(words[:middle]) + after)
+        tokens = reader.tokenize(before + " ".join(words[:middle]) + after)
         if len(tokens) <= length:
-            fewest, found = middle, tokens
+            fewest, prompt = middle, tokens
         else:
             most = middle - 1
-    if not found:
+    if not prompt:
         raise CkptcheckError(f"{length} tokens are too few for a conversation in this chat template")
-    return found
+    return prompt
 
 
-def from_file(path: Path, reader: Reader | None) -> list[tuple[int, ...]]:
-    """Read prompts: JSON lines with `tokens`, `messages`, `prompt` or `text`, or lines of plain text, which are put into the chat.
+def read_prompts_file(path: Path, reader: PromptTokenizer | None) -> list[tuple[int, ...]]:
+    """Read prompts from JSON lines with `tokens`, `messages`, `prompt` or `text`, or from lines of plain text.
 
-    `prompt` and `text` are taken as they stand unless they are lists of messages. Raises CkptcheckError with the line.
+    Plain text and `messages` go through the chat template; `prompt` and `text` do so only where they are lists of messages, and
+    are tokenised unchanged otherwise. Raises CkptcheckError that names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CkptcheckError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    found = [_read(line, reader, f"line {number} of {path}") for number, line in zip(count(1), lines) if line.strip()]
-    if not found:
+    prompts = [
+        _parse_prompt(line, reader, f"line {number} of {path}") for number, line in zip(count(1), lines) if line.strip()
+    ]
+    if not prompts:
         raise CkptcheckError(f"{path} holds no prompts")
-    return found
+    return prompts
 
 
-def _read(line: str, reader: Reader | None, where: str) -> tuple[int, ...]:
-    said: Any = {"messages": [{"role": "user", "content": line}]}
+def _parse_prompt(line: str, reader: PromptTokenizer | None, where: str) -> tuple[int, ...]:
+    entry: Any = {"messages": [{"role": "user", "content": line}]}
     if line.lstrip().startswith("{"):
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError as error:
             raise CkptcheckError(f"{where} is no JSON: {error}") from error
-    if isinstance(tokens := said.get("tokens"), list):
+    if isinstance(tokens := entry.get("tokens"), list):
         if not tokens or not all(type(token) is int and token >= 0 for token in tokens):
             raise CkptcheckError(f"the tokens in {where} are not all token ids")
         return tuple(tokens)
     if reader is None:
         raise CkptcheckError(f"{where} is text, and the checkpoint has no tokenizer.json")
-    talk = said.get("messages", said.get("prompt", said.get("text")))
-    if isinstance(talk, list) and all(isinstance(each, dict) and isinstance(each.get("content"), str) for each in talk):
-        return reader.tokens(reader.chat([{**each, "role": str(each.get("role", "user"))} for each in talk]))
-    if not isinstance(talk, str):
+    content = entry.get("messages", entry.get("prompt", entry.get("text")))
+    if isinstance(content, list) and all(
+        isinstance(message, dict) and isinstance(message.get("content"), str) for message in content
+    ):
+        messages = [{**message, "role": str(message.get("role", "user"))} for message in content]
+        return reader.tokenize(reader.render_chat(messages))
+    if not isinstance(content, str):
         raise CkptcheckError(f"{where} has neither tokens nor messages nor a text")
-    return reader.tokens(talk)
+    return reader.tokenize(content)
 
 
-def some(found: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
-    """Return so many prompts, from the beginning again where there are too few."""
+def repeat_to_count(found: Sequence[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
+    """Return `number` prompts, repeated from the beginning where there are too few."""
     return list(islice(cycle(found), number))

@@ -1,4 +1,4 @@
-"""Rollouts of a real engine, with no trainer anywhere near: what `ckptcheck parity record` writes."""
+"""Records rollouts of a running engine, without a trainer: what `ckptcheck parity record` writes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Generation, Sampling
-from ckptcheck.host.patience import within
-from ckptcheck.rollouts import Metadata, Rollout, Rollouts, Side, gathered
-from ckptcheck.rollouts import Sampling as Drawn
+from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
+from ckptcheck.runtime.engines.base import Generator, Running
+from ckptcheck.runtime.engines.sampling import Generation, Sampling
+from ckptcheck.runtime.process.deadlines import time_budget
 
 Tokens = tuple[int, ...]
 
 
-def record(
-    engine: Engine,
+def record_rollouts(
+    engine: Generator,
     prompts: Sequence[Tokens],
     sampling: Sampling,
     metadata: Metadata,
@@ -25,43 +24,47 @@ def record(
     timeout: float | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> Rollouts:
-    """Have the engine answer every prompt, `batch` at a time, and return what it said.
+    """Let the engine answer every prompt, `batch` at a time, and return the rollouts.
 
-    A seed is counted up from prompt to prompt. timeout: seconds for each batch. advance: told how many of how many are done.
+    A seed is counted up from prompt to prompt. timeout: seconds for each batch. advance: called with the numbers of
+    finished and of all prompts.
     """
-    made: list[Generation] = []
+    generations: list[Generation] = []
     for begin in range(0, len(prompts), batch):
-        asked = prompts[begin : begin + batch]
-        with within(timeout):
-            made += engine.generate(asked, [seeded(sampling, begin + place) for place in range(len(asked))])
+        batch_prompts = prompts[begin : begin + batch]
+        with time_budget(timeout):
+            samplings = [sampling_of_prompt(sampling, begin + place) for place in range(len(batch_prompts))]
+            generations += engine.generate(batch_prompts, samplings)
         if advance is not None:
-            advance(len(made), len(prompts))
-    return gathered(
-        (rollout(prompt, each) for prompt, each in zip(prompts, made, strict=True)),
-        described(engine, metadata, sampling),
+            advance(len(generations), len(prompts))
+    return build_rollouts(
+        (build_rollout(prompt, generation) for prompt, generation in zip(prompts, generations, strict=True)),
+        complete_metadata(engine, metadata, sampling),
     )
 
 
-def seeded(sampling: Sampling, place: int) -> Sampling:
-    """Return the sampling of one request."""
+def sampling_of_prompt(sampling: Sampling, place: int) -> Sampling:
+    """Return the sampling of one request: each prompt has its own seed."""
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + place)
 
 
-def rollout(prompt: Tokens, made: Generation) -> Rollout:
-    """Return a response as a row. A logprob that JSON could not say is NaN, and judged as such."""
+def build_rollout(prompt: Tokens, made: Generation) -> Rollout:
+    """Build a rollout from a prompt and its response. A logprob that JSON cannot represent becomes NaN, and is judged as NaN."""
     values = [value if value is not None and isfinite(value) else float("nan") for value in made.logprobs]
-    return Rollout((*prompt, *made.tokens), len(prompt), engine=values, versions=made.versions, finish=made.finish)
+    return Rollout(
+        (*prompt, *made.tokens), len(prompt), engine=values, versions=made.weight_versions, finish=made.finish_reason
+    )
 
 
-def described(engine: Engine, metadata: Metadata, sampling: Sampling) -> Metadata:
-    """Return the metadata with the engine and the sampling in them."""
+def complete_metadata(engine: Running, metadata: Metadata, sampling: Sampling) -> Metadata:
+    """Return the metadata, completed with the engine and the sampling."""
     import msgspec
 
     info = engine.info
     layout = f"TP{info.ranks}" if info.ranks > 1 else ""
     return msgspec.structs.replace(
         metadata,
-        engine=Side(info.name, info.version, info.dtype, layout, facts=dict(info.facts)),
-        sampling=Drawn(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.seed),
+        engine=ScorerInfo(info.name, info.version, info.dtype, layout, facts=dict(info.facts)),
+        sampling=SamplingInfo(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.seed),
         sampled_by="engine",
     )

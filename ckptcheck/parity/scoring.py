@@ -1,4 +1,4 @@
-"""Adds a trainer's logprobs to rollouts, with no engine anywhere near: what `ckptcheck parity score` does."""
+"""Adds a trainer's logprobs to rollouts, without an engine: what `ckptcheck parity score` does."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.full import with_full
-from ckptcheck.parity.routes import with_routes
-from ckptcheck.rollouts import Metadata, Rollouts, Side
-from ckptcheck.trainers.base import Trainer
+from ckptcheck.parity.expert_routing import add_expert_routing
+from ckptcheck.parity.full_vocab import add_full_vocab_logprobs
+from ckptcheck.parity.rollouts import Metadata, Rollouts, ScorerInfo
+from ckptcheck.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 TOKENS = 8192
-"""Tokens that the trainer is handed at once, padding included. Megatron fills a batch up; transformers takes one by one."""
+"""Most tokens that the trainer gets at once, padding included. Megatron pads a batch; transformers takes single sequences."""
 
 
-def score(
+def score_rollouts(
     rollouts: Rollouts,
     trainer: Trainer,
     *,
@@ -32,56 +32,61 @@ def score(
 ) -> Rollouts:
     """Return the rollouts with the trainer's logprobs, float32, of every token but the first of a sequence.
 
-    temperature: by which logits are divided; None takes that at which the engine's logprobs were taken: the sampling's
-    where they are processed, else 1. version: of the trainer's weights, as the engine counts them. folder: for logprobs of
-    the whole vocabulary, where the engine's are in the file.
+    temperature: the number that divides the logits; None takes the temperature of the engine's logprobs, which is that of the
+    sampling where they are processed, else 1. version: of the trainer's weights, as the engine counts them. tokens: most tokens
+    of a batch, padding included. folder: a folder for full-vocabulary logprobs, which are computed where the rollouts have the
+    engine's; None computes none. advance: is called with the numbers of scored and of all sequences.
     Raises CkptcheckError for rollouts that are damaged or hold tokens that the trainer does not have.
     """
     import msgspec
     import numpy as np
 
     if rollouts.defects:
-        worst = rollouts.defects[0]
-        raise CkptcheckError(f"{rollouts.name} cannot be scored: {worst.text}", hint="ckptcheck parity judge says more")
-    heat = due(rollouts.metadata) if temperature is None else temperature
-    found: NDArray[np.float32] = np.zeros(len(rollouts.tokens), "<f4")
+        defect = rollouts.defects[0]
+        raise CkptcheckError(
+            f"{rollouts.name} cannot be scored: {defect.text}", hint="ckptcheck parity judge says more"
+        )
+    logprob_temperature = engine_logprob_temperature(rollouts.metadata) if temperature is None else temperature
+    logprobs: NDArray[np.float32] = np.zeros(len(rollouts.tokens), "<f4")
     done = 0
-    for batch in batches(rollouts, tokens):
-        asked = [rollouts.tokens[rollouts.sequence(place)].tolist() for place in batch]
-        for place, values in zip(batch, trainer.score(asked, temperature=heat), strict=True):
-            where = rollouts.sequence(place)
-            found[where.start + 1 : where.stop] = values
+    for batch in batch_by_length(rollouts, tokens):
+        sequences = [rollouts.tokens[rollouts.sequence(place)].tolist() for place in batch]
+        for place, values in zip(batch, trainer.score(sequences, temperature=logprob_temperature), strict=True):
+            token_slice = rollouts.sequence(place)
+            logprobs[token_slice.start + 1 : token_slice.stop] = values
         done += len(batch)
         if advance is not None:
-            advance(done, rollouts.number)
+            advance(done, rollouts.sequence_count)
     info = trainer.info
-    side = Side(
+    side = ScorerInfo(
         info.name,
         info.version,
         info.dtype,
         info.layout,
         None if version is None else str(version),
-        heat,
+        logprob_temperature,
         dict(info.facts),
     )
     metadata = msgspec.structs.replace(rollouts.metadata, trainer=side)
-    scored = rollouts.with_columns(metadata, trainer_logprobs=found)
+    scored = rollouts.with_columns(metadata, trainer_logprobs=logprobs)
     if "engine_routing" in rollouts:
-        scored = with_routes(scored, "trainer", trainer)
-    return with_full(scored, "trainer", trainer, folder, temperature=heat) if folder is not None else scored
+        scored = add_expert_routing(scored, "trainer", trainer)
+    if folder is None:
+        return scored
+    return add_full_vocab_logprobs(scored, "trainer", trainer, folder, temperature=logprob_temperature)
 
 
-def due(metadata: Metadata) -> float:
-    """Return the temperature of the engine's logprobs. Greedy sampling divides by none."""
-    heat = metadata.sampling.temperature
-    return heat if metadata.logprobs == "processed" and heat else 1.0
+def engine_logprob_temperature(metadata: Metadata) -> float:
+    """Return the temperature of the engine's logprobs; 1 for raw ones and for greedy sampling."""
+    temperature = metadata.sampling.temperature
+    return temperature if metadata.logprobs == "processed" and temperature else 1.0
 
 
-def batches(rollouts: Rollouts, tokens: int) -> Iterator[list[int]]:
-    """Yield numbers of sequences of like length: a batch is padded to its longest, which is its first.
+def batch_by_length(rollouts: Rollouts, tokens: int) -> Iterator[list[int]]:
+    """Yield batches of sequence numbers, ordered by length; the first sequence of a batch is its longest.
 
-    At most `tokens` a batch, padding included; a longer sequence comes alone. Sequences of fewer than two tokens have nothing
-    to score.
+    A batch has at most `tokens` tokens, padding included; a longer sequence is a batch of its own. Sequences of fewer than two
+    tokens are left out, because they have nothing to score.
     """
     import numpy as np
 

@@ -1,59 +1,64 @@
-"""Several files of one run, in order: what only shows over steps."""
+"""The evidence of several rollout files of one run, for rules that compare steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptcheck.metrics.gap import Gap, mean_of_directions
-from ckptcheck.parity.gates import Gates
-from ckptcheck.parity.judged import Judged
-from ckptcheck.parity.judging import number_of
-from ckptcheck.phrase import count
-from ckptcheck.report import Section
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics, average_directions
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollout_queries import parse_version
+from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.text.formatting import count
 
 
 @dataclass(frozen=True)
-class Member:
-    """What is kept of one file. version: the newest of its tokens, None where versions are no numbers."""
+class SeriesMember:
+    """The data of one file that a series needs."""
 
     target: str
+    """The file."""
     step: int | None
+    """Its step of the training run; None where it is not recorded."""
     version: int | None
-    gap: Gap | None
+    """The newest weight version of its tokens; None where versions are not numbers."""
+    gap: LogprobMetrics | None
+    """Its metrics; None where nothing could be compared."""
 
     @classmethod
-    def of(cls, judged: Judged) -> Member:
-        """Keep what a series needs, and let the columns go."""
-        about = judged.rollouts.metadata
-        numbers = [number for version in about.versions if (number := number_of(version)) is not None]
-        version = max(numbers) if numbers and len(numbers) == len(about.versions) else None
-        return cls(judged.target, about.step, version, judged.measured)
+    def of(cls, judged: RolloutEvidence) -> SeriesMember:
+        """Return the data of a file's evidence that a series needs, without the columns."""
+        metadata = judged.rollouts.metadata
+        numbers = [number for version in metadata.versions if (number := parse_version(version)) is not None]
+        version = max(numbers) if numbers and len(numbers) == len(metadata.versions) else None
+        return cls(judged.target, metadata.step, version, judged.metrics_or_none)
 
 
 @dataclass(frozen=True)
-class Series:
-    """Files in the order of their steps, or as they were named where a step is not recorded."""
+class RolloutSeries(EvidenceDefaults):
+    """Files in the order of their steps, or in the given order where a step is not recorded."""
 
-    members: Sequence[Member]
-    gates: Gates = field(default_factory=Gates)
+    members: Sequence[SeriesMember]
+    thresholds: Thresholds = field(default_factory=Thresholds)
     kind: str = "rollout-series"
 
     @classmethod
-    def of(cls, members: Sequence[Member], gates: Gates) -> Series:
-        """Order the files by step; by name order alone where any has none."""
+    def of(cls, members: Sequence[SeriesMember], gates: Thresholds) -> RolloutSeries:
+        """Order the files by step; keep the given order where a file has none."""
         if all(member.step is not None for member in members):
             members = sorted(members, key=lambda member: member.step or 0)
         return cls(tuple(members), gates)
 
     @property
-    def gaps(self) -> list[Gap]:
-        """The gaps of those drawn from the engine that could be compared."""
+    def gaps(self) -> list[LogprobMetrics]:
+        """The metrics of those files whose tokens the engine drew and that could be compared."""
         return [member.gap for member in self.members if member.gap is not None and member.gap.sampled_by == "engine"]
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """Step and newest version, where both are known."""
+        """(step, newest version) of the files that have both."""
         return [
             (member.step, member.version)
             for member in self.members
@@ -62,32 +67,37 @@ class Series:
 
     @property
     def both_directions(self) -> tuple[float, float, float] | None:
-        """mult_prob_error of the last file of either direction, and their mean; None where there is one direction only."""
-        last: dict[str, Gap] = {member.gap.sampled_by: member.gap for member in self.members if member.gap is not None}
-        if len(last) < 2:
+        """mult_prob_error of the last file with the engine's tokens, of the last with the trainer's, and their mean.
+
+        None where the files have one direction only.
+        """
+        latest: dict[str, LogprobMetrics] = {
+            member.gap.sampled_by: member.gap for member in self.members if member.gap is not None
+        }
+        if len(latest) < 2:
             return None
-        engine, trainer = last["engine"], last["trainer"]
-        return engine.mult_prob_error, trainer.mult_prob_error, mean_of_directions(engine, trainer)
+        engine, trainer = latest["engine"], latest["trainer"]
+        return engine.mult_prob_error, trainer.mult_prob_error, average_directions(engine, trainer)
 
     @property
     def target(self) -> str:
-        """How many files, from which to which."""
+        """The first and the last file."""
         return f"{self.members[0].target} … {self.members[-1].target}"
 
     @property
     def subject(self) -> str:
-        """The gap over the files."""
+        """One line with the number of files and the course of mult_prob_error."""
         parts = [count(len(self.members), "file")]
         if len(gaps := self.gaps) > 1:
             values = [gap.mult_prob_error for gap in gaps]
             parts.append(f"mult_prob_error from {values[0]:.5g} to {values[-1]:.5g}, at most {max(values):.5g}")
-        if (both := self.both_directions) is not None:
-            parts.append(f"over both directions {both[2]:.5g}")
+        if (errors := self.both_directions) is not None:
+            parts.append(f"over both directions {errors[2]:.5g}")
         return " · ".join(parts)
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The gap of every file."""
+        """A table with the gap of every file."""
         rows = tuple(
             (
                 member.target,
@@ -105,10 +115,10 @@ class Series:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Nothing: every file has a report of its own."""
+        """Always empty, because every file has its own report."""
         return {}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Files; what is in them is counted in their own reports."""
+        """The number of files; their own reports count what is in them."""
         return {"files": len(self.members), "tensors": 0, "bytes": 0}

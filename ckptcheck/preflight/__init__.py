@@ -1,1 +1,1 @@
-"""Reads the configuration of an RL job, of any framework, and says before the job starts what will go wrong."""
+"""Reads the configuration of an RL job of any supported framework, so that rules can find faults before the job starts."""

@@ -1,4 +1,4 @@
-"""Computes what stands in a shell's ``$((…))``: whole numbers, ``+ - * / %`` and brackets, nothing else."""
+"""Evaluates a shell's ``$((…))``: whole numbers, ``+ - * / %`` and brackets, nothing else."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import operator
 from collections.abc import Callable, Mapping
 
 LARGEST = 10**15
+"""Largest absolute value of a result or intermediate result."""
 LONGEST = 300
-"""Characters of an expression."""
+"""Largest length of an expression, in characters."""
 
 
-def _quotient(one: int, other: int) -> int:
-    """Division as in a shell: towards zero."""
-    whole = abs(one) // abs(other)
-    return whole if (one < 0) == (other < 0) else -whole
+def _quotient(dividend: int, divisor: int) -> int:
+    """Divide as a shell does, which rounds towards zero."""
+    quotient = abs(dividend) // abs(divisor)
+    return quotient if (dividend < 0) == (divisor < 0) else -quotient
 
 
 OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -22,16 +23,18 @@ OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: _quotient,
-    ast.Mod: lambda one, other: one - other * _quotient(one, other),
+    ast.Mod: lambda dividend, divisor: dividend - divisor * _quotient(dividend, divisor),
 }
 
 
-def compute(expression: str, variables: Callable[[str], str | None]) -> int | None:
-    """Return the value, None where it is not such an expression. variables: name → text, None where it is not known.
+def evaluate(expression: str, variables: Callable[[str], str | None]) -> int | None:
+    """Return the value of an expression, or None where it is not a valid one.
 
-    >>> compute("(A + 1) * 1024 / 2", {"A": "3"}.get)
+    variables: returns the text of a shell variable, None where it is not known.
+
+    >>> evaluate("(A + 1) * 1024 / 2", {"A": "3"}.get)
     2048
-    >>> compute("A ** 9", {"A": "3"}.get), compute("1 / 0", {}.get), compute("B + 1", {}.get)
+    >>> evaluate("A ** 9", {"A": "3"}.get), evaluate("1 / 0", {}.get), evaluate("B + 1", {}.get)
     (None, None, None)
     """
     if len(expression) > LONGEST:
@@ -43,6 +46,7 @@ def compute(expression: str, variables: Callable[[str], str | None]) -> int | No
 
 
 def _value(node: ast.expr, variables: Callable[[str], str | None]) -> int:
+    """Return the value of a node of the syntax tree. Raises ValueError for what is not an allowed expression."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         value = node.value
     elif isinstance(node, ast.Name):

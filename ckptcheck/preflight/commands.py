@@ -1,4 +1,4 @@
-"""The commands that check, on the real engine and trainer, what a configuration cannot tell."""
+"""Suggests the commands that check a job on the real engine and trainer, beyond what its configuration shows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ckptcheck.preflight.job import Job
 
 ENGINES = ("vllm", "sglang")
 TRAINERS = {"megatron": "megatron"}
-"""Backend → the trainer that stands for it; any other is transformers."""
+"""Training backend of the job → value of ``--trainer``; for any other backend it is transformers."""
 SWITCHES = {
     "prefix_cache": "engine.prefix_caching",
     "async_scheduling": "engine.async_scheduling",
     "chunked_prefill": "engine.chunked_prefill",
     "head_fp32": "engine.fp32_head",
 }
-"""Switch of ``parity record`` → field."""
+"""``--switch`` of ``parity record`` → the job's setting that it repeats."""
 DTYPES = ("float32", "bfloat16")
 
 
-def commands(job: Job) -> list[str]:
-    """Return shell lines, to be pasted: the refit check and the parity check of this job; comments say what is left out."""
+def suggest_commands(job: Job) -> list[str]:
+    """Return shell lines for this job's refit check and parity check. Comment lines name what the checks leave out."""
     model = job.text("checkpoint.model")
     if model is None or job.engine not in ENGINES:
         return []
@@ -38,28 +38,29 @@ def commands(job: Job) -> list[str]:
         lines.append(_line("refit", source, "--trainer", trainer, *layout, *engine, *precision))
     if job.number("trainer.cp") and (job.number("trainer.cp") or 1) > 1 and trainer == "megatron":
         lines.append("# context parallelism is left out: it moves no weights")
-    asked = (*_sampling(job), *_switches(job), "-o", "rollouts.safetensors")
-    lines.append(_line("parity", "record", source, *engine, *precision, *asked))
+    settings = (*_sampling(job), *_switches(job), "-o", "rollouts.safetensors")
+    lines.append(_line("parity", "record", source, *engine, *precision, *settings))
     if job.text("trainer.backend") is not None:
         head = ["--trainer-head-fp32"] if job.flag("trainer.fp32_head") else []
-        scored = ("--trainer", trainer, *layout, *precision, *head, "-o", "scored.safetensors")
-        lines.append(_line("parity", "score", "rollouts.safetensors", source, *scored))
+        options = ("--trainer", trainer, *layout, *precision, *head, "-o", "scored.safetensors")
+        lines.append(_line("parity", "score", "rollouts.safetensors", source, *options))
         lines.append(_line("parity", "judge", "scored.safetensors"))
     return lines
 
 
 def _source(job: Job, model: str) -> tuple[str, list[str]]:
-    """The checkpoint on this machine, and how to get it where it is on the Hub."""
-    named = job.checkpoints.get("checkpoint.model")
-    if named is None or not named.reason:
-        return (named.path if named else model), []
-    if "is on the Hub" in named.reason:
+    """Return (path of the checkpoint, shell lines that come first: the download of a checkpoint that is on the Hub)."""
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    if checkpoint is None or not checkpoint.reason:
+        return (checkpoint.path if checkpoint else model), []
+    if "is on the Hub" in checkpoint.reason:
         folder = f"./{model.rpartition('/')[2]}"
         return folder, [shlex.join(["hf", "download", model, "--local-dir", folder])]
-    return model, [f"# {' '.join(named.reason.split())}"]
+    return model, [f"# {' '.join(checkpoint.reason.split())}"]
 
 
 def _options(job: Job, names: dict[str, str]) -> list[str]:
+    """Return the command-line options for number settings other than 1. names: option → setting."""
     options = []
     for option, name in names.items():
         number = job.number(name)
@@ -69,6 +70,7 @@ def _options(job: Job, names: dict[str, str]) -> list[str]:
 
 
 def _sampling(job: Job) -> list[str]:
+    """Return the options that repeat the job's sampling parameters."""
     top_k = job.number("rollout.top_k") or 0
     return _options(job, {"--temperature": "rollout.temperature", "--top-p": "rollout.top_p"}) + (
         ["--top-k", f"{top_k:g}"] if top_k > 0 else []
@@ -76,12 +78,12 @@ def _sampling(job: Job) -> list[str]:
 
 
 def _switches(job: Job) -> list[str]:
-    """The engine as the job sets it up, not as a check would."""
-    given = [("logprobs", job.text("engine.logprobs"))]
+    """Return ``--switch`` options that set up the engine as the job does, in place of the check's own defaults."""
+    switches = [("logprobs", job.text("engine.logprobs"))]
     for name, field in SWITCHES.items():
         setting = job.flag(field)
-        given.append((name, None if setting is None else "on" if setting else "off"))
-    return [word for name, value in given if value is not None for word in ("--switch", f"{name}={value}")]
+        switches.append((name, None if setting is None else "on" if setting else "off"))
+    return [word for name, value in switches if value is not None for word in ("--switch", f"{name}={value}")]
 
 
 def _line(*words: str) -> str:

@@ -1,4 +1,7 @@
-"""A configuration as leaves with their places: what YAML, TOML, overrides and launch lines all become."""
+"""The common form of every configuration: values by dotted path, each with the file and line where it is written.
+
+The readers of YAML, TOML, Hydra overrides and launch lines all produce a `Document`.
+"""
 
 from __future__ import annotations
 
@@ -7,86 +10,95 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.phrase import size
+from ckptcheck.text.formatting import format_bytes
 
 LARGEST = 1_000_000
-"""Bytes of a file. The longest job configurations known have 25 kB; PyYAML takes about ten seconds for a megabyte."""
+"""Largest file that is read, in bytes. The longest known job configurations have 25 kB; PyYAML needs about ten seconds
+for a megabyte."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value and where it was written. value: a scalar, None, a list, or {} for an empty section.
-
-    file: as the report names it, None for what was given on the command line. key: as written, dotted.
-    reason: why nobody can tell the value without running something ("set under a condition"), "" where it can be told.
-    """
+    """One value of a configuration, with the place where it is written."""
 
     value: object
+    """A scalar, None, a list, or {} for an empty section."""
     key: str
+    """The dotted key as the file writes it."""
     file: str | None = None
+    """The file as the report names it; None for a value from the command line of ckptcheck."""
     line: int | None = None
+    """The line in `file`, from 1; None where it is not known."""
     reason: str = ""
+    """Why the value is known only when the job runs ("set under a condition"); "" where the value is known."""
 
 
 @dataclass
 class Document:
-    """leaves: dotted path → leaf; a later one replaces an earlier one. environment: what a script exports.
-
-    notes: what could not be followed, a sentence each; incomplete: a configuration was among it. versions: package →
-    version, where a file pins one.
-    script: the Python module or program that a launch line starts.
-    """
+    """The values of one or several configuration files, merged."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
+    """Dotted path → leaf; a later value replaces an earlier one."""
     environment: dict[str, Leaf] = field(default_factory=dict)
+    """Name of an environment variable → the value that a script exports or a configuration sets."""
     notes: list[str] = field(default_factory=list)
+    """One sentence for each file that is named and could not be read."""
     versions: dict[str, Leaf] = field(default_factory=dict)
+    """Package → its version, where a file pins one."""
     script: str = ""
-    incomplete: bool = False
+    """The Python module or program that a launch line starts."""
+    is_incomplete: bool = False
+    """Whether a configuration that this one builds on could not be read."""
     _sections: set[str] = field(default_factory=set, repr=False)
+    """Dotted path of every section that has held a leaf."""
 
     def put(self, path: str, leaf: Leaf) -> None:
-        """Set a leaf; a scalar replaces a section of this name, and a section a scalar."""
+        """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar."""
         if path not in self.leaves:
             if path in self._sections and leaf.value != {}:
                 self.remove(path)
             parts = path.split(".")
-            for number in range(1, len(parts)):
-                above = ".".join(parts[:number])
-                self.leaves.pop(above, None)
-                self._sections.add(above)
+            for length in range(1, len(parts)):
+                section = ".".join(parts[:length])
+                self.leaves.pop(section, None)
+                self._sections.add(section)
         self.leaves[path] = leaf
 
     def remove(self, path: str) -> None:
-        """Remove a leaf, or a section with all that is below it."""
+        """Remove a leaf, or a section with all its leaves."""
         for name in [name for name in self.leaves if name == path or name.startswith(f"{path}.")]:
             del self.leaves[name]
 
     def update(self, other: Document) -> None:
-        """Lay another document over this one."""
+        """Merge another document into this one; where both have a value, the other's wins."""
         for path, leaf in other.leaves.items():
             self.put(path, leaf)
         self.environment |= other.environment
         self.notes += other.notes
         self.versions |= other.versions
         self.script = other.script or self.script
-        self.incomplete |= other.incomplete
+        self.is_incomplete |= other.is_incomplete
 
-    def below(self, path: str) -> Iterator[tuple[str, Leaf]]:
-        """Yield (rest of the path, leaf) for all leaves of a section."""
+    def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:
+        """Yield (path below the section, leaf) for every leaf of a section."""
         for name, leaf in self.leaves.items():
             if name.startswith(f"{path}."):
                 yield name[len(path) + 1 :], leaf
 
     def has(self, path: str) -> bool:
-        """Whether there is a leaf or a section of this name."""
-        return path in self.leaves or (path in self._sections and any(self.below(path)))
+        """Return whether the document has a leaf or a section at this path."""
+        return path in self.leaves or (path in self._sections and any(self.iter_section(path)))
 
 
-def text_of(path: Path, name: str) -> str:
-    """Read a text file that may be anything. name: as the user called it.
+def read_text_file(path: Path, name: str) -> str:
+    """Read a UTF-8 text file that the user or another file names.
 
-    Raises CkptcheckError for a folder, what cannot be read, what is no text, and what is too large for a configuration.
+    Args:
+        path: The file to read.
+        name: The name that error messages use for the file.
+
+    Raises:
+        CkptcheckError: The path is a folder, cannot be read, is not text, or is larger than `LARGEST`.
     """
     try:
         if path.is_dir():
@@ -96,16 +108,19 @@ def text_of(path: Path, name: str) -> str:
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)
         if len(raw) > LARGEST:
-            raise CkptcheckError(f"{name} has {size(path.stat().st_size)}; no job's configuration has more than 1 MB")
+            raise CkptcheckError(
+                f"{name} has {format_bytes(path.stat().st_size)}; no job's configuration has more than 1 MB"
+            )
     except OSError as error:
         raise CkptcheckError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
+    except ValueError as error:
+        # The name contains a NUL.
         raise CkptcheckError(f"{name!r} is no name of a file") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise CkptcheckError(f"{name}:{line} is not UTF-8 text (byte {error.start})") from error
-    if (at := text.find("\0")) >= 0:
-        raise CkptcheckError(f"{name}:{text.count(chr(10), 0, at) + 1} holds a NUL; it is not a text file")
+    if (nul_position := text.find("\0")) >= 0:
+        raise CkptcheckError(f"{name}:{text.count(chr(10), 0, nul_position) + 1} holds a NUL; it is not a text file")
     return text

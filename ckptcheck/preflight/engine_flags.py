@@ -1,4 +1,4 @@
-"""The arguments of vLLM and SGLang, whoever passes them on, and the defaults of their versions."""
+"""Reads the arguments of vLLM and SGLang, which every framework passes on, and knows the defaults of their versions."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from functools import cache
 from pathlib import Path
 
 from ckptcheck.preflight.document import Leaf
-from ckptcheck.preflight.framework import Source, dtype, names, nearest, setting_from
-from ckptcheck.preflight.interpolation import Found
-from ckptcheck.preflight.job import Job, Setting, Unread
+from ckptcheck.preflight.framework import FieldSource, find_closest_name, make_setting, normalize_dtype, split_names
+from ckptcheck.preflight.interpolation import ResolvedValue
+from ckptcheck.preflight.job import Job, Setting, UnknownKey
 
 NEWEST = {"vllm": "0.32.0", "sglang": "0.5.23"}
-"""The versions whose defaults are taken where none is told; tests hold them to the installed engines."""
+"""Engine → the version whose defaults apply where the job names none. Tests compare it with the installed engines."""
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Engine → its name in reports."""
 SHORT = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size", "-q": "quantization",
     "-ep": "enable_expert_parallel", "-n": "nnodes", "-sc": "speculative_config",
     "-cc": "compilation_config", "-ac": "attention_config",
 }  # fmt: skip
-"""vLLM's short options."""
+"""Short option of vLLM → the argument."""
 
 
-def _opposite(value: object) -> object:
+def _negate(value: object) -> object:
     return None if not isinstance(value, bool) else not value
 
 
 def _raw_or_processed(value: object) -> object:
+    """Map vLLM's logprobs_mode to raw or processed."""
     return {
         "raw_logprobs": "raw",
         "raw_logits": "raw",
@@ -37,93 +39,105 @@ def _raw_or_processed(value: object) -> object:
     }.get(str(value))
 
 
-def _chunked(value: object) -> object:
+def _is_positive(value: object) -> object:
     return value > 0 if isinstance(value, (int, float)) else None
 
 
-def _fp32(value: object) -> object:
-    return dtype(value) == "float32"
+def _is_float32(value: object) -> object:
+    return normalize_dtype(value) == "float32"
 
 
-VLLM: Mapping[str, Source] = {
-    "engine.tp": Source(("tensor_parallel_size",)),
-    "engine.dtype": Source(("dtype",), read=dtype),
-    "engine.quantization": Source(("quantization",)),
-    "engine.kv_cache_dtype": Source(("kv_cache_dtype",)),
-    "engine.max_model_len": Source(("max_model_len",)),
-    "engine.logprobs": Source(("logprobs_mode",), read=_raw_or_processed),
-    "engine.prefix_caching": Source(("enable_prefix_caching",)),
-    "engine.async_scheduling": Source(("async_scheduling",)),
-    "engine.cascade_attention": Source(("disable_cascade_attn",), read=_opposite),
-    "engine.chunked_prefill": Source(("enable_chunked_prefill",)),
-    "engine.fp32_head": Source(("hf_overrides.head_dtype",), read=_fp32),
-    "engine.draft": Source(("speculative_config", "speculative_config.method", "speculative_config.model"), read=bool),
+VLLM: Mapping[str, FieldSource] = {
+    "engine.tp": FieldSource(("tensor_parallel_size",)),
+    "engine.dtype": FieldSource(("dtype",), read=normalize_dtype),
+    "engine.quantization": FieldSource(("quantization",)),
+    "engine.kv_cache_dtype": FieldSource(("kv_cache_dtype",)),
+    "engine.max_model_len": FieldSource(("max_model_len",)),
+    "engine.logprobs": FieldSource(("logprobs_mode",), read=_raw_or_processed),
+    "engine.prefix_caching": FieldSource(("enable_prefix_caching",)),
+    "engine.async_scheduling": FieldSource(("async_scheduling",)),
+    "engine.cascade_attention": FieldSource(("disable_cascade_attn",), read=_negate),
+    "engine.chunked_prefill": FieldSource(("enable_chunked_prefill",)),
+    "engine.fp32_head": FieldSource(("hf_overrides.head_dtype",), read=_is_float32),
+    "engine.draft": FieldSource(
+        ("speculative_config", "speculative_config.method", "speculative_config.model"), read=bool
+    ),
 }
-SGLANG: Mapping[str, Source] = {
-    "engine.tp": Source(("tp_size", "tensor_parallel_size", "tp")),
-    "engine.dtype": Source(("dtype",), read=dtype),
-    "engine.quantization": Source(("quantization",)),
-    "engine.kv_cache_dtype": Source(("kv_cache_dtype",)),
-    "engine.max_model_len": Source(("context_length",)),
-    "engine.prefix_caching": Source(("disable_radix_cache",), read=_opposite),
-    "engine.async_scheduling": Source(("disable_overlap_schedule",), read=_opposite),
-    "engine.chunked_prefill": Source(("chunked_prefill_size",), read=_chunked),
-    "engine.fp32_head": Source(("enable_fp32_lm_head",)),
-    "engine.draft": Source(("speculative_algorithm",), read=bool),
+SGLANG: Mapping[str, FieldSource] = {
+    "engine.tp": FieldSource(("tp_size", "tensor_parallel_size", "tp")),
+    "engine.dtype": FieldSource(("dtype",), read=normalize_dtype),
+    "engine.quantization": FieldSource(("quantization",)),
+    "engine.kv_cache_dtype": FieldSource(("kv_cache_dtype",)),
+    "engine.max_model_len": FieldSource(("context_length",)),
+    "engine.prefix_caching": FieldSource(("disable_radix_cache",), read=_negate),
+    "engine.async_scheduling": FieldSource(("disable_overlap_schedule",), read=_negate),
+    "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=_is_positive),
+    "engine.fp32_head": FieldSource(("enable_fp32_lm_head",)),
+    "engine.draft": FieldSource(("speculative_algorithm",), read=bool),
 }
 ARGUMENTS = {"vllm": VLLM, "sglang": SGLANG}
-OLDER = {
-    "vllm": names("""
+DEPRECATED_ARGUMENTS = {
+    "vllm": split_names("""
     num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task
     max_seq_len_to_capture swap_space rope_scaling rope_theta guided_decoding_backend disable_async_output_proc
     """),
-    "sglang": names("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp"),
+    "sglang": split_names("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp"),
 }
-"""Arguments of earlier versions that launch scripts still have."""
+"""Engine → arguments of earlier versions, which launch scripts still contain."""
 
 
 @cache
 def known_arguments(engine: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The arguments of an engine's newest version: (those that are switches, those that take a value)."""
+    """Return the arguments of an engine's newest version: (arguments without a value, arguments that take a value)."""
     table = json.loads((Path(__file__).parent / "engine_arguments.json").read_text(encoding="utf-8"))[engine]
     return frozenset(table["switches"].split()), frozenset(table["valued"].split())
 
 
-def take(job: Job, engine: str, arguments: Mapping[str, Found], *, beside: frozenset[str] = frozenset()) -> None:
-    """Put an engine's arguments into the job, over what it has. arguments: as written, without leading dashes.
+def apply_engine_arguments(
+    job: Job, engine: str, arguments: Mapping[str, ResolvedValue], *, beside: frozenset[str] = frozenset()
+) -> None:
+    """Set the job's fields from an engine's arguments, which replace values that the job already has.
 
-    beside: names that the framework itself takes out before the engine sees them.
+    Args:
+        job: The job to change; an argument that the engine does not have is added to its unknown keys.
+        engine: vllm or sglang; the function does nothing for any other engine.
+        arguments: Name as written, without leading dashes → value.
+        beside: Arguments that the framework itself handles and does not pass to the engine.
     """
     if engine not in ARGUMENTS:
         return
-    plain: dict[str, Found] = {}
+    normalized: dict[str, ResolvedValue] = {}
     switches, valued = known_arguments(engine)
-    for written, found in arguments.items():
-        first, dot, rest = written.replace("-", "_").partition(".")
-        if first.startswith("no_") and first[3:] in switches:
-            first, found = first[3:], Found(False, found.leaf, found.reason)
-        if first in beside:
+    for written, resolved in arguments.items():
+        argument, dot, rest = written.replace("-", "_").partition(".")
+        if argument.startswith("no_") and argument[3:] in switches:
+            argument, resolved = argument[3:], ResolvedValue(False, resolved.leaf, resolved.reason)
+        if argument in beside:
             continue
-        if first not in switches | valued | OLDER[engine]:
-            job.not_understood.append(Unread(found.leaf, near=nearest(first, switches | valued)))
+        if argument not in switches | valued | DEPRECATED_ARGUMENTS[engine]:
+            job.unknown_keys.append(UnknownKey(resolved.leaf, near=find_closest_name(argument, switches | valued)))
             continue
-        if first in switches and found.value == "":  # as YAML writes a bare option
-            found = Found(True, found.leaf, found.reason)
-        plain[first + dot + rest] = found
-        plain |= _inside(first, found) if not dot else {}
+        # YAML writes an option without a value as an empty text.
+        if argument in switches and resolved.value == "":
+            resolved = ResolvedValue(True, resolved.leaf, resolved.reason)
+        normalized[argument + dot + rest] = resolved
+        normalized |= _expand_json_value(argument, resolved) if not dot else {}
     for name, source in ARGUMENTS[engine].items():
         for path in source.paths:
-            got = plain.get(path)
-            if got is None or (got.value is None and not got.reason) or got.value == {}:
+            value = normalized.get(path)
+            if value is None or (value.value is None and not value.reason) or value.value == {}:
                 continue
-            made = setting_from(job, got, name, source.read)
-            if made is not None:
-                job.settings[name] = made
+            setting = make_setting(job, value, name, source.read)
+            if setting is not None:
+                job.settings[name] = setting
 
 
-def _inside(name: str, found: Found) -> dict[str, Found]:
-    """What a JSON value holds: ``--hf-overrides '{"head_dtype": "float32"}'``."""
-    value = found.value
+def _expand_json_value(name: str, resolved: ResolvedValue) -> dict[str, ResolvedValue]:
+    """Return the keys of a JSON argument as dotted arguments: ``--hf-overrides '{"head_dtype": "float32"}'``.
+
+    name: the argument's. Returns {} for a value that is not a JSON object.
+    """
+    value = resolved.value
     if isinstance(value, str) and value.startswith("{"):
         try:
             value = json.loads(value)
@@ -131,10 +145,11 @@ def _inside(name: str, found: Found) -> dict[str, Found]:
             return {}
     if not isinstance(value, dict):
         return {}
-    return {f"{name}.{key}": Found(part, found.leaf) for key, part in value.items()}
+    return {f"{name}.{key}": ResolvedValue(part, resolved.leaf) for key, part in value.items()}
 
 
 def _release(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version: 0.18.1 → (0, 18, 1)."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
@@ -161,22 +176,30 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
         "engine.kv_cache_dtype": lambda version: "auto",
     },
 }
-"""Field → default by release. vLLM: read in 0.17.0, 0.17.1, 0.18.0, 0.18.1 and 0.32.0; asynchronous scheduling became the
-default in 0.14.0, cascade attention (vllm-project/vllm#36318) was turned off in 0.18.0 and is gone in 0.32. SGLang: 0.5.23."""
+"""Engine → field → function from a release to the default there, None where it is not known.
+
+vLLM: from the sources of 0.17.0, 0.17.1, 0.18.0, 0.18.1 and 0.32.0. Asynchronous scheduling became the default in 0.14.0;
+cascade attention is off since 0.18.0 (vllm-project/vllm#36318) and no longer exists in 0.32. SGLang: from 0.5.23.
+"""
 
 
-def fill_defaults(job: Job) -> None:
-    """Set what neither the job nor its framework says to the default of the engine's version."""
+def apply_engine_defaults(job: Job) -> None:
+    """Set the fields that neither the job nor its framework sets to the defaults of the engine's version."""
     version = job.engine_version or NEWEST.get(job.engine, "")
     for name, default in DEFAULTS.get(job.engine, {}).items():
         if job[name].status == "unknown" and (value := default(_release(version))) is not None:
             job.settings[name] = Setting(value, "default", f"default of {TITLES[job.engine]} {version}")
 
 
-def arguments_below(found: Mapping[str, Leaf], look: Callable[[str], Found | None], section: str) -> dict[str, Found]:
-    """The arguments in a section of a document: name → what it comes to."""
-    result = {}
+def arguments_in_section(
+    found: Mapping[str, Leaf], resolve: Callable[[str], ResolvedValue | None], section: str
+) -> dict[str, ResolvedValue]:
+    """Return the arguments in a section of a document: path below the section → resolved value.
+
+    found: the document's leaves. resolve: resolves a path of that document.
+    """
+    arguments = {}
     for path in found:
-        if path.startswith(f"{section}.") and (got := look(path)) is not None:
-            result[path[len(section) + 1 :]] = got
-    return result
+        if path.startswith(f"{section}.") and (resolved := resolve(path)) is not None:
+            arguments[path[len(section) + 1 :]] = resolved
+    return arguments

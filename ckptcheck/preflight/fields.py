@@ -1,4 +1,4 @@
-"""What a job can say, in words of no framework: the names that readers fill and rules ask for."""
+"""The framework-neutral settings of a job: readers fill them, rules read them."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "checkpoint.model": ("text", "the Hugging Face checkpoint that the engine and the tokenizer start from"),
     "checkpoint.trainer": ("text", "what the trainer starts from, where that is another one"),
 }
-"""Name → (kind, meaning). A reader that knows no value leaves the name out."""
+"""Name of a setting → (kind of its value, meaning). A reader leaves out a setting for which it knows no value."""

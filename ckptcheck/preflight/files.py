@@ -1,4 +1,4 @@
-"""Reads a job's files, and those that they name: YAML ``defaults:``, sourced scripts, configurations of a launch line."""
+"""Reads a job's files and the files that they name: YAML ``defaults:``, sourced scripts, a launch line's configurations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import shell, toml_file, yaml_file
-from ckptcheck.preflight.document import Document, Leaf, text_of
-from ckptcheck.preflight.shell import Script, Word
+from ckptcheck.preflight import shell_script, toml_file, yaml_file
+from ckptcheck.preflight.document import Document, Leaf, read_text_file
+from ckptcheck.preflight.shell_script import Script, Word
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 DEEPEST, MOST = 8, 60
-"""Files that include each other, and files in all."""
+"""Largest depth of files that include each other, and largest number of files."""
 PINNED = {
     "vllm": re.compile(r"\bvllm==(\d+(?:\.\d+)+)|vllm/vllm-openai:v(\d+(?:\.\d+)+)"),
     "sglang": re.compile(r"\bsglang(?:\[\w+\])?==(\d+(?:\.\d+)+)|lmsysorg/sglang:v(\d+(?:\.\d+)+)"),
@@ -23,102 +23,119 @@ PINNED = {
 ENVIRONMENT = re.compile(r"(?:^|\.)(?:system_envs|env_vars)\.(\w+)$")
 
 
-class Files:
-    """The files of one job. folder: of the first one; all are named relative to it."""
+class JobFiles:
+    """Reads the files of one job. The report names every file relative to the folder of the first one."""
 
     def __init__(self, first: Path) -> None:
         self.folder = first.parent
+        # The names of the files that were read.
         self.read: list[str] = []
 
     def name(self, path: Path) -> str:
-        """How the report names a file."""
+        """Return the name of a file in the report: its path relative to the job's folder."""
         try:
             return Path(os.path.relpath(path, self.folder)).as_posix()
-        except ValueError:  # another drive
+        except ValueError:
+            # The file is on another drive.
             return path.as_posix()
 
     def text(self, path: Path, shown: str) -> str:
-        """Read a file, and note that it was. Raises CkptcheckError."""
-        text = text_of(path, shown)
+        """Read a file and add it to `read`. shown: its name in error messages. Raises CkptcheckError."""
+        text = read_text_file(path, shown)
         if len(self.read) >= MOST:
             raise CkptcheckError(f"the job's files include more than {MOST} others")
         self.read.append(self.name(path))
         return text
 
     def document(self, path: Path, shown: str) -> Document:
-        """Read a YAML or TOML file with all that it builds on."""
+        """Read a YAML or TOML file with the files that its ``defaults:`` name. shown: its name in error messages."""
         text = self.text(path, shown)
         name = self.name(path)
-        toml = path.suffix in TOML
-        found = toml_file.read(text, name) if toml else self.with_defaults(yaml_file.read(text, name), path, ())
-        found.versions |= pinned(text, name)
-        for leaf_path, leaf in list(found.leaves.items()):
-            if variable := ENVIRONMENT.search(leaf_path):
-                found.environment[variable[1]] = leaf
-        return found
+        is_toml = path.suffix in TOML
+        document = toml_file.read(text, name) if is_toml else self.with_defaults(yaml_file.read(text, name), path, ())
+        document.versions |= find_pinned_versions(text, name)
+        for leaf_path, leaf in list(document.leaves.items()):
+            if match := ENVIRONMENT.search(leaf_path):
+                document.environment[match[1]] = leaf
+        return document
 
     def with_defaults(self, own: Document, path: Path, above: tuple[Path, ...]) -> Document:
-        """Lay a file over what its ``defaults:`` name, in Hydra's way and in NeMo-RL's (a path)."""
-        listed = own.leaves.pop("defaults", None)
+        """Merge a file over the files that its ``defaults:`` name: by group as in Hydra, or by path as in NeMo-RL.
+
+        Args:
+            own: The file's own values.
+            path: The file.
+            above: The files that include this one, outermost first.
+        """
+        defaults = own.leaves.pop("defaults", None)
         own.remove("hydra")
-        if listed is None:
+        if defaults is None:
             return own
         if len(above) >= DEEPEST or path in above:
-            raise CkptcheckError(f"{self.name(path)}:{listed.line} defaults include each other")
-        whole, laid = Document(), False
-        for entry in listed.value if isinstance(listed.value, list) else [listed.value]:
+            raise CkptcheckError(f"{self.name(path)}:{defaults.line} defaults include each other")
+        whole, is_own_merged = Document(), False
+        for entry in defaults.value if isinstance(defaults.value, list) else [defaults.value]:
             if entry == "_self_":
                 whole.update(own)
-                laid = True
+                is_own_merged = True
                 continue
-            for file, package in candidates(entry, path.parent):
-                included = self.included(file, listed, path, above)
+            for file, package in list_included_files(entry, path.parent):
+                included = self.included(file, defaults, path, above)
                 whole.notes += included.notes
-                whole.incomplete |= included.incomplete
+                whole.is_incomplete |= included.is_incomplete
                 for key, leaf in included.leaves.items():
                     whole.put(f"{package}.{key}" if package else key, leaf)
-        if not laid:
+        if not is_own_merged:
             whole.update(own)
         return whole
 
     def included(self, file: Path, listed: Leaf, path: Path, above: tuple[Path, ...]) -> Document:
-        """Read a file that ``defaults:`` names; a note where it is not there."""
+        """Read a file that ``defaults:`` names; where it does not exist, return an incomplete document with a note.
+
+        listed: the leaf ``defaults``. path, above: the file that has it, and the files that include that one.
+        """
         if not file.is_file():
-            note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, is not there to be read"
-            return Document(notes=[note], incomplete=True)
+            note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, does not exist"
+            return Document(notes=[note], is_incomplete=True)
         text = self.text(file, self.name(file))
         return self.with_defaults(yaml_file.read(text, self.name(file)), file, (*above, path))
 
     def script(self, path: Path, shown: str) -> tuple[Script, list[str], dict[str, Leaf]]:
-        """Read a shell script and those that it sources. Returns it, notes on what was not there, and pinned versions."""
+        """Read a shell script and the scripts that it sources.
+
+        Returns the script, a note for each sourced file that could not be read, and the versions that the files pin.
+        """
         notes: list[str] = []
         versions: dict[str, Leaf] = {}
 
-        def one(file: Path, name: str, into: Script, depth: int) -> None:
+        def read_script(file: Path, name: str, into: Script, depth: int) -> None:
             text = self.text(file, name)
-            versions.update(pinned(text, self.name(file)))
+            versions.update(find_pinned_versions(text, self.name(file)))
 
             def follow(word: Word, script: Script) -> None:
-                goal = file.parent / word.text
+                sourced = file.parent / word.text
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {word.reason or 'it has no name'}")
-                elif not goal.is_file():
-                    notes.append(f"{self.name(goal)}, {place}, is not there to be read")
+                elif not sourced.is_file():
+                    notes.append(f"{self.name(sourced)}, {place}, does not exist")
                 elif depth < DEEPEST:
-                    one(goal, self.name(goal), script, depth + 1)
+                    read_script(sourced, self.name(sourced), script, depth + 1)
 
-            shell.read(text, self.name(file), file.parent.resolve(), follow=follow, into=into)
+            shell_script.read(text, self.name(file), file.parent.resolve(), follow=follow, into=into)
 
         script = Script()
-        one(path, shown, script, 0)
+        read_script(path, shown, script, 0)
         return script, notes, versions
 
     def beside(self, name: str, start: Path) -> Path | None:
-        """Find a file that a launch line names, from the script's folder upwards and from the working folder."""
-        places: Sequence[Path] = [start, *list(start.resolve().parents)[:4], Path.cwd()]
+        """Find a file that a launch line names: in a folder, in the four above it, or in the working folder.
+
+        Tries the name itself, then the name with ``.yaml``. start: the folder of the script.
+        """
+        folders: Sequence[Path] = [start, *list(start.resolve().parents)[:4], Path.cwd()]
         for suffix in ("", ".yaml"):
-            for folder in places:
+            for folder in folders:
                 try:
                     if (folder / f"{name}{suffix}").is_file():
                         return folder / f"{name}{suffix}"
@@ -127,15 +144,18 @@ class Files:
         return None
 
 
-def candidates(entry: object, folder: Path) -> Iterator[tuple[Path, str]]:
-    """The files that an entry of ``defaults:`` names, with the section that each goes into."""
+def list_included_files(entry: object, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (file, section that its values go into) for each file that one entry of ``defaults:`` names.
+
+    entry: ``name``, ``{group: name}`` or ``{group@section: [names]}``. folder: of the file that has the entry.
+    """
     pairs = list(entry.items()) if isinstance(entry, dict) else [(None, entry)]
     for group, choice in pairs:
         for name in choice if isinstance(choice, list) else [choice]:
             if not isinstance(name, str) or name == "_self_" or "${" in name or "\0" in name:
                 continue
-            where = str(group or "").removeprefix("override ").removeprefix("optional ").strip()
-            directory, _, package = where.partition("@")
+            group_path = str(group or "").removeprefix("override ").removeprefix("optional ").strip()
+            directory, _, package = group_path.partition("@")
             file = folder / directory / name
             yield (
                 (file if file.suffix in YAML else file.with_name(file.name + ".yaml")),
@@ -143,11 +163,14 @@ def candidates(entry: object, folder: Path) -> Iterator[tuple[Path, str]]:
             )
 
 
-def pinned(text: str, name: str) -> dict[str, Leaf]:
-    """Versions that a file pins: ``vllm==0.18.1``, an image's tag."""
-    found = {}
+def find_pinned_versions(text: str, name: str) -> dict[str, Leaf]:
+    """Find the package versions that a text pins (``vllm==0.18.1``, the tag of an image): package → leaf.
+
+    name: the file as the report names it.
+    """
+    versions = {}
     for package, pattern in PINNED.items():
         if match := pattern.search(text):
             version = next(group for group in match.groups() if group)
-            found[package] = Leaf(version, package, name, text.count("\n", 0, match.start()) + 1)
-    return found
+            versions[package] = Leaf(version, package, name, text.count("\n", 0, match.start()) + 1)
+    return versions

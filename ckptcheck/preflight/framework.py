@@ -1,4 +1,4 @@
-"""What a reader says about its framework, and how settings come out of a document by it."""
+"""The description of a framework that a reader provides, and the functions that turn a document into settings by it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Literal
 
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
-from ckptcheck.preflight.interpolation import Found, look
-from ckptcheck.preflight.job import Job, Setting, Unread, shown
+from ckptcheck.preflight.interpolation import ResolvedValue, resolve
+from ckptcheck.preflight.job import Job, Setting, UnknownKey, shown
 
 Style = Literal["hydra", "flags", "dotted"]
 HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
+"""A number with a unit, as vLLM's options take it: 8k, 8K, 1.5M."""
 UNITS = {"k": 1000, "K": 1024, "m": 1_000_000, "M": 1024**2}
 SWITCHES = {
     "true": True,
@@ -31,94 +32,107 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "flo
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a framework keeps a field. paths: the first that is written counts; null is as if it were not.
-
-    default: what it is then, None where that is not known; of: whose default it is, for the report.
-    read: translates what is written; what it returns None for is not understood.
-    """
+class FieldSource:
+    """Where a framework's configuration holds the value of one field of `FIELDS`."""
 
     paths: tuple[str, ...] = ()
+    """Dotted paths; the first one that the document writes counts. A null counts as not written."""
     default: object = None
+    """The value where no path is written; None where the default is not known."""
     of: str = ""
+    """Whose default it is, for the report."""
     read: Callable[[object], object] | None = None
+    """Translates the written value into the field's terms; it returns None for a value that it does not know."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's reader.
-
-    signs: keys of which all must be there for a document to be its own. launches: matches a command that starts it.
-    style: how its command lines set keys. modelled: section → the names in it that are known, read or not; others are
-    reported. finish: what needs more than one key. standard: matches the names of configurations whose values are the
-    defaults here.
-    """
+    """A reader: how to recognise a framework's configurations, and how to read them."""
 
     name: str
+    """The name for ``--framework``."""
     title: str
+    """The name that reports show."""
     style: Style
-    sources: Mapping[str, Source]
+    """How its command lines set keys: hydra ``a.b=c``, flags ``--a-b c``, dotted ``--a.b c``."""
+    sources: Mapping[str, FieldSource]
+    """Name in `FIELDS` → where the framework's configuration holds it."""
     signs: tuple[tuple[str, ...], ...] = ()
+    """Groups of keys: a document that has all keys of one group belongs to this framework."""
     launches: re.Pattern[str] | None = None
+    """Matches a command that starts the framework."""
     standard: re.Pattern[str] | None = None
-    modelled: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Matches the names of the framework's own configurations, whose values `sources` has as defaults."""
+    known_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Section → all key names that it can have, whether the reader uses them or not; any other key is reported."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
+    """Sets the fields that depend on more than one key; called after `sources` are read."""
 
-    def owns(self, document: Document) -> bool:
-        """Whether a document has the keys of this framework."""
+    def matches(self, document: Document) -> bool:
+        """Return whether a document has the keys of this framework."""
         return any(all(document.has(key) for key in keys) for keys in self.signs)
 
 
-def fill(job: Job, document: Document, framework: Framework) -> None:
-    """Put into the job what the document says."""
+def fill_job(job: Job, document: Document, framework: Framework) -> None:
+    """Fill the job's settings and unknown keys from the document."""
     for name, source in framework.sources.items():
-        job.settings[name] = setting_of(job, document, name, source)
-    for section, known in framework.modelled.items():
-        for rest, leaf in document.below(section) if section else document.leaves.items():
-            first = rest.partition(".")[0]
-            if first not in known:
-                job.not_understood.append(Unread(leaf, near=nearest(first, known)))
+        job.settings[name] = read_setting(job, document, name, source)
+    for section, known in framework.known_keys.items():
+        for rest, leaf in document.iter_section(section) if section else document.leaves.items():
+            key = rest.partition(".")[0]
+            if key not in known:
+                job.unknown_keys.append(UnknownKey(leaf, near=find_closest_name(key, known)))
     framework.finish(job, document)
     job.settings = {name: setting for name, setting in job.settings.items() if setting.status != "unknown"}
 
 
-def setting_of(job: Job, document: Document, name: str, source: Source) -> Setting:
-    """Return the setting of one field; what cannot be read as its kind is noted as not understood."""
+def read_setting(job: Job, document: Document, name: str, source: FieldSource) -> Setting:
+    """Return the setting of one field; a value of the wrong kind is added to the job's unknown keys."""
     for path in source.paths:
-        found = look(document, path)
-        if found is None or (found.value is None and not found.reason):
+        resolved = resolve(document, path)
+        if resolved is None or (resolved.value is None and not resolved.reason):
             continue
-        made = setting_from(job, found, name, source.read)
-        if made is not None:
-            return made
+        setting = make_setting(job, resolved, name, source.read)
+        if setting is not None:
+            return setting
         return Setting()
-    if source.paths and job.incomplete:
-        return Setting(None, "unresolved", f"it may be set where nobody could look: {job.notes[0]}")
+    if source.paths and job.is_incomplete:
+        return Setting(None, "unresolved", f"a file that ckptcheck could not read may set it: {job.notes[0]}")
     if source.default is not None:
         return Setting(source.default, "default", f"default of {source.of}")
     return Setting()
 
 
-def setting_from(job: Job, found: Found, name: str, read: Callable[[object], object] | None = None) -> Setting | None:
-    """Return the setting for what was found, None (and a note) where it is not what this field can hold."""
+def make_setting(
+    job: Job, found: ResolvedValue, name: str, read: Callable[[object], object] | None = None
+) -> Setting | None:
+    """Return the setting for a resolved value, or None (and an unknown key in the job) where the value has the wrong kind.
+
+    Args:
+        job: The job, whose unknown keys get the value where it cannot be used.
+        found: The value that the document has.
+        name: The field in `FIELDS`.
+        read: Translates the value before its kind is checked.
+    """
     if found.reason:
         return Setting(None, "unresolved", found.reason, found.leaf)
     value = read(found.value) if read is not None else found.value
     kind = FIELDS[name][0]
-    value = coerced(value, kind)
+    value = coerce(value, kind)
     if value is None:
-        what = {"number": "a number", "flag": "true or false", "text": "a name"}[kind]
-        unread = Unread(found.leaf, f"{shown(found.value)} is not {what} that is known here")
-        if unread not in job.not_understood:  # several fields may be read from one key
-            job.not_understood.append(unread)
+        expected = {"number": "a number", "flag": "true or false", "text": "a name"}[kind]
+        unknown_key = UnknownKey(found.leaf, f"{shown(found.value)} is not {expected} that ckptcheck knows")
+        # Several fields may be read from one key.
+        if unknown_key not in job.unknown_keys:
+            job.unknown_keys.append(unknown_key)
         return None
     return Setting(value, "set", "", found.leaf)
 
 
-def coerced(value: object, kind: Kind) -> object:
-    """Read a value as a kind, None where it is none.
+def coerce(value: object, kind: Kind) -> object:
+    """Convert a value to a kind; None where that is not possible.
 
-    >>> coerced("8k", "number"), coerced("", "flag"), coerced("hot", "number"), coerced(True, "number")
+    >>> coerce("8k", "number"), coerce("", "flag"), coerce("hot", "number"), coerce(True, "number")
     (8000, True, None, None)
     """
     if kind == "flag":
@@ -129,10 +143,11 @@ def coerced(value: object, kind: Kind) -> object:
         if isinstance(value, bool):
             return None
         if isinstance(value, (int, float)):
-            return value if abs(value) < 1e15 else None  # NaN and infinity too
+            # NaN and infinity are not below it either.
+            return value if abs(value) < 1e15 else None
         if isinstance(value, str):
-            if human := HUMAN.fullmatch(value):
-                return int(float(human[1]) * UNITS[human[2]])
+            if match := HUMAN.fullmatch(value):
+                return int(float(match[1]) * UNITS[match[2]])
             try:
                 number = float(value)
             except ValueError:
@@ -148,48 +163,62 @@ def coerced(value: object, kind: Kind) -> object:
     return str(value) or None
 
 
-def dtype(value: object) -> object:
-    """A dtype under its full name: bf16 → bfloat16."""
+def normalize_dtype(value: object) -> object:
+    """Return the full name of a dtype: bf16 → bfloat16, torch.half → float16."""
     text = str(value).removeprefix("torch.").lower()
     return DTYPES.get(text, text)
 
 
-def set_to(job: Job, name: str, value: object, like: Setting, source: str = "") -> None:
-    """Set a field to what follows from another setting, whose place it takes."""
+def set_derived(job: Job, name: str, value: object, like: Setting, source: str = "") -> None:
+    """Set a field to a value that follows from another setting.
+
+    Args:
+        job: The job to change.
+        name: The field in `FIELDS`.
+        value: The value that follows.
+        like: The setting it follows from; the field gets its status and place, and stays unresolved where `like` is.
+        source: Replaces the source of `like`.
+    """
     if like.status == "unresolved":
         job.settings[name] = like
     else:
         job.settings[name] = Setting(value, like.status, source or like.source, like.leaf)
 
 
-def default(job: Job, name: str, value: object, of: str) -> None:
-    """Set a field that is not set to a default."""
+def set_default(job: Job, name: str, value: object, of: str) -> None:
+    """Set a field to a default, unless it already has a value. of: whose default it is, for the report."""
     if job[name].status == "unknown":
         job.settings[name] = Setting(value, "default", f"default of {of}")
 
 
-def names(text: str) -> frozenset[str]:
-    """The words of a text, as a set of known keys."""
+def split_names(text: str) -> frozenset[str]:
+    """Split a text at blanks into a set of names."""
     return frozenset(text.split())
 
 
-def nearest(name: str, known: frozenset[str], cutoff: float = 0.82) -> str:
-    """What may have been meant, "" where nothing is near. cutoff: of difflib, 0 to 1."""
+def find_closest_name(name: str, known: frozenset[str], cutoff: float = 0.82) -> str:
+    """Return the known name most similar to a name, "" where none is. cutoff: least similarity by difflib, 0 to 1."""
     return next(iter(difflib.get_close_matches(name, sorted(known), 1, cutoff)), "") if len(name) < 80 else ""
 
 
 def count_gpus(job: Job, document: Document, paths: tuple[str, str], of: str) -> None:
-    """Set the number of GPUs that train: nodes times GPUs of a node, which are 1 and 8 where they are not written."""
-    found = [look(document, path) for path in paths]
-    numbers = [one.value if one else standard for one, standard in zip(found, (1, 8), strict=True)]
-    nodes, each = numbers
-    leaf = next((one.leaf for one in found if one), None)
-    if isinstance(nodes, int) and isinstance(each, int):
-        job.settings["trainer.world"] = Setting(nodes * each, "set" if leaf else "default", f"default of {of}", leaf)
+    """Set the number of GPUs that train: the number of nodes times the GPUs of a node.
+
+    paths: where the document holds the two numbers; they default to 1 and 8. of: whose default that is, for the report.
+    """
+    resolved_values = [resolve(document, path) for path in paths]
+    nodes, gpus_per_node = (
+        resolved.value if resolved else default for resolved, default in zip(resolved_values, (1, 8), strict=True)
+    )
+    leaf = next((resolved.leaf for resolved in resolved_values if resolved), None)
+    if isinstance(nodes, int) and isinstance(gpus_per_node, int):
+        job.settings["trainer.world"] = Setting(
+            nodes * gpus_per_node, "set" if leaf else "default", f"default of {of}", leaf
+        )
 
 
 def environment_flag(document: Document, name: str) -> Setting:
-    """What a script exports, read as a switch."""
+    """Read an environment variable that a script exports as a flag: 1, true, yes and on mean on."""
     leaf: Leaf | None = document.environment.get(name)
     if leaf is None:
         return Setting()

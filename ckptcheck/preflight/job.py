@@ -1,4 +1,4 @@
-"""A job of any framework: what it says, where it says it, and what nobody can tell."""
+"""The evidence of preflight rules: the settings of one RL job, where each is written, and which are not known."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Problem, Skip
 from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
-from ckptcheck.report import Section
-from ckptcheck.rule import Problem, Skip
 
 if TYPE_CHECKING:
-    from ckptcheck.preflight.named_checkpoints import NamedCheckpoint
+    from ckptcheck.linter.rule import Finding
 
 Status = Literal["set", "default", "unresolved", "unknown"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it is from.
-
-    status: set: written in a file or on the command line; default: of a framework or engine, which `source` names;
-    unresolved: written, but nobody can tell what it comes to (`source` says why); unknown: neither written nor known.
-    """
+    """The value of one setting of a job, and where the value comes from."""
 
     value: object = None
+    """The value; None where the status is unresolved or unknown."""
     status: Status = "unknown"
+    """set: a file or the command line writes the value; default: a framework or engine sets it, which `source` names;
+    unresolved: it is written, but its value is known only when the job runs (`source` says why); unknown: it is not
+    written, and no default is known."""
     source: str = ""
+    """Whose default the value is, or why the value cannot be resolved."""
     leaf: Leaf | None = None
+    """Where the value is written; None for a default."""
 
     @property
-    def known(self) -> bool:
-        """Whether the value can be relied on."""
+    def is_known(self) -> bool:
+        """Whether the job or a default determines the value."""
         return self.status in ("set", "default")
 
     @property
     def place(self) -> str:
-        """In brackets after a value: ``job.yaml:12``, ``default of vLLM 0.32.0``, ``command line``."""
+        """The place of the value as messages write it: ``job.yaml:12``, ``default of vLLM 0.32.0``, ``command line``."""
         if self.leaf is None:
             return self.source
         if self.leaf.file is None:
@@ -48,76 +51,112 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Unread:
-    """A key that was not understood. near: what may have been meant."""
+class UnknownKey:
+    """A key that the framework or the engine does not have, or whose value has the wrong kind."""
 
     leaf: Leaf
+    """The key and its place."""
     why: str = ""
+    """What is wrong with the value; "" where the key itself is unknown."""
     near: str = ""
+    """A known key with a similar name; "" where there is none."""
+
+
+@dataclass(frozen=True)
+class NamedCheckpoint:
+    """A checkpoint that the job names, and the result of its scan.
+
+    The last four fields come from the checkpoint's config.json; they are None where the checkpoint is not scanned or that
+    file does not say.
+    """
+
+    named: str
+    """The name of the checkpoint as the job writes it."""
+    path: str = ""
+    """The path of the checkpoint on this machine."""
+    reason: str = ""
+    """Why the checkpoint is not scanned; "" where it is."""
+    errors: tuple[Finding, ...] = ()
+    """The findings of severity error."""
+    consumers: tuple[str, ...] = ()
+    """The consumers whose reading of the checkpoint's ignore list the scan compares."""
+    experts: bool | None = None
+    """Whether the model has experts."""
+    context: int | None = None
+    """max_position_embeddings, in tokens; None too where the config scales positions."""
+    dtype: str | None = None
+    """The dtype in which the checkpoint is stored."""
+    quantized: str | None = None
+    """The quantization method, or "none"."""
 
 
 @dataclass
-class Job:
-    """The evidence of rules on jobs.
-
-    settings: name in `FIELDS` → setting. not_understood: keys in the parts that are modelled which no reader knows.
-    notes: files that were named and could not be followed; incomplete: what they may set is then not known, and a
-    framework's default is no answer. engine_version, te_version: as told, "" where not.
-    checkpoints: what the named checkpoints are found to be, filled by `preflight.named_checkpoints`. sections: what is told
-    beside the findings: the commands that check the rest, and what was understood where that is asked for.
-    """
+class Job(EvidenceDefaults):
+    """The evidence of rules on jobs: the settings of one RL job in the terms of `FIELDS`."""
 
     target: str
+    """The first file, as the user names it."""
     framework: str
+    """The framework's name for display."""
     settings: dict[str, Setting] = field(default_factory=dict)
-    not_understood: list[Unread] = field(default_factory=list)
+    """Name in `FIELDS` → setting."""
+    unknown_keys: list[UnknownKey] = field(default_factory=list)
+    """Keys that the reader does not know, in the sections whose keys it lists in full; and values of the wrong kind."""
     notes: list[str] = field(default_factory=list)
+    """One sentence for each file that is named and could not be read."""
     engine_version: str = ""
+    """The engine's version, from the user or from a file that pins it; "" where neither names it."""
     te_version: str = ""
+    """The version of Transformer Engine, in the same way."""
     files: tuple[str, ...] = ()
-    incomplete: bool = False
+    """The files that were read."""
+    is_incomplete: bool = False
+    """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
+    """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
     sections: tuple[Section, ...] = ()
+    """What the report shows beside the findings: the commands that check the rest and, on request, the settings."""
     kind: str = "job"
+    """The kind of evidence, to which rules refer by ``on``."""
 
     def __getitem__(self, name: str) -> Setting:
         assert name in FIELDS, name
         return self.settings.get(name, Setting())
 
     def text(self, name: str) -> str | None:
-        """The value of a text, None where it is not known."""
+        """Return the value of a text setting, or None where it is not known."""
         value = self._of(name, "text")
         return None if value is None else str(value)
 
     def number(self, name: str) -> float | None:
-        """The value of a number, None where it is not known or not given."""
+        """Return the value of a number setting, or None where it is not known."""
         value = self._of(name, "number")
         return value if isinstance(value, (int, float)) else None
 
     def flag(self, name: str) -> bool | None:
-        """The value of a flag, None where it is not known."""
+        """Return the value of a flag setting, or None where it is not known."""
         value = self._of(name, "flag")
         return value if isinstance(value, bool) else None
 
     def _of(self, name: str, kind: Kind) -> object:
         assert FIELDS[name][0] == kind, name
         setting = self[name]
-        return setting.value if setting.known else None
+        return setting.value if setting.is_known else None
 
-    def need(self, *names: str) -> None:
-        """Raise Skip where one of these is written and cannot be resolved; one that is unknown is left to the rule."""
+    def require_resolved(self, *names: str) -> None:
+        """Raise Skip where one of these settings is written and cannot be resolved. The rule itself handles unknown ones."""
         for name in names:
             setting = self[name]
             if setting.status == "unresolved":
                 raise Skip(f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}")
 
-    def said(self, name: str) -> str:
-        """A value with its place: ``0.7 (job.yaml:12)``."""
+    def describe(self, name: str) -> str:
+        """Write a value with its place: ``0.7 (job.yaml:12)``."""
         setting = self[name]
         return f"{shown(setting.value)} ({setting.place})" if setting.place else shown(setting.value)
 
     def problem(self, message: str, at: str, hint: str | None = None) -> Problem:
-        """A problem at the place of a setting."""
+        """Make a problem at the place of a setting. at: the setting's name in `FIELDS`."""
         leaf = self[at].leaf
         if leaf is None or leaf.file is None:
             return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint)
@@ -125,46 +164,47 @@ class Job:
 
     @property
     def engine(self) -> str:
-        """vllm, sglang, another, or "" where it is not known."""
+        """The inference engine: vllm, sglang, another, or "" where it is not known."""
         return self.text("engine.name") or ""
 
     @cached_property
     def moe(self) -> bool | None:
-        """Whether the model has experts: the job says so, or the checkpoint does."""
-        told = self.flag("trainer.moe")
-        if told is not None:
-            return told
-        found = [named.experts for named in self.checkpoints.values() if named.experts is not None]
-        return any(found) if found else None
+        """Whether the model has experts, from the job's settings or else its checkpoints; None where neither says."""
+        has_experts = self.flag("trainer.moe")
+        if has_experts is not None:
+            return has_experts
+        answers = [checkpoint.experts for checkpoint in self.checkpoints.values() if checkpoint.experts is not None]
+        return any(answers) if answers else None
 
     @property
     def subject(self) -> str:
-        """One line that says what it is: ``verl · megatron TP2 → vllm 0.18.1 TP4``."""
-        sides = []
+        """The job in one line: ``verl · megatron TP2 → vllm 0.18.1 TP4``."""
+        programs = []
         if backend := self.text("trainer.backend"):
-            sides.append(" ".join([backend, *self._parallel("trainer", ("tp", "pp", "ep", "cp"))]))
+            programs.append(" ".join([backend, *self._parallel("trainer", ("tp", "pp", "ep", "cp"))]))
         if self.engine:
             version = f" {self.engine_version}" if self.engine_version else ""
-            sides.append(" ".join([f"{self.engine}{version}", *self._parallel("engine", ("tp",))]))
-        return " · ".join(part for part in (self.framework, " → ".join(sides)) if part)
+            programs.append(" ".join([f"{self.engine}{version}", *self._parallel("engine", ("tp",))]))
+        return " · ".join(part for part in (self.framework, " → ".join(programs)) if part)
 
     def _parallel(self, side: str, names: tuple[str, ...]) -> list[str]:
-        numbers = [(name, self.number(f"{side}.{name}")) for name in names]
-        return [f"{name.upper()}{number:g}" for name, number in numbers if number and number > 1]
+        """Write the parallel sizes above 1 of the trainer or the engine: ``["TP2", "PP4"]``."""
+        sizes = [(name, self.number(f"{side}.{name}")) for name in names]
+        return [f"{name.upper()}{size:g}" for name, size in sizes if size and size > 1]
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Nothing: what cannot be read at all is trouble, and what is not understood is a finding."""
+        """Always empty: a file that cannot be read is an error of the command, and an unknown key is a finding."""
         return {}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Files read; a configuration has no tensors."""
+        """The number of files read; a configuration has no tensors."""
         return {"files": len(self.files), "tensors": 0, "bytes": 0}
 
 
-def settings_section(job: Job) -> Section:
-    """A table of what was understood: name, value, place."""
+def build_settings_section(job: Job) -> Section:
+    """Build the table of all known settings: name, value, place."""
     rows = []
     for name in FIELDS:
         setting = job[name]
@@ -172,13 +212,13 @@ def settings_section(job: Job) -> Section:
             rows.append(
                 (name, "not resolved", f"{setting.place}: {setting.source}" if setting.leaf else setting.source)
             )
-        elif setting.known:
+        elif setting.is_known:
             rows.append((name, shown(setting.value), setting.place))
     return Section("What the job says", ("setting", "value", "from"), tuple(rows))
 
 
 def shown(value: object) -> str:
-    """Write a value as a message does.
+    """Write a value as messages show it.
 
     >>> shown(True), shown(0.7), shown(8192.0), shown("flash"), shown(None)
     ('on', '0.7', '8192', 'flash', 'none')
@@ -187,4 +227,4 @@ def shown(value: object) -> str:
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
-    return "none" if value is None else clipped(str(value), 60)
+    return "none" if value is None else clip(str(value), 60)

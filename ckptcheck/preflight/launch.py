@@ -1,4 +1,4 @@
-"""Turns the words of a launch line into a document, in the three ways in which frameworks take settings there."""
+"""Reads the settings in the words of a launch line: Hydra's overrides ``a.b=c`` and flags ``--a-b c``."""
 
 from __future__ import annotations
 
@@ -6,79 +6,89 @@ import re
 from collections.abc import Sequence
 
 from ckptcheck.preflight.document import Document, Leaf
-from ckptcheck.preflight.shell import Word
-from ckptcheck.preflight.yaml_file import scalar
+from ckptcheck.preflight.shell_script import Word
+from ckptcheck.preflight.yaml_file import parse_scalar
 
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w.@/\-]*)=(.*)", re.DOTALL)
 REMOVAL = re.compile(r"~([A-Za-z_][\w.@/\-]*)")
 FLAG = re.compile(r"--?[A-Za-z]")
 
 
-def overrides(words: Sequence[Word], into: Document, file: str | None) -> list[Word]:
+def apply_overrides(words: Sequence[Word], into: Document, file: str | None) -> list[Word]:
     """Apply Hydra's overrides (``a.b=c``, ``+a.b=c``, ``++a.b=c``, ``~a.b``) to a document; return the other words."""
     rest = []
     for word in words:
-        found = OVERRIDE.fullmatch(word.text)
-        removed = REMOVAL.fullmatch(word.text)
+        override = OVERRIDE.fullmatch(word.text)
+        removal = REMOVAL.fullmatch(word.text)
         line = word.line or None
-        if removed or (found and found[1] == "~"):
-            into.remove((removed or found)[1 if removed else 2])  # type: ignore[index]
-        elif found:
-            into.put(found[2], Leaf(unquoted(found[3]), found[2], word.file or file, line, word.reason))
+        if removal:
+            into.remove(removal[1])
+        elif override and override[1] == "~":
+            into.remove(override[2])
+        elif override:
+            key, text = override[2], override[3]
+            into.put(key, Leaf(parse_override_value(text), key, word.file or file, line, word.reason))
         else:
             rest.append(word)
     return rest
 
 
-def unquoted(text: str) -> object:
-    """A value of Hydra: quotes keep a text what it is."""
+def parse_override_value(text: str) -> object:
+    """Parse the value of an override as Hydra does: a quoted value stays text."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
-    return scalar(text) if text else ""
+    return parse_scalar(text) if text else ""
 
 
 def flags(
     words: Sequence[Word], into: Document, file: str | None, *, prefix: str = "", short: dict[str, str] | None = None
 ) -> list[Word]:
-    """Put ``--some-flag value`` as the leaf some_flag; return the words before the first flag.
+    """Put each ``--some-flag value`` into a document as the leaf some_flag; return the words before the first flag.
 
-    An option without a value is True; one with several has a list. A negative number is a value.
+    A flag without a value is True; one with several values has a list. A negative number is a value, not a flag.
+
+    Args:
+        words: The words after the program's name.
+        into: The document that gets the leaves.
+        file: The file of words that name none themselves.
+        prefix: Put before every leaf's name.
+        short: Short option → name of its leaf. Where it is given, no other word with a single dash is a flag.
     """
-    first: list[Word] = []
+    positional: list[Word] = []
     name: str | None = None
     written, place = "", Word("", 0)
     values: list[Word] = []
 
-    def close() -> None:
+    def put_flag() -> None:
         if name is None:
             return
-        why = place.reason or next((word.reason for word in values if word.reason), "")
-        texts: list[object] = [scalar(word.text) for word in values]
+        reason = place.reason or next((word.reason for word in values if word.reason), "")
+        texts: list[object] = [parse_scalar(word.text) for word in values]
         value: object = True if not texts else texts[0] if len(texts) == 1 else texts
-        into.put(prefix + name, Leaf(value, written, place.file or file, place.line or None, why))
+        into.put(prefix + name, Leaf(value, written, place.file or file, place.line or None, reason))
 
     for word in words:
         alias = (short or {}).get(word.text)
         if alias is None and not (FLAG.match(word.text) and (word.text.startswith("--") or not short)):
-            (values if name is not None else first).append(word)
+            (values if name is not None else positional).append(word)
             continue
-        close()
+        put_flag()
         values = []
         written, equals, value = word.text.partition("=")
         name = alias or written.lstrip("-").replace("-", "_")
         place = word
         if equals:
             values.append(Word(value, word.line))
-    close()
-    return first
+    put_flag()
+    return positional
 
 
 def option(words: Sequence[Word], *names: str) -> Word | None:
-    """The value of an option that is given once: ``--config FILE`` or ``--config=FILE``."""
-    for at, word in enumerate(words):
+    """Return the value of an option: ``--config FILE`` or ``--config=FILE``; None where the words do not have the option."""
+    for index, word in enumerate(words):
         text, equals, value = word.text.partition("=")
         if text in names:
             if equals:
                 return Word(value.strip("'\""), word.line, word.reason)
-            return words[at + 1] if at + 1 < len(words) else None
+            return words[index + 1] if index + 1 < len(words) else None
     return None

@@ -1,103 +1,92 @@
-"""The checkpoints that a job names: those on this machine are scanned, headers only, as its trainer and engine would read them."""
+"""Scans the checkpoints that a job names, headers only, where they are on this machine.
+
+The scan compares their ignore lists with how the job's engine and trainer read them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.tilde import expanded
-
-if TYPE_CHECKING:
-    from ckptcheck.preflight.job import Job
-    from ckptcheck.rule import Finding
+from ckptcheck.preflight.job import Job, NamedCheckpoint
+from ckptcheck.text.file_io import expand_home
 
 NAMES = ("checkpoint.model", "checkpoint.trainer")
+"""The fields that name checkpoints."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json that hold the number of experts."""
 
 
-@dataclass(frozen=True)
-class NamedCheckpoint:
-    """What a named checkpoint is found to be.
+def scan_named_checkpoints(job: Job, folder: Path) -> None:
+    """Scan the checkpoints that the job names, and set `job.checkpoints`.
 
-    named: as the job writes it; path: where that is. reason: why it was not looked at, "" where it was. errors: findings
-    of severity error. consumers: who was asked about its ignore list. experts, context, dtype,
-    quantized: of its config.json, None where that does not say.
+    folder: the folder of the job's first file; a relative path is looked up there first, then in the working folder.
     """
-
-    named: str
-    path: str = ""
-    reason: str = ""
-    errors: tuple[Finding, ...] = ()
-    consumers: tuple[str, ...] = ()
-    experts: bool | None = None
-    context: int | None = None
-    dtype: str | None = None
-    quantized: str | None = None
-
-
-def look_at(job: Job, folder: Path) -> None:
-    """Look at the checkpoints that the job names. folder: of the job's file, against which relative paths are tried too."""
-    found: dict[str, NamedCheckpoint] = {}
+    checkpoints: dict[str, NamedCheckpoint] = {}
     for name in NAMES:
         setting = job[name]
-        if setting.known and setting.value not in (None, "none", ""):
-            found[name] = _one(job, str(setting.value), folder)
-    job.checkpoints = found
+        if setting.is_known and setting.value not in (None, "none", ""):
+            checkpoints[name] = _find_and_scan(job, str(setting.value), folder)
+    job.checkpoints = checkpoints
 
 
-def _one(job: Job, named: str, folder: Path) -> NamedCheckpoint:
+def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
+    """Scan one checkpoint, or state why it is not scanned. name: the checkpoint as the job writes it."""
     try:
-        path = next((path for path in _places(named, folder) if path.exists()), None)
-    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL, no home
-        return NamedCheckpoint(named, reason=f"{clipped(repr(named))} is no name of a file")
+        path = next((path for path in _list_candidate_paths(name, folder) if path.exists()), None)
+    except (OSError, ValueError, RuntimeError):
+        # The name is too long, contains a NUL, or starts with the ~ of a user without a home.
+        return NamedCheckpoint(name, reason=f"{clip(repr(name))} is no name of a file")
     if path is None:
-        if REPOSITORY.fullmatch(named):
-            return NamedCheckpoint(named, reason=f"{named} is on the Hub: ckptcheck scan hf://{named}")
-        return NamedCheckpoint(named, reason=f"{clipped(named)} is not on this machine")
+        if REPOSITORY.fullmatch(name):
+            return NamedCheckpoint(name, reason=f"{name} is on the Hub: ckptcheck scan hf://{name}")
+        return NamedCheckpoint(name, reason=f"{clip(name)} is not on this machine")
     try:
-        return _scanned(job, named, str(path))
+        return _scan(job, name, str(path))
     except CkptcheckError as error:
-        return NamedCheckpoint(named, str(path), error.message)
+        return NamedCheckpoint(name, str(path), error.message)
 
 
-def _places(named: str, folder: Path) -> list[Path]:
-    path = Path(expanded(named))
+def _list_candidate_paths(name: str, folder: Path) -> list[Path]:
+    """Return the paths where a checkpoint may be, in the order in which to try them."""
+    path = Path(expand_home(name))
     return [path] if path.is_absolute() else [folder / path, path]
 
 
-def _scanned(job: Job, named: str, path: str) -> NamedCheckpoint:
-    from ckptcheck import pack
+def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
+    """Run the rules on one checkpoint, and read from its config what preflight rules need."""
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.checkpoint.config import Config
     from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.checkpoint.options import Options
-    from ckptcheck.dialects.judgement import DIALECTS
-    from ckptcheck.run import run
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.checkpoint.value_reader import UnreadValues
+    from ckptcheck.consumers.registry import CONSUMERS
+    from ckptcheck.linter import rule_loader
+    from ckptcheck.linter.runner import run_rules
 
-    consumers = tuple(name for name in dict.fromkeys((job.engine, job.framework.lower())) if name in DIALECTS)
-    ckpt = open_target(path)
-    ckpt.options = Options(consumers=consumers)
-    ckpt.no_values = "headers only"
-    report = run(ckpt, pack.load())
+    consumers = tuple(
+        consumer for consumer in dict.fromkeys((job.engine, job.framework.lower())) if consumer in CONSUMERS
+    )
+    options = ScanOptions(consumers=consumers)
+    ckpt = open_target(path, options=options, value_reader=UnreadValues("headers only"))
+    report = run_rules(ckpt, rule_loader.load_rules())
     errors = tuple(finding for finding in report.findings if finding.severity == "error")
     if not isinstance(ckpt, Checkpoint):
-        return NamedCheckpoint(named, path, "", errors, consumers)
+        return NamedCheckpoint(name, path, "", errors, consumers)
     config = ckpt.config or Config("config.json")
     positions, parameters = config.get("max_position_embeddings"), config.get("rope_parameters")
-    scaled = config.get("rope_scaling") or (isinstance(parameters, dict) and parameters.get("factor"))
+    scaling = config.get("rope_scaling") or (isinstance(parameters, dict) and parameters.get("factor"))
     quantization = config.get("quantization_config")
     return NamedCheckpoint(
-        named,
+        name,
         path,
         "",
         errors,
         consumers,
         experts=(config.integer(*EXPERTS) or 0) > 1,
-        context=positions if type(positions) is int and not scaled else None,
+        context=positions if type(positions) is int and not scaling else None,
         dtype=next((value for key in ("dtype", "torch_dtype") if isinstance(value := config.get(key), str)), None),
         quantized=str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none",
     )

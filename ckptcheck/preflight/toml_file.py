@@ -1,4 +1,4 @@
-"""TOML, with the line of every value: tomllib parses, and a scan of the text finds where each key stands."""
+"""Reads TOML with the line of every value: tomllib parses the text, and a scan finds the line of each key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.document import Document, Leaf
 
@@ -19,55 +19,65 @@ DEEPEST = 60
 
 
 def read(text: str, name: str) -> Document:
-    """Parse a TOML file. Raises CkptcheckError, with the line, for what is no TOML or nested too deeply."""
+    """Parse a TOML file. name: the file as the report names it.
+
+    Raises CkptcheckError, with the line where it is known, for text that is not TOML or is nested too deeply.
+    """
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found_at = AT.search(str(error))
-        line = found_at[1] if found_at and found_at[1] else text.count("\n") + (not text.endswith("\n"))
+        position = AT.search(str(error))
+        line = position[1] if position and position[1] else text.count("\n") + (not text.endswith("\n"))
         place = f"{name}:{line}"
-        raise CkptcheckError(f"{place} is not TOML: {clipped(AT.sub('', str(error)).strip())}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: an int of more than 4,300 digits
+        raise CkptcheckError(f"{place} is not TOML: {clip(AT.sub('', str(error)).strip())}") from error
+    except (RecursionError, ValueError) as error:
+        # ValueError: an int of more than 4,300 digits.
         raise CkptcheckError(
             f"{name} is nested too deeply, or holds a number too long, to be a configuration"
         ) from error
-    found = Document()
-    _flatten(value, "", _lines(text), found, name)
-    return found
+    document = Document()
+    _flatten(value, "", _find_key_lines(text), document, name)
+    return document
 
 
 def _flatten(section: Mapping[str, Any], path: str, lines: Mapping[str, int], into: Document, name: str) -> None:
+    """Put the values of a table and its subtables into a document as leaves."""
     for key, value in section.items():
-        whole = f"{path}.{key}" if path else key
-        if whole.count(".") > DEEPEST:
+        full_path = f"{path}.{key}" if path else key
+        if full_path.count(".") > DEEPEST:
             raise CkptcheckError(f"{name} is nested too deeply to be a configuration")
         if isinstance(value, dict) and value:
-            _flatten(value, whole, lines, into, name)
+            _flatten(value, full_path, lines, into, name)
         else:
-            plain = value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)  # dates
-            line = next((lines[part] for part in _upwards(whole) if part in lines), None)
-            into.put(whole, Leaf(plain, whole, name, line))
+            # Dates and times become text.
+            plain = value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)
+            line = next((lines[part] for part in _list_path_and_parents(full_path) if part in lines), None)
+            into.put(full_path, Leaf(plain, full_path, name, line))
 
 
-def _upwards(path: str) -> list[str]:
-    """The path, and what holds it: an inline table has the line of its key."""
+def _list_path_and_parents(path: str) -> list[str]:
+    """Return a path and its parents, innermost first: values of an inline table have the line of the table's key."""
     parts = path.split(".")
-    return [".".join(parts[:number]) for number in range(len(parts), 0, -1)]
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
-def _lines(text: str) -> dict[str, int]:
-    """Path → line. A multi-line string that looks like TOML can add wrong ones, which no key has."""
+def _find_key_lines(text: str) -> dict[str, int]:
+    """Map each dotted path to its line.
+
+    A multi-line string that looks like TOML can add paths that do not exist; no key asks for these.
+    """
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := HEADER.match(line):
-            table = _bare(header[1])
+            table = _unquote_key(header[1])
             lines.setdefault(table, number)
         elif assignment := ASSIGNMENT.match(line):
-            key = _bare(assignment[1])
+            key = _unquote_key(assignment[1])
             lines.setdefault(f"{table}.{key}" if table else key, number)
     return lines
 
 
-def _bare(dotted: str) -> str:
+def _unquote_key(dotted: str) -> str:
+    """Remove quotes and blanks from each part of a dotted key."""
     return ".".join(part.strip().strip("\"'") for part in re.findall(PART, dotted))

@@ -1,53 +1,87 @@
-"""Can these weights reach this engine by that transport? Asked before anything is sent."""
+"""Checks that a trainer's weights can reach an engine by a transport, before anything is sent."""
 
 from __future__ import annotations
 
-from ckptcheck.engines.base import Engine
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.trainers.base import Lender, Trainer
-
-ON_GPU = ("nccl", "ipc")
-"""Transports between GPUs."""
-ELSE = {"vllm": "--transport reload", "sglang": "--transport tensor"}
-"""What always works."""
-OFFERED = ("reload", "ipc", "nccl", "load_weights")
-"""By vLLM on GPUs, which has the one for which it was started."""
-SHARED = {"vllm": "--transport ipc", "sglang": "--transport tensor"}
-"""What works on one GPU, and over it."""
+from ckptcheck.runtime.engines.base import Updatable
+from ckptcheck.runtime.engines.transports import Transport, join_names, require_device, transports_of
+from ckptcheck.runtime.trainers.base import GpuTrainer, Trainer
 
 
-def check(trainer: Trainer, engine: Engine, transport: str) -> None:
-    """Raise CkptcheckError, one sentence and what to do, where a transport cannot work between these two."""
-    if engine.info.name not in ELSE:
+def check_devices(
+    transport: Transport, engine: str, device: str, trainer_gpus: str | None, engine_gpus: str | None, ranks: int = 1
+) -> None:
+    """Check, before anything starts, what the options already say about the devices of a transport.
+
+    Args:
+        transport: the row of the transport.
+        engine: the engine's name, for the message.
+        device: the trainer's device as the user gave it: auto, cpu or cuda.
+        trainer_gpus: the GPUs of the trainer as the user gave them (``0,1``); None if he did not.
+        engine_gpus: those of the engine; it takes the first of them, one for each rank.
+        ranks: of the engine.
+
+    Raises:
+        CkptcheckError: for a transport between GPUs with a trainer on the CPU, and for a broadcast between ranks on one GPU.
+    """
+    if not transport.is_between_gpus:
         return
-    here, there = trainer.info.facts, engine.info.facts
-    device = there.get("device", "").upper()
-    if transport not in engine.transports:
-        known = ", ".join(OFFERED if (engine.info.name, device) == ("vllm", "CUDA") else engine.transports)
+    default = f"--transport {transports_of(engine)[0].name}"
+    if device == "cpu":
         raise CkptcheckError(
-            f"{engine.info.name} {engine.info.version} on {device} is not updated by {transport}", f"there is {known}"
+            f"{transport.name} carries weights between GPUs, and the trainer computes on the CPU",
+            f"--device cuda, or {default}",
         )
-    if transport not in ON_GPU:
+    sender = (trainer_gpus or "").split(",")[0]
+    if transport.sender == "group" and sender and sender in (engine_gpus or "").split(",")[:ranks]:
+        raise CkptcheckError(
+            f"NCCL refuses two ranks on one GPU, and trainer and {engine} share {sender}",
+            f"--transport {_on_shared_gpu(engine).name}, or another GPU by --engine-gpus",
+        )
+
+
+def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
+    """Raise CkptcheckError, with what would work, if the transport cannot carry weights from this trainer to this engine."""
+    trainer_facts, engine_facts = trainer.info.facts, engine.info.facts
+    device = engine_facts.get("device", "")
+    transport = next((row for row in engine.transports if row.name == name), None)
+    if transport is None:
+        require_device(engine.info.name, name, device)
+        raise CkptcheckError(
+            f"{engine.info.name} {engine.info.version} is not updated by {name} here",
+            f"there is {join_names(engine.transports)}",
+        )
+    if not transport.is_between_gpus:
         return
-    other = ELSE[engine.info.name]
-    if not isinstance(trainer, Lender):
+    default = f"--transport {transports_of(engine.info.name)[0].name}"
+    if not isinstance(trainer, GpuTrainer):
         raise CkptcheckError(
-            f"{transport} carries weights as the trainer holds them, and they are packed on their way", other
+            f"{name} carries weights as the trainer holds them, and they are packed on their way", default
         )
-    if here.get("device") != "cuda":
+    if trainer_facts.get("device") != "cuda":
         raise CkptcheckError(
-            f"{transport} carries weights between GPUs, and {trainer.info.name} computes on the CPU",
-            f"--device cuda, or {other}",
+            f"{name} carries weights between GPUs, and {trainer.info.name} computes on the CPU",
+            f"--device cuda, or {default}",
         )
-    gpus, sees = (here.get(name, "").split(",") for name in ("gpus", "sees"))
-    used = there.get("gpus", "").split(",")
-    if transport == "nccl" and gpus[0] in used:
+    trainer_gpus, visible = (trainer_facts.get(fact, "").split(",") for fact in ("gpus", "sees"))
+    engine_gpus = engine_facts.get("gpus", "").split(",")
+    if transport.sender == "group" and trainer_gpus[0] in engine_gpus:
         raise CkptcheckError(
-            f"NCCL refuses two ranks on one GPU, and {trainer.info.name} and {engine.info.name} share {gpus[0]}",
-            f"{SHARED[engine.info.name]}, or another GPU by --engine-gpus",
+            f"NCCL refuses two ranks on one GPU, and {trainer.info.name} and {engine.info.name} share {trainer_gpus[0]}",
+            f"--transport {_on_shared_gpu(engine.info.name).name}, or another GPU by --engine-gpus",
         )
-    if transport == "ipc" and (hidden := [gpu for gpu in used if gpu not in sees]):
+    if transport.sender == "ipc" and (hidden := [gpu for gpu in engine_gpus if gpu not in visible]):
+        group = next(
+            (row for row in transports_of(engine.info.name) if row.is_between_gpus and row.sender == "group"), None
+        )
+        alternative = f"--transport {group.name}, or {default}" if group else default
         raise CkptcheckError(
             f"CUDA IPC opens the memory of one GPU, and {trainer.info.name} does not see {hidden[0]}, where {engine.info.name} is",
-            f"let both see it (--trainer-gpus, --engine-gpus), --transport nccl, or {other}",
+            f"let both see it (--trainer-gpus, --engine-gpus), {alternative}",
         )
+
+
+def _on_shared_gpu(engine: str) -> Transport:
+    """Return the transport between GPUs that works on one GPU, the default transport where there is none."""
+    rows = transports_of(engine)
+    return next((row for row in rows if row.is_between_gpus and row.sender == "ipc"), rows[0])

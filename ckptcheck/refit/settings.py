@@ -1,4 +1,4 @@
-"""What a trial is asked to do."""
+"""The settings of a trial."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from ckptcheck.refit.timeouts import Timeouts
 
 
 @dataclass(frozen=True)
-class Settings:
-    """steps: how often the trainer steps and is synced again. bucket_bytes: of the first sync; the second uses `other_bytes`.
-
-    perturb: scale of noise in place of an optimizer step. weights, logprobs: which checks to make. timeouts: of each phase.
-    decode: tokens that are decoded greedily. pause: what the engine does with a request that runs when a sync comes; "": none runs.
-    sleep_level: 2 where the engine drops its weights when it sleeps, and the sync comes before it has its cache again.
-    """
+class TrialSettings:
+    """What a trial does."""
 
     steps: int = 1
+    """How often the trainer steps and syncs again."""
     bucket_bytes: int = 64 << 20
-    other_bytes: int = 7 << 20
+    """Bucket size of the first sync."""
+    second_bucket_bytes: int = 7 << 20
+    """The other bucket size, for one of the two syncs after each step."""
     transport: str = "reload"
     perturb: float | None = None
+    """Scale of noise in place of an optimizer step."""
     weights: bool = True
+    """Whether to compare weights."""
     logprobs: bool = True
+    """Whether to compare logprobs."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     decode: int = 16
+    """Number of tokens to decode greedily."""
     pause: str = ""
+    """What the engine does with a request that runs during a sync; "" if none runs."""
     sleep_level: int = 1
+    """2 if the engine drops its weights when it sleeps, and syncs before it has its cache again."""

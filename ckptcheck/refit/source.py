@@ -1,4 +1,4 @@
-"""What a trial starts from: a Hugging Face checkpoint as it is, a Megatron run in Hugging Face form."""
+"""Opens the source of a trial: a Hugging Face checkpoint as it is, a Megatron run converted to one."""
 
 from __future__ import annotations
 
@@ -9,75 +9,79 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.source import Folder
+from ckptcheck.checkpoint.value_reader import UnreadValues
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.phrase import count
-from ckptcheck.report import Report, Section
-from ckptcheck.run import run
-from ckptcheck.trainers.megatron_settings import refuse_critic
-from ckptcheck.trainers.megatron_source import hugging_face_form
-from ckptcheck.trainers.remote import BESIDE, OWN
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Report, Section
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.runtime.trainers.megatron_settings import refuse_critic
+from ckptcheck.runtime.trainers.megatron_source import write_hf_checkpoint
+from ckptcheck.runtime.trainers.remote import BESIDE, OWN
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.megatron.run import Megatron
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 CONFIG = "config.json"
 
 
-def opened(target: str, folder: Path, described: Path | None = None, *, spared: list[str] | None = None) -> Checkpoint:
-    """Open a source after a scan of its headers; a Megatron run is written to `folder` as a Hugging Face checkpoint.
+def open_source(
+    target: str, folder: Path, config_folder: Path | None = None, *, tolerated: list[str] | None = None
+) -> Checkpoint:
+    """Open a source and scan its headers; a Megatron run is written to `folder` as a Hugging Face checkpoint.
 
-    described: folder with the config.json of the model, and its tokenizer, for a run whose arguments do not say enough. spared:
-    takes the source's own errors, where the trial is to go on in spite of them. Raises CkptcheckError for a source that has such
-    errors otherwise (a trial would show those), for a critic, and for a run of which no model can be built; EvidenceError where
-    it cannot be read.
+    config_folder: folder with the model's config.json and tokenizer, for a run whose arguments do not say enough.
+    tolerated: collects the errors of the scan if the trial is to continue despite them.
+    Raises CkptcheckError for a source with errors otherwise (the trial would only find those), for a critic, and for a run
+    from which no model can be built; EvidenceError if it cannot be read.
     """
-    found = open_target(target)
-    if isinstance(found, Checkpoint):
-        if described is not None:
+    source = open_target(target, value_reader=UnreadValues("only headers are read before a trial"))
+    if isinstance(source, Checkpoint):
+        if config_folder is not None:
             raise CkptcheckError(f"--hf-config is for Megatron runs, and {target} has a {CONFIG} of its own")
-        refuse_critic(found.config, target)
-        found.no_values = "only headers are read before a trial"
-        _sound(found, target, spared)
-        return found
-    _sound(found, target, spared)
-    config = None if described is None else _config(described)
-    refuse_critic(hugging_face_form(found, folder, config).config, target)
-    for path in sorted(described.iterdir()) if described is not None else ():
+        refuse_critic(source.config, target)
+        _check_source(source, target, tolerated)
+        return source
+    _check_source(source, target, tolerated)
+    config = None if config_folder is None else _read_config(config_folder)
+    refuse_critic(write_hf_checkpoint(source, folder, config).config, target)
+    for path in sorted(config_folder.iterdir()) if config_folder is not None else ():
         if path.suffix in BESIDE and path.name not in OWN and path.is_file():
             shutil.copyfile(path, folder / path.name)
     return Checkpoint(Folder(folder, target))
 
 
-def told(report: Report, spared: Sequence[str] | None) -> Report:
-    """Return the report of a trial, with the errors first in spite of which it was made."""
-    if not spared:
+def add_source_errors(report: Report, tolerated: Sequence[str] | None) -> Report:
+    """Return the report of a trial with the tolerated errors of its source in front."""
+    if not tolerated:
         return report
-    title = "errors of the source itself, in spite of which this was tried (--despite-errors)"
-    return replace(report, sections=(Section(title, lines=tuple(spared)), *report.sections))
+    title = "errors of the source itself, which this trial ignored (--despite-errors)"
+    return replace(report, sections=(Section(title, lines=tuple(tolerated)), *report.sections))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no JSON"
+        reason = getattr(error, "strerror", None) or "it is not JSON"
         raise CkptcheckError(f"--hf-config {folder}: {CONFIG} cannot be read: {reason}") from error
     if not isinstance(config, dict):
         raise CkptcheckError(f"--hf-config {folder}: {CONFIG} is not an object")
     return config
 
 
-def _sound(source: Checkpoint | Megatron, target: str, spared: list[str] | None) -> None:
-    """Scan the headers. Raises CkptcheckError for errors, unless they are spared."""
-    errors = [finding for finding in run(source, pack.load()).findings if finding.severity == "error"]
-    if spared is not None:
-        spared += [f"{error.code} {error.message}" for error in errors]
+def _check_source(source: Checkpoint | Megatron, target: str, tolerated: list[str] | None) -> None:
+    """Scan the headers. Raises CkptcheckError for errors unless they are tolerated."""
+    errors = [
+        finding for finding in run_rules(source, rule_loader.load_rules()).findings if finding.severity == "error"
+    ]
+    if tolerated is not None:
+        tolerated += [f"{error.code} {error.message}" for error in errors]
     elif errors:
         raise CkptcheckError(
-            f"{target} has {count(len(errors), 'error')} of its own, the first: {errors[0].message}",
-            hint=f"ckptcheck scan {target}; ckptcheck refit --despite-errors goes on all the same",
+            f"{target} has {count(len(errors), 'error')}, the first: {errors[0].message}",
+            hint=f"ckptcheck scan {target}; ckptcheck refit --despite-errors continues despite them",
         )

@@ -1,101 +1,146 @@
-"""One sync: the trainer's weights on their way into the engine."""
+"""Sends the trainer's weights to the engine: one sync."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from ckptcheck.engines.base import Answer, Engine, Parcel
-from ckptcheck.engines.group import PLANES, addressed, rendezvous
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.host.patience import left
-from ckptcheck.host.trouble import HostDied, VerbError
-from ckptcheck.refit.passage import Busy
-from ckptcheck.trainers.base import Lender, Trainer
+from ckptcheck.refit.inflight import InflightUpdate
+from ckptcheck.runtime.engines.base import Bucket, Engine, Updatable, UpdateResult
+from ckptcheck.runtime.engines.process_group import address_buckets, create_rendezvous
+from ckptcheck.runtime.engines.transports import Transport, select_transport
+from ckptcheck.runtime.process.deadlines import remaining_seconds
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
+from ckptcheck.runtime.trainers.base import GpuTrainer, Trainer
 
-LONGEST = 3600.0
-"""Seconds that a side waits for the other in a group, where nothing else limits it."""
+GROUP_TIMEOUT = 3600.0
+"""Seconds that one side waits for the other in a group, unless a time budget is shorter."""
 GRACE = 5.0
-"""Seconds in which a side notices by itself that the other has failed."""
+"""Seconds in which one side notices by itself that the other has failed."""
+
+Sent = tuple[list[Bucket], UpdateResult]
+Send = Callable[[Trainer, Engine, int, Transport, str], Sent]
+"""(trainer, engine, bucket bytes, transport, key) → the buckets and the result of the engine's update."""
 
 
-def send(
-    trainer: Trainer, engine: Engine, bucket_bytes: int, transport: str, key: str, busy: Busy | None = None
-) -> tuple[list[Parcel], Answer]:
-    """Send all weights by that transport; return what was sent and what the engine said. key: another one for every sync.
+def send_weights(
+    trainer: Trainer,
+    engine: Engine,
+    bucket_bytes: int,
+    transport: str,
+    key: str,
+    inflight: InflightUpdate | None = None,
+) -> Sent:
+    """Send all weights by a transport; return the buckets and the result of the engine's update.
 
-    By ipc the engine opens the trainer's own memory. Over a process group both sides wait for each other, so the trainer sends
-    from a thread, and the end of one ends the other: it would wait for what will not come. Raises what the side raised that failed
-    first.
+    key: a new one for every sync. inflight: the requests that run meanwhile; only with a transport that supports them. Raises the
+    error of the side that failed first.
     """
-    plane = PLANES.get(transport, {}).get(engine.info.name)
-    if transport == "ipc":
-        return _lent(trainer, engine, bucket_bytes)
-    if plane is None:
-        parcels = trainer.export(bucket_bytes)
-        try:
-            return parcels, busy.refit(engine, parcels) if busy else engine.refit(parcels, transport)
-        finally:  # many syncs would fill the plane
-            for parcel in parcels:
-                if "path" in parcel.address:
-                    Path(parcel.address["path"]).unlink(missing_ok=True)
-    group = rendezvous(engine.info.ranks, key, timeout=left(LONGEST), plane=plane)
-    if plane == "nccl-id":
-        group["unique_id"] = lender(trainer).unique_id()
-    parcels = addressed(trainer.plan(bucket_bytes), group)
-    over, ended = threading.Event(), threading.Event()
+    row = select_transport(engine.transports, transport, engine.info.name)
+    if inflight is not None:
+        return _send_files(trainer, engine, bucket_bytes, row, key, inflight.refit)
+    return SENDERS[row.sender](trainer, engine, bucket_bytes, row, key)
 
-    def failed(sending: Future[None]) -> None:
-        if sending.exception() is not None and not over.wait(GRACE):
-            ended.set()
+
+def _send_files(
+    trainer: Trainer,
+    engine: Engine,
+    bucket_bytes: int,
+    transport: Transport,
+    key: str,
+    update: Callable[[Engine, list[Bucket]], UpdateResult] | None = None,
+) -> Sent:
+    """Write the weights to files, which the engine's worker reads."""
+    buckets = trainer.export(bucket_bytes)
+    try:
+        if update is not None:
+            return buckets, update(engine, buckets)
+        return buckets, engine.update_weights(buckets, transport.name)
+    finally:
+        # the files of many syncs would fill the memory
+        for bucket in buckets:
+            if "path" in bucket.address:
+                Path(bucket.address["path"]).unlink(missing_ok=True)
+
+
+def _send_to_group(trainer: Trainer, engine: Updatable, bucket_bytes: int, transport: Transport, key: str) -> Sent:
+    """Broadcast the weights in a process group.
+
+    Both sides wait for each other, so the trainer sends from a thread. If one side ends, the other would wait forever, so it is
+    ended too.
+    """
+    timeout = remaining_seconds(GROUP_TIMEOUT)
+    group = create_rendezvous(engine.info.ranks, key, timeout=timeout, kind=transport.rendezvous)
+    if transport.needs_unique_id:
+        group["unique_id"] = require_gpu_trainer(trainer).nccl_unique_id()
+    buckets = address_buckets(trainer.plan_buckets(bucket_bytes), group)
+    update_is_over, engine_was_ended = threading.Event(), threading.Event()
+
+    def end_engine(sending: Future[None]) -> None:
+        if sending.exception() is not None and not update_is_over.wait(GRACE):
+            engine_was_ended.set()
             engine.close()
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(contextvars.copy_context().run, trainer.send, group, bucket_bytes)
-        sending.add_done_callback(failed)
+        sending.add_done_callback(end_engine)
         try:
-            answer = engine.refit(parcels, transport)
+            result = engine.update_weights(buckets, transport.name)
         except BaseException as error:
-            over.set()
-            if ended.is_set():
+            update_is_over.set()
+            if engine_was_ended.is_set():
                 raise sending.exception() or error from None
             if not sending.done():
                 trainer.close()
             raise
-        over.set()
-        if plane != "gloo" and not answer.ok and not wait([sending], GRACE).done:  # NCCL has no end to its patience
+        update_is_over.set()
+        # NCCL has no timeout: a trainer whose engine left the group would wait forever
+        if transport.is_between_gpus and not result.ok and not wait([sending], GRACE).done:
             trainer.close()
-            raise HostDied(
-                f"{engine.info.name} left the update ({answer.message}),"
+            raise WorkerDied(
+                f"{engine.info.name} left the update ({result.message}),"
                 f" and {trainer.info.name}, which waited for it in NCCL, was ended"
             )
         try:
             sending.result()
-        except VerbError:
-            if answer.ok:
-                raise  # else the engine left the group first, and has said why
-    return parcels, answer
+        except RemoteError:
+            # a failed update of the engine comes first, and explains the error of the trainer
+            if result.ok:
+                raise
+    return buckets, result
 
 
-def _lent(trainer: Trainer, engine: Engine, bucket_bytes: int) -> tuple[list[Parcel], Answer]:
+def _share_memory(trainer: Trainer, engine: Updatable, bucket_bytes: int, transport: Transport, key: str) -> Sent:
+    """Let the engine open the trainer's own GPU memory."""
     gpus = list(dict.fromkeys(engine.info.facts["gpus"].split(",")))
-    held = lender(trainer)
-    parcels = held.lend(bucket_bytes, gpus)
+    gpu_trainer = require_gpu_trainer(trainer)
+    buckets = gpu_trainer.share_ipc(bucket_bytes, gpus)
     try:
-        answer = engine.refit(parcels, "ipc")
+        result = engine.update_weights(buckets, transport.name)
     except BaseException:
-        with contextlib.suppress(CkptcheckError):  # what went wrong first is told
-            held.reclaim()
+        # the first error is the one to report
+        with contextlib.suppress(CkptcheckError):
+            gpu_trainer.release_ipc()
         raise
-    held.reclaim()
-    return parcels, answer
+    gpu_trainer.release_ipc()
+    return buckets, result
 
 
-def lender(trainer: Trainer) -> Lender:
-    """Return a trainer as one whose weights can be had from its GPUs. Raises CkptcheckError where it is none."""
-    if not isinstance(trainer, Lender):
+SENDERS: Mapping[str, Send] = {
+    "files": _send_files,
+    "group": _send_to_group,
+    "ipc": _share_memory,
+}
+"""`Transport.sender` → how the trainer sends."""
+
+
+def require_gpu_trainer(trainer: Trainer) -> GpuTrainer:
+    """Return a trainer whose weights can leave it from its GPUs. Raises CkptcheckError for any other."""
+    if not isinstance(trainer, GpuTrainer):
         raise CkptcheckError(f"weights of {trainer.info.name} leave it by files or gloo only")
     return trainer

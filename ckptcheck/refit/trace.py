@@ -1,4 +1,4 @@
-"""What was seen of a refit: the evidence of its rules."""
+"""The trace of a trial: the evidence of the refit rules."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckptcheck.engines.base import Answer, EngineInfo, Entry, Leftover, Manifest, Scores, Scrambled
-from ckptcheck.engines.known import Running, traits
-from ckptcheck.refit.cost import costs
-from ckptcheck.refit.floor import Floor
-from ckptcheck.refit.nap import Nap
-from ckptcheck.refit.passage import Passage
-from ckptcheck.refit.speech import Speech
-from ckptcheck.report import Section
-from ckptcheck.trainers.base import Step, TrainerInfo, Weight
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.refit.greedy_text import GreedyText
+from ckptcheck.refit.inflight import InflightRequest
+from ckptcheck.refit.noise_floor import NoiseFloor
+from ckptcheck.refit.sleep_cycle import SleepCheck
+from ckptcheck.runtime.engines.base import (
+    EngineInfo,
+    ScrambleResult,
+    SequenceScores,
+    TensorDigest,
+    TensorDigests,
+    UnwrittenElements,
+    UpdateResult,
+)
+from ckptcheck.runtime.engines.known_issues import EngineIdentity, detect_traits
+from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
 
 if TYPE_CHECKING:
-    from ckptcheck.diagnosis import Verdict
+    from ckptcheck.compare.diagnosis import Verdict
 
 Key = tuple[int, str]
 """Rank and name of an engine's tensor."""
@@ -26,37 +34,41 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Sync:
-    """One weight sync, and what the engine held afterwards. time: when it ended, UTC.
-
-    step: optimizer steps that the trainer had taken. bucket_bytes: the largest bucket. sent: name → digest of what the trainer
-    exported. reference: manifest of the same engine, started cold from the same weights. leftovers: marks that are still
-    there. seconds: of the sync as a job has it, export and update; the engine's own share is in `answer`. check_seconds: the
-    digests of all that the engine holds afterwards, and their comparison; sent_seconds: the digests of what the trainer exports.
-    verdicts: causes of what differs; unexplained: why they were not looked for, or not for all. passage: what became of a request
-    that ran meanwhile, None where none did.
-    """
+    """One weight sync of a trial, and what the engine held afterwards."""
 
     number: int
     step: int
+    """Optimizer steps that the trainer had taken."""
     bucket_bytes: int
+    """Size limit of a bucket."""
     buckets: int
     nbytes: int
-    answer: Answer
+    answer: UpdateResult
     sent: Mapping[str, str]
-    manifest: Manifest
-    reference: Manifest
-    leftovers: Mapping[Key, Leftover] = field(default_factory=dict)
+    """Name → digest of what the trainer exported."""
+    manifest: TensorDigests
+    reference: TensorDigests
+    """Manifest of the same engine, started cold from the same weights."""
+    unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
+    """Marks from the scramble that are still in the engine."""
     time: str = ""
+    """When the sync ended, UTC."""
     seconds: float = 0.0
+    """Export and update, as a job has them; the engine's own share is in `answer`."""
     check_seconds: float = 0.0
+    """Digests of all that the engine holds afterwards, and their comparison with the reference."""
     sent_seconds: float = 0.0
+    """Digests of what the trainer exports."""
     verdicts: tuple[Verdict, ...] = ()
-    unexplained: str = ""
-    passage: Passage | None = None
+    """Causes of what differs."""
+    no_diagnosis_reason: str = ""
+    """Why the trial did not look for causes, or not for all of them."""
+    inflight_request: InflightRequest | None = None
+    """The request that ran during the sync, None if none did."""
 
     @cached_property
-    def differing(self) -> dict[Key, tuple[Entry, Entry]]:
-        """Tensors that are not what a cold load gives: (here, there). Those that cannot be read are left out."""
+    def differing_tensors(self) -> dict[Key, tuple[TensorDigest, TensorDigest]]:
+        """Tensors that differ from the reference, as (engine, reference). Unreadable ones are left out."""
         return {
             key: (entry, other)
             for key, entry in self.manifest.items()
@@ -67,18 +79,18 @@ class Sync:
         }
 
     @cached_property
-    def gone(self) -> dict[Key, Entry]:
-        """What a cold load has and this engine has not, under its name."""
+    def missing_tensors(self) -> dict[Key, TensorDigest]:
+        """Tensors that the reference has and the engine lacks, by name."""
         return {key: entry for key, entry in self.reference.items() if key not in self.manifest}
 
     @cached_property
-    def new(self) -> dict[Key, Entry]:
-        """What this engine has and a cold load has not."""
+    def extra_tensors(self) -> dict[Key, TensorDigest]:
+        """Tensors that the engine has and the reference lacks."""
         return {key: entry for key, entry in self.manifest.items() if key not in self.reference}
 
     @cached_property
-    def hidden(self) -> dict[Key, Entry]:
-        """What can be read in a cold load and not here: it is empty now, or packed."""
+    def unreadable_tensors(self) -> dict[Key, TensorDigest]:
+        """Tensors that can be read in the reference and not in the engine: they are empty now, or packed."""
         return {
             key: entry
             for key, entry in self.manifest.items()
@@ -86,76 +98,79 @@ class Sync:
         }
 
     @property
-    def wrong(self) -> bool:
-        """Whether a parameter is not what a cold load gives."""
-        unlike = [
-            *self.gone.values(),
-            *self.new.values(),
-            *self.hidden.values(),
-            *(here for here, _ in self.differing.values()),
+    def has_wrong_parameter(self) -> bool:
+        """Whether any parameter differs from the reference."""
+        wrong_entries = [
+            *self.missing_tensors.values(),
+            *self.extra_tensors.values(),
+            *self.unreadable_tensors.values(),
+            *(entry for entry, _ in self.differing_tensors.values()),
         ]
-        return any(entry.kind == "parameter" for entry in unlike)
+        return any(entry.kind == "parameter" for entry in wrong_entries)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """The same sequences scored on every side. All logprobs are natural, at temperature 1.
+    """The same sequences scored on every side. All logprobs are natural, at temperature 1."""
 
-    after: the number of the sync before it, 0 for the cold load. engine: the engine under test. cold: the same engine started
-    cold from the same weights. trainer, again: two forward passes of the trainer. warm: the sequences whose keys and
-    values were cached before the sync, scored without, and then with, a reset of the prefix cache.
-    forced: the last tokens of each sequence, by steps of decoding in the engine, () where it cannot be made to.
-    speech: what both sides decode greedily from one prompt.
-    """
-
-    after: int
+    after_sync: int
+    """Number of the sync before it, 0 for the cold load."""
     sequences: tuple[tuple[int, ...], ...]
-    engine: tuple[Scores, ...]
-    cold: tuple[Scores, ...]
+    engine: tuple[SequenceScores, ...]
+    cold: tuple[SequenceScores, ...]
+    """Scores of the same engine, started cold from the same weights."""
     trainer: tuple[tuple[float, ...], ...]
-    again: tuple[tuple[float, ...], ...]
-    warm: tuple[tuple[Scores, Scores], ...] = ()
-    forced: tuple[tuple[float, ...], ...] = ()
-    speech: Speech | None = None
+    trainer_repeat: tuple[tuple[float, ...], ...]
+    """A second forward pass of the trainer."""
+    cache_probes: tuple[tuple[SequenceScores, SequenceScores], ...] = ()
+    """Sequences that were in the prefix cache before the sync, scored before and after a reset of the cache."""
+    forced_decode: tuple[tuple[float, ...], ...] = ()
+    """Logprobs of the last tokens of each sequence, decoded step by step; () if the engine cannot decode given tokens."""
+    greedy_text: GreedyText | None = None
+    """What both sides decode greedily from one prompt."""
 
 
 @dataclass(frozen=True)
-class RefitTrace:
-    """A trial from the cold load to the last sync.
-
-    weights: what the trainer exports. streamed: the transport, where it makes one stream of all buckets, else "". ignored:
-    switches that the engine did not take → why. cold: manifest after the cold load. floor: noise of both sides, measured
-    then. marked: manifest after scrambling. nap: what the engine held before and after a sleep; awake: why it did not sleep.
-    unkept: why the prefix cache cannot keep anything of this model, "" where it can. memory: bytes of the engine after the
-    cold load and after every sync. unlike: step → weights of which the trainer's ranks hold different copies, () for none;
-    empty where it has one rank. broken: phase → why it could not be finished; the rules then judge what was seen until there.
-    """
+class RefitTrace(EvidenceDefaults):
+    """The evidence of a trial, from the cold load to the last sync."""
 
     target: str
     engine: EngineInfo | None = None
     trainer: TrainerInfo | None = None
     weights: tuple[Weight, ...] = ()
-    streamed: str = ""
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    cold: Manifest = field(default_factory=dict)
-    floor: Floor = field(default_factory=Floor)
-    scrambled: Scrambled = field(default_factory=lambda: Scrambled(frozenset()))
-    marked: Manifest = field(default_factory=dict)
+    """What the trainer exports."""
+    stream_transport: str = ""
+    """The transport, if it joins all buckets into one stream, otherwise ""."""
+    ignored_options: Mapping[str, str] = field(default_factory=dict)
+    """Switch that the engine did not apply → why."""
+    cold_manifest: TensorDigests = field(default_factory=dict)
+    """Manifest after the cold load."""
+    noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
+    """Noise of both sides, measured after the cold load."""
+    scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
+    scrambled_manifest: TensorDigests = field(default_factory=dict)
+    """Manifest after the scramble."""
     syncs: tuple[Sync, ...] = ()
     scorings: tuple[Scoring, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[OptimizerStep, ...] = ()
     memory: tuple[int, ...] = ()
-    unlike: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    nap: Nap | None = None
-    awake: str = ""
-    unkept: str = ""
-    broken: Mapping[str, str] = field(default_factory=dict)
+    """Bytes that the engine holds after the cold load and after every sync."""
+    replica_mismatch: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
+    sleep_check: SleepCheck | None = None
+    """What the engine held before and after a sleep."""
+    sleep_skipped: str = ""
+    """Why the engine did not sleep."""
+    cache_unused_reason: str = ""
+    """Why the prefix cache cannot keep anything of this model, "" if it can."""
+    failed_phases: Mapping[str, str] = field(default_factory=dict)
+    """Phase → why it did not finish. The rules then judge the evidence up to that phase."""
     kind: str = "refit"
     failed_to: str = "finish"
 
     @property
     def subject(self) -> str:
-        """One line that says what met what."""
+        """One line that names trainer and engine."""
         sides = []
         if self.trainer is not None:
             layout = f" {self.trainer.layout}" if self.trainer.layout else ""
@@ -167,16 +182,15 @@ class RefitTrace:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Phases that were not finished: nothing that was seen before can then pass."""
-        return self.broken
+        """Phases that did not finish; no rule can then pass."""
+        return self.failed_phases
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """What was measured, and what each sync cost beside what it cost to check it."""
-        from ckptcheck.refit.measured import measured
-        from ckptcheck.refit.unseen import unseen
+        """Tables of what the trial measured, and of what each sync and its check cost."""
+        from ckptcheck.refit.report_sections import cost_sections, coverage_sections, measurement_sections
 
-        return (*measured(self), *unseen(self), *costs(self.syncs))
+        return (*measurement_sections(self), *coverage_sections(self), *cost_sections(self.syncs))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -187,9 +201,13 @@ class RefitTrace:
             "bytes": sum(sync.nbytes for sync in self.syncs),
         }
 
-    def aspect(self, kind: str) -> tuple[Running, ...] | None:
-        """Offer rules on ``engines`` what runs."""
+    def view_for(self, kind: str) -> object | None:
+        """Return the engines for rules on ``engines``, this evidence for its own rules, None for others."""
+        if kind == self.kind:
+            return self
         if kind != "engines" or self.engine is None:
             return None
         engine = self.engine
-        return (Running(engine.name, engine.version, engine.architecture, traits(engine, self.cold)),)
+        return (
+            EngineIdentity(engine.name, engine.version, engine.architecture, detect_traits(engine, self.cold_manifest)),
+        )

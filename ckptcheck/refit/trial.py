@@ -1,223 +1,284 @@
-"""Runs a trial: cold load, scramble, sync, step, sync again with other buckets, and a cold load to hold each against.
+"""Runs a trial: cold load, scramble, sync, step, sync again with other buckets, and a cold load to compare each sync with.
 
-The reference is the same engine, started cold from the weights that the trainer holds. So no knowledge of fused, sharded or
-repacked layouts is needed to know *that* a tensor is wrong; only the diagnosis needs it, to say why.
+The reference is the same engine, started cold from the weights that the trainer holds. Knowing *that* a tensor is wrong
+therefore needs no knowledge of fused, sharded or repacked layouts; only the diagnosis needs it, to say why.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ckptcheck.engines.base import Engine, Manifest, Scores
-from ckptcheck.engines.context import USUAL
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.history.record import now
-from ckptcheck.host.patience import within
-from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.refit import floor, placement
-from ckptcheck.refit.nap import REST, WEIGHTS, Nap, idle, sleeper
-from ckptcheck.refit.passage import Busy
-from ckptcheck.refit.questions import Questions
-from ckptcheck.refit.reasons import explained
-from ckptcheck.refit.settings import Settings
-from ckptcheck.refit.sync import send
-from ckptcheck.refit.text import Text
-from ckptcheck.refit.trace import RefitTrace, Sync
-from ckptcheck.trainers.base import Trainer
+from ckptcheck.refit import placement
+from ckptcheck.refit.diagnose_sync import diagnose_sync
+from ckptcheck.refit.history.record import utc_now
+from ckptcheck.refit.inflight import InflightUpdate
+from ckptcheck.refit.noise_floor import NoiseFloor, measure_noise_floor, measure_rounding
+from ckptcheck.refit.scoring_inputs import ScoringInputs
+from ckptcheck.refit.settings import TrialSettings
+from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
+from ckptcheck.refit.sync import send_weights
+from ckptcheck.refit.tokenizer import TrialTokenizer
+from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.runtime.engines.base import Engine, EngineInfo, ScrambleResult, SequenceScores, TensorDigests
+from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
+from ckptcheck.runtime.engines.transports import select_transport
+from ckptcheck.runtime.process.deadlines import time_budget
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
+from ckptcheck.runtime.trainers.base import OptimizerStep, Trainer, TrainerInfo, Weight
 
-Say = Callable[[str], None]
-LINES = 12
-"""Of what a process said last."""
+Log = Callable[[str], None]
+MAX_LOG_LINES = 12
+"""Number of the last lines of a dead process's log that the user sees."""
 
 
-class Start(Protocol):
+class StartEngine(Protocol):
     """Starts an engine cold from a checkpoint."""
 
     def __call__(self, checkpoint: Path) -> Engine:
-        """Start it. Raises what the host raises."""
+        """Start it. Raises what the engine's worker raises."""
         ...
 
 
-class Trial:
-    """One trial. start_trainer: returns the trainer with its weights loaded; the caller ends it. start: starts the engine, each
-    time in a process of its own.
+@dataclass
+class _Observations:
+    """What a trial has measured so far. It grows while the trial runs; `to_trace` builds the trace from it at the end."""
 
-    vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0 where it has none.
-    length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt that means something.
-    folder: for checkpoints that are written on the way. say: told what is being done.
+    target: str
+    cache_unused_reason: str
+    engine: EngineInfo | None = None
+    trainer: TrainerInfo | None = None
+    weights: tuple[Weight, ...] = ()
+    stream_transport: str = ""
+    ignored_options: Mapping[str, str] = field(default_factory=dict)
+    cold_manifest: TensorDigests = field(default_factory=dict)
+    noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
+    scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
+    scrambled_manifest: TensorDigests = field(default_factory=dict)
+    syncs: list[Sync] = field(default_factory=list)
+    scorings: list[Scoring] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    sleep_check: SleepCheck | None = None
+    sleep_skipped: str = ""
+    failed_phases: dict[str, str] = field(default_factory=dict)
+
+    def to_trace(self) -> RefitTrace:
+        """Return the evidence for the rules."""
+        return RefitTrace(
+            self.target,
+            engine=self.engine,
+            trainer=self.trainer,
+            weights=self.weights,
+            stream_transport=self.stream_transport,
+            ignored_options=self.ignored_options,
+            cold_manifest=self.cold_manifest,
+            noise_floor=self.noise_floor,
+            scrambled=self.scrambled,
+            scrambled_manifest=self.scrambled_manifest,
+            syncs=tuple(self.syncs),
+            scorings=tuple(self.scorings),
+            steps=tuple(self.steps),
+            memory=tuple(self.memory),
+            replica_mismatch=self.replica_mismatch,
+            sleep_check=self.sleep_check,
+            sleep_skipped=self.sleep_skipped,
+            cache_unused_reason=self.cache_unused_reason,
+            failed_phases=self.failed_phases,
+        )
+
+
+class RefitTrial:
+    """One trial of a trainer and an engine.
+
+    start_trainer: returns the trainer with its weights loaded; the caller closes it. start: starts the engine, each time in
+    a process of its own. vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0
+    if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
+    that means something. folder: for the checkpoints that the trial writes. say: gets a line for each phase.
     """
 
     def __init__(
         self,
         target: str,
         start_trainer: Callable[[], Trainer],
-        start: Start,
-        settings: Settings,
+        start: StartEngine,
+        settings: TrialSettings,
         *,
         vocabulary: int,
         block: int = 0,
-        length: int = USUAL,
+        length: int = DEFAULT_CONTEXT_LEN,
         nbytes: int = 0,
-        text: Text | None = None,
+        text: TrialTokenizer | None = None,
         folder: Path,
-        say: Say = lambda _: None,
+        say: Log = lambda _: None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._trainer: Trainer
         self._phase = ""
-        self._questions = Questions.of(vocabulary, block, text or Text(), settings.decode, length)
-        small = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
-        self._trace = RefitTrace(target, unkept=small if block and not self._questions.probe else "")
+        self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
+        too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
+        self._observations = _Observations(target, too_short if block and not self._inputs.probe else "")
 
     def run(self) -> RefitTrace:
-        """Run it. What dies, hangs, is refused or interrupted on the way ends it, and is in the trace with its last words.
+        """Run the trial and return its evidence.
 
-        Raises CkptcheckError for a trainer or an engine that cannot be had at all.
+        A process that dies, hangs or refuses, and an interruption, end the trial; the trace names the phase and the reason.
+        Raises CkptcheckError for a trainer or an engine that cannot be started at all.
         """
+        observations = self._observations
         engine: Engine | None = None
         try:
-            with self._within("start", "start of the trainer"):
+            with self._run_phase("start", "start of the trainer"):
                 self._trainer = self._start_trainer()
-                self._trace = replace(self._trace, trainer=self._trainer.info, weights=tuple(self._trainer.weights()))
+                observations.trainer, observations.weights = self._trainer.info, tuple(self._trainer.weights())
                 self._compare_ranks(0)
-            with self._within("start", "cold load"):
-                engine = self._start(self._saved(0))
-                placement.check(self._trainer, engine, self._settings.transport)
-                for name, why in engine.ignored.items():
-                    self._say(f"{name}: {why}")
-                cold, route = engine.manifest(), self._settings.transport
-                self._trace = replace(
-                    self._trace,
-                    engine=engine.info,
-                    streamed=route if route in engine.streams else "",
-                    ignored=engine.ignored,
-                    cold=cold,
-                    memory=(engine.memory(),),
-                )
-            self._rounds(engine)
-            self._last()
+            with self._run_phase("start", "cold load"):
+                engine = self._start(self._save_checkpoint(0))
+                self._observe_engine(engine)
+            self._run_rounds(engine)
+            self._measure_rounding()
         except (CkptcheckError, OSError, KeyboardInterrupt) as error:
-            refused = isinstance(error, CkptcheckError) and not isinstance(error, (HostDied, VerbError))
-            if refused and self._trace.engine is None:
-                raise  # nothing was seen that could be kept
-            self._trace = replace(self._trace, broken={self._phase: self._told(error)})
-        except (
-            Exception
-        ) as error:  # a fault of ours, or a far side that says what nobody expects: what was seen is kept
+            is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
+            # there is no evidence yet that could be kept
+            if is_refusal and observations.engine is None:
+                raise
+            observations.failed_phases[self._phase] = self._format_error(error)
+        # a fault of our own, or a worker that answers something unexpected: the evidence so far is kept
+        except Exception as error:
             self._say(traceback.format_exc().rstrip())
-            self._trace = replace(self._trace, broken={self._phase: f"{type(error).__name__}: {error}"})
+            observations.failed_phases[self._phase] = f"{type(error).__name__}: {error}"
         finally:
             if engine is not None:
                 engine.close()
-        return self._trace
+        return observations.to_trace()
 
-    def _rounds(self, engine: Engine) -> None:
-        cold = self._trace.cold
-        if self._settings.logprobs:
-            with self._within("score", "score the cold load"):
-                self._scored(engine, 0, self._questions.scores(engine))
-            with self._within("score", "measure the noise of both sides"):
-                self._trace = replace(
-                    self._trace,
-                    floor=floor.measured(engine, self._trainer, self._questions.sequences, self._questions.decode),
+    def _observe_engine(self, engine: Engine) -> None:
+        """Note what the engine is and holds after the cold load."""
+        observations, transport = self._observations, self._settings.transport
+        placement.check_transport(self._trainer, engine, transport)
+        for name, reason in engine.ignored_switches.items():
+            self._say(f"{name}: {reason}")
+        manifest, memory = engine.digest_tensors(), engine.memory_bytes()
+        observations.engine, observations.ignored_options, observations.cold_manifest = (
+            engine.info,
+            engine.ignored_switches,
+            manifest,
+        )
+        joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets
+        observations.stream_transport = transport if joins_buckets else ""
+        observations.memory.append(memory)
+
+    def _run_rounds(self, engine: Engine) -> None:
+        """Score, scramble and sync the loaded weights; then step, sync twice and score, as often as the settings say."""
+        observations, settings = self._observations, self._settings
+        if settings.logprobs:
+            with self._run_phase("score", "score the cold load"):
+                self._score(engine, 0, self._inputs.score_engine(engine))
+            with self._run_phase("score", "measure the noise of both sides"):
+                observations.noise_floor = measure_noise_floor(
+                    engine, self._trainer, self._inputs.sequences, self._inputs.decode
                 )
-        with self._within("sync", "scramble"):
-            scrambled = engine.scramble()
-            self._trace = replace(self._trace, scrambled=scrambled, marked=engine.manifest())
-        self._sync(engine, 0, self._settings.bucket_bytes, cold, "first sync")
-        with self._within("score", "score after the first sync"):
-            self._scored(engine, 1, self._trace.scorings[0].engine if self._trace.scorings else ())
-        for step in range(1, self._settings.steps + 1):
-            dropped = self._settings.sleep_level == 2
-            if dropped:
-                self._warm(engine, step)
+        with self._run_phase("sync", "scramble"):
+            scrambled, manifest = engine.scramble_weights(), engine.digest_tensors()
+        observations.scrambled, observations.scrambled_manifest = scrambled, manifest
+        self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync")
+        with self._run_phase("score", "score after the first sync"):
+            self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
+        for step in range(1, settings.steps + 1):
+            drops_weights = settings.sleep_level == 2
+            if drops_weights:
+                self._fill_cache(engine, step)
             with self._asleep(engine) as wake:
-                with self._within("step", f"step {step}"):
+                with self._run_phase("step", f"step {step}"):
                     self._step(step)
-                with self._within("start", f"reference for step {step}"):
-                    reference, scores = self._reference(step)
+                with self._run_phase("start", f"reference for step {step}"):
+                    reference, scores = self._load_reference(step)
                 wake()
-                if not dropped:
-                    self._warm(engine, step)
-                self._sync(engine, step, self._settings.other_bytes, reference, f"sync after step {step}")
-            with self._within("score", f"score after step {step}"):
-                self._scored(engine, len(self._trace.syncs), scores)
-            self._sync(engine, step, self._settings.bucket_bytes, reference, "the same sync with other buckets")
+                if not drops_weights:
+                    self._fill_cache(engine, step)
+                self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
+            with self._run_phase("score", f"score after step {step}"):
+                self._score(engine, len(observations.syncs), scores)
+            self._sync(engine, step, settings.bucket_bytes, reference, "the same sync with other buckets")
 
-    def _last(self) -> None:
-        """Spoil the trainer's weights to see what rounding does to logprobs: when nothing else is asked of them any more."""
-        assert self._trace.engine is not None
+    def _measure_rounding(self) -> None:
+        """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""
+        observations = self._observations
+        assert observations.engine is not None
         if not self._settings.logprobs:
             return
-        with self._within("score", "measure what rounding comes to"):
-            dtypes = [self._trainer.info.dtype, self._trace.engine.dtype]
-            moved = floor.rounded(self._trainer, dtypes, self._questions.sequences)
-            known = self._trace.floor
-            self._trace = replace(self._trace, floor=replace(known, trainer=replace(known.trainer, rounding=moved)))
+        with self._run_phase("score", "measure what rounding amounts to"):
+            dtypes = [self._trainer.info.dtype, observations.engine.dtype]
+            rounding = measure_rounding(self._trainer, dtypes, self._inputs.sequences)
+            floor = observations.noise_floor
+            observations.noise_floor = replace(floor, trainer=replace(floor.trainer, rounding=rounding))
 
-    def _warm(self, engine: Engine, step: int) -> None:
+    def _fill_cache(self, engine: Engine, step: int) -> None:
         if self._settings.logprobs:
-            with self._within("score", f"fill the cache before the sync after step {step}"):
-                self._questions.warm(engine)
+            with self._run_phase("score", f"fill the cache before the sync after step {step}"):
+                self._inputs.fill_cache(engine)
 
     @contextmanager
     def _asleep(self, engine: Engine) -> Iterator[Callable[[], None]]:
-        """Let the engine sleep while others need the device, where it can, and give what wakes it for a sync.
+        """Let the engine sleep, if it can, while others need the device; yields the function that wakes it for a sync.
 
-        What it holds then is compared once. Where weights were dropped, it has the memory of its cache again after the sync.
+        The first sleep compares what the engine holds before and after. At level 2 the engine gets the memory of its weights
+        back when it wakes, and that of its cache after the sync.
         """
-        able, level = sleeper(engine), self._settings.sleep_level
-        if isinstance(able, str):
-            self._trace = replace(self._trace, awake=able)
+        sleeper, level = find_sleeping_engine(engine), self._settings.sleep_level
+        if isinstance(sleeper, str):
+            self._observations.sleep_skipped = sleeper
             yield lambda: None
             return
-        with self._within("sync", "sleep"):
-            before, held = engine.manifest() if self._trace.nap is None else {}, engine.memory()
-            able.sleep(level)
-            freed = held - engine.memory()
+        with self._run_phase("sync", "sleep"):
+            before = engine.digest_tensors() if self._observations.sleep_check is None else {}
+            memory = engine.memory_bytes()
+            sleeper.sleep(level)
+            freed = memory - engine.memory_bytes()
 
         def wake() -> None:
-            with self._within("sync", "wake"):
-                able.wake(WEIGHTS if level == 2 else None)
+            with self._run_phase("sync", "wake"):
+                sleeper.wake(WEIGHTS if level == 2 else None)
                 if before:
-                    nap = Nap(before, engine.manifest(), freed, level, idle(engine))
-                    self._trace = replace(self._trace, nap=nap)
+                    after = engine.digest_tensors()
+                    self._observations.sleep_check = SleepCheck(before, after, freed, level, no_op_reason(engine))
 
         yield wake
         if level == 2:
-            with self._within("sync", "wake the rest"):
-                able.wake(REST)
+            with self._run_phase("sync", "wake the rest"):
+                sleeper.wake(REST)
 
     @contextmanager
-    def _within(self, kind: str, phase: str) -> Iterator[None]:
-        """Do a phase in the time that its kind has."""
+    def _run_phase(self, kind: str, phase: str) -> Iterator[None]:
+        """Run a phase within the time that phases of its kind have."""
         self._phase = phase
         self._say(phase)
         self._seconds = self._settings.timeouts.seconds(kind, self._nbytes)
         self._kind = kind
-        with within(self._seconds):
+        with time_budget(self._seconds):
             yield
 
-    def _told(self, error: BaseException) -> str:
-        """Say what ended the trial, in one line; what a process said last goes to the user as well."""
+    def _format_error(self, error: BaseException) -> str:
+        """Return in one line what ended the trial; the user also gets the last lines of a dead process's log."""
         if not isinstance(error, CkptcheckError):
             return str(error) or "interrupted"
-        for line in error.last_words[-LINES:] if isinstance(error, HostDied) else ():
+        for line in error.log_tail[-MAX_LOG_LINES:] if isinstance(error, WorkerDied) else ():
             self._say(f"  | {line}")
         text = error.message + (f"; {error.hint}" if error.hint else "")
-        if isinstance(error, HostHung):
+        if isinstance(error, WorkerTimeout):
             text += f"; the phase had {self._seconds:,.0f} s (--timeout {self._kind}=SECONDS)"
         return text
 
-    def _saved(self, step: int) -> Path:
+    def _save_checkpoint(self, step: int) -> Path:
         folder = self._folder / f"step{step}"
         folder.mkdir()
         self._trainer.save(folder)
@@ -227,61 +288,64 @@ class Trial:
         if self._settings.perturb is not None:
             self._trainer.perturb(self._settings.perturb, seed=step)
         else:
-            taken = self._trainer.step(self._questions.sequences, seed=step)
-            self._trace = replace(self._trace, steps=(*self._trace.steps, taken))
+            self._observations.steps.append(self._trainer.step(self._inputs.sequences, seed=step))
         self._compare_ranks(step)
 
     def _compare_ranks(self, step: int) -> None:
+        """Note which weights the trainer's ranks hold different copies of; a trainer of one rank has no layout."""
         if self._trainer.info.layout:
-            self._trace = replace(self._trace, unlike={**self._trace.unlike, step: self._trainer.replicas()})
+            self._observations.replica_mismatch[step] = self._trainer.mismatched_replicas()
 
-    def _reference(self, step: int) -> tuple[Manifest, tuple[Scores, ...]]:
-        """Start the engine cold from the stepped weights, and end it again."""
-        engine = self._start(self._saved(step))
+    def _load_reference(self, step: int) -> tuple[TensorDigests, tuple[SequenceScores, ...]]:
+        """Start the engine cold from the stepped weights, digest and score it, and close it again."""
+        engine = self._start(self._save_checkpoint(step))
         try:
-            return engine.manifest(), self._questions.scores(engine) if self._settings.logprobs else ()
+            return engine.digest_tensors(), self._inputs.score_engine(engine) if self._settings.logprobs else ()
         finally:
             engine.close()
 
-    def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: Manifest, phase: str) -> None:
-        weights, began = self._settings.weights, time.monotonic()
-        with self._within("sync", phase):
+    def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: TensorDigests, phase: str) -> None:
+        """Sync once, compare the engine with the reference, and look for the causes of what differs."""
+        observations, compares_weights = self._observations, self._settings.weights
+        start_time = time.monotonic()
+        with self._run_phase("sync", phase):
             sent = dict(self._trainer.digests())
-            digested = time.monotonic()
-            number, route = len(self._trace.syncs) + 1, self._settings.transport
-            busy = Busy(self._settings.pause, self._questions.prompt, str(number)) if self._settings.pause else None
-            parcels, answer = send(self._trainer, engine, bucket_bytes, route, f"sync-{number}", busy)
-            synced = time.monotonic()
-            manifest = engine.manifest() if weights else {}
+            digest_end_time = time.monotonic()
+            number = len(observations.syncs) + 1
+            request = (
+                InflightUpdate(self._settings.pause, self._inputs.prompt, str(number)) if self._settings.pause else None
+            )
+            buckets, result = send_weights(
+                self._trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
+            )
+            sync_end_time = time.monotonic()
             sync = Sync(
                 number=number,
                 step=step,
-                time=now(),
+                time=utc_now(),
                 bucket_bytes=bucket_bytes,
-                buckets=len(parcels),
-                nbytes=sum(parcel.nbytes for parcel in parcels),
-                answer=answer,
+                buckets=len(buckets),
+                nbytes=sum(bucket.nbytes for bucket in buckets),
+                answer=result,
                 sent=sent,
-                manifest=manifest,
-                reference=reference if weights else {},
-                seconds=synced - digested,
-                sent_seconds=digested - began,
-                passage=busy.passage if busy else None,
+                manifest=engine.digest_tensors() if compares_weights else {},
+                reference=reference if compares_weights else {},
+                seconds=sync_end_time - digest_end_time,
+                sent_seconds=digest_end_time - start_time,
+                inflight_request=request.request if request else None,
             )
-            memory = (*self._trace.memory, engine.memory())
-            different = bool(sync.differing)
-            sync = replace(sync, check_seconds=time.monotonic() - synced)
-            if step == 0 and weights:
-                sync = replace(sync, leftovers=engine.leftovers())
-        before = replace(self._trace, memory=memory)
-        self._trace = replace(before, syncs=(*before.syncs, sync))
-        if different:
-            with self._within("start", f"look for causes after sync {sync.number}"):
-                again = partial(self._start, self._folder / f"step{step}")
-                sync = explained(engine, again, sync, self._folder)
-            self._trace = replace(before, syncs=(*before.syncs, sync))
+            memory = engine.memory_bytes()
+            is_different = bool(sync.differing_tensors)
+            sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
+            if step == 0 and compares_weights:
+                sync = replace(sync, unwritten_parts=engine.find_unwritten())
+        observations.memory.append(memory)
+        observations.syncs.append(sync)
+        if is_different:
+            with self._run_phase("start", f"look for causes after sync {number}"):
+                start_again = partial(self._start, self._folder / f"step{step}")
+                observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder)
 
-    def _scored(self, engine: Engine, after: int, cold: Sequence[Scores]) -> None:
+    def _score(self, engine: Engine, after_sync: int, cold: Sequence[SequenceScores]) -> None:
         if self._settings.logprobs:
-            scoring = self._questions.asked(engine, self._trainer, after, cold)
-            self._trace = replace(self._trace, scorings=(*self._trace.scorings, scoring))
+            self._observations.scorings.append(self._inputs.score_both_sides(engine, self._trainer, after_sync, cold))

@@ -1,1 +1,1 @@
-"""Every value of a checkpoint, looked at once, at the speed of memory. numpy is enough; torch is not needed."""
+"""Reads every value of a checkpoint once, at the speed of memory. numpy is enough; torch is not needed."""

@@ -1,7 +1,7 @@
-"""The look on a GPU: the same reductions by torch, over bytes that are streamed through the device.
+"""Scans on a GPU: torch does the reductions of `scan_chunk` over bytes that are streamed through the device.
 
-It only says that all is well, and how large the largest magnitude is. Whatever is not well goes through the look on the
-host, so that both give the same findings.
+The device only confirms that a chunk is sound, and finds its largest magnitude. Any other chunk is scanned again on the CPU,
+so that both give the same findings.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.values.chunk_scan import ChunkStats, find_constant_pattern, scan_chunk
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.look import Seen, constant_pattern, look
-from ckptcheck.values.stats import RUN
-from ckptcheck.values.zeros import zero_runs
+from ckptcheck.values.stats import MIN_ZERO_RUN
+from ckptcheck.values.zero_runs import find_zero_runs
 
 if TYPE_CHECKING:
     import torch
 
 PART = 1 << 26
-"""Bytes on the device at a time, for each thread; the reductions take up to twice as many for their intermediates."""
+"""Bytes on the device at a time, for each thread. The reductions need up to twice as many for intermediates."""
 SMALL = 1 << 20
-"""Bytes below which the way to the device costs more than the look."""
+"""Bytes below which the transfer to the device costs more than the scan."""
 
 
-class DeviceLook:
-    """A look with torch. device: as torch names it, "cuda", "cuda:1".
+class DeviceScanner:
+    """Scans chunks with torch. device: as torch names it, "cuda", "cuda:1".
 
-    Raises CkptcheckError where torch is not installed or sees no such device.
+    Raises CkptcheckError if torch is not installed or has no such device.
     """
 
     def __init__(self, device: str) -> None:
@@ -41,35 +41,38 @@ class DeviceLook:
         try:
             self._device = torch.device(device)
             torch.empty(1, device=self._device)
-        except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        # torch built without CUDA raises an AssertionError.
+        except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CkptcheckError(f"torch {torch.__version__} has no device {device}: {reason}") from error
 
-    def __call__(self, raw: NDArray[np.uint8], dtype: str) -> Seen:
-        """Look at the bytes of (part of) a tensor as `look.look` does."""
+    def __call__(self, raw: NDArray[np.uint8], dtype: str) -> ChunkStats:
+        """Scan the bytes of (part of) a tensor as `scan_chunk` does."""
         form = FORMATS[dtype]
         wide_integer = form.integer and form.bits > 8
         if raw.size < SMALL or form.bits == 64 or form.fnuz or wide_integer or raw.size % 8 or raw.ctypes.data % 8:
-            return look(raw, dtype)
-        top = 0
+            return scan_chunk(raw, dtype)
+        maximum = 0
         for start in range(0, raw.size, PART):
-            found = self._top(raw[start : start + PART], form.bits, form.sign)
-            if found is None or (form.limit is not None and found >= form.limit):
-                return look(raw, dtype)
-            top = max(top, found)
-        if not top:  # nothing but zeros of the other sign
-            return look(raw, dtype)
-        at_the_ends = zero_runs(raw, False)
-        return Seen(top, constant=constant_pattern(raw.view(form.unsigned)), zero_runs=at_the_ends)
+            part_maximum = self._max_pattern(raw[start : start + PART], form.bits, form.sign)
+            if part_maximum is None or (form.limit is not None and part_maximum >= form.limit):
+                return scan_chunk(raw, dtype)
+            maximum = max(maximum, part_maximum)
+        # All elements are minus zero.
+        if not maximum:
+            return scan_chunk(raw, dtype)
+        runs_at_ends = find_zero_runs(raw, False)
+        return ChunkStats(maximum, constant=find_constant_pattern(raw.view(form.unsigned)), zero_runs=runs_at_ends)
 
-    def _top(self, raw: NDArray[np.uint8], bits: int, sign: int) -> int | None:
-        """Return the largest pattern without sign; None where there may be a run of zeros."""
+    def _max_pattern(self, raw: NDArray[np.uint8], bits: int, sign: int) -> int | None:
+        """Return the largest pattern without sign; None if there may be a run of zeros."""
         import torch
 
+        # torch warns that the buffer is read-only. Nothing writes to it.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it may not be written to: it is not
+            warnings.simplefilter("ignore", UserWarning)
             words = torch.frombuffer(raw, dtype=torch.int64).to(self._device)
-        if not bool((words[:: RUN // 8 - 1] != 0).all()):
+        if not bool((words[:: MIN_ZERO_RUN // 8 - 1] != 0).all()):
             return None
         view: Any = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[bits]
         patterns: torch.Tensor = words.view(view)

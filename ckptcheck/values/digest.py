@@ -1,17 +1,17 @@
-"""A digest of every tensor's bytes: xxh3-128, which is as fast as reading. It finds accidents, not forgeries."""
+"""Digests the bytes of every tensor with xxh3-128, which is as fast as reading. It finds accidents, not forgeries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ckptcheck.values.stream import BrokenTensor, Stream
+from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
 ZEROS = bytes(1 << 20)
 
 
-def digests(
-    streams: Mapping[str, Stream],
+def digest_tensors(
+    streams: Mapping[str, TensorStream],
     *,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -19,8 +19,9 @@ def digests(
 ) -> dict[str, str]:
     """Return tensor → hexadecimal digest of its bytes in row-major order.
 
-    broken: takes tensor → why, for those that are there no more; without it they are errors. Raises EvidenceError where a
-    file cannot be read to the end: a digest of half a tensor is none.
+    progress: called with the bytes digested so far and the bytes of all tensors.
+    broken: receives tensor → reason for the tensors that the checkpoint does not hold intact; without it they are errors.
+    Raises EvidenceError if a file cannot be read to the end: there is no digest of half a tensor.
     """
     import xxhash
 
@@ -39,22 +40,22 @@ def digests(
             return None
         return state.hexdigest()
 
-    found = {}
+    digests = {}
     pool = ThreadPoolExecutor(jobs)
     try:
         for name, value in zip(streams, pool.map(digest, streams), strict=True):
             if value is not None:
-                found[name] = value
+                digests[name] = value
             done += streams[name].nbytes
             if progress is not None:
                 progress(done, total)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return digests
 
 
-def digest_of_zeros(nbytes: int) -> str:
-    """Return the digest of so many zero bytes."""
+def digest_zeros(nbytes: int) -> str:
+    """Return the digest of `nbytes` zero bytes."""
     import xxhash
 
     state = xxhash.xxh3_128()

@@ -1,10 +1,14 @@
-"""Compiles `glance.c` when the package is built or installed; without a C compiler the package is built without it.
+"""Compiles `pattern_max.c` and writes the index of the rules when the package is built or installed.
 
-Hatch runs this file by its path (https://hatch.pypa.io/latest/plugins/build-hook/custom/), before the package is importable.
+Without a C compiler the package is built without the library; a checkout and an editable install have no index of the rules,
+which are then read from their files (`ckptcheck/linter/rule_index.py`).
+
+Hatch runs this file by its path (https://hatch.pypa.io/latest/plugins/build-hook/custom/), before the package can be imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -13,32 +17,39 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("ckptcheck/values/glance.c")
-LIBRARY = Path("ckptcheck/values/_glance.so")
+SOURCE = Path("ckptcheck/values/pattern_max.c")
+LIBRARY = Path("ckptcheck/values/_pattern_max.so")
+RULE_INDEX = Path("ckptcheck/linter/rule_index.py")
+INDEX = Path("ckptcheck/_rules/index.json")
 CLONES = (
     'CLONES=__attribute__((target_clones("default","avx2","arch=x86-64-v4")))',  # GCC 12, Clang 17
     'CLONES=__attribute__((target_clones("default","avx2")))',
     "CLONES=",
 )
-"""From the fastest that a compiler may know to what all do. A processor without AVX takes the default."""
+"""Compiler flags, from the fastest kernel to the one that every compiler can build. A processor without AVX uses "default"."""
 
 
-class CompiledGlance(BuildHookInterface[Any]):
-    """Adds the library to wheels, and to the tree of an editable install."""
+class CompiledKernel(BuildHookInterface[Any]):
+    """Adds the compiled library to wheels and to the source tree of an editable install, and the index of rules to wheels."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile. Where that fails, say so and build the package without: numpy does the same, slower."""
+        """Compile the library. If that fails, warn and build the package without it: numpy does the same, slower."""
         root = Path(self.root)
         self._folder = tempfile.mkdtemp(prefix="ckptcheck-")
+        if version != "editable":
+            index = Path(self._folder) / INDEX.name
+            index.write_text(_load_rule_index(root).build_index(root / "rules"), encoding="utf-8")
+            build_data["force_include"][str(index)] = str(INDEX)
         library = root / LIBRARY if version == "editable" else Path(self._folder) / LIBRARY.name
         if os.environ.get("CKPTCHECK_PURE_PYTHON") or not compile_library(root / SOURCE, library):
-            self.app.display_warning("built without the compiled look at values: scans take longer")
+            self.app.display_warning("ckptcheck is built without its compiled kernel: scans of values take longer")
             return
         if version != "editable":
             build_data["force_include"][str(library)] = str(LIBRARY)
@@ -46,26 +57,38 @@ class CompiledGlance(BuildHookInterface[Any]):
             build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was compiled for a wheel."""
+        """Remove the library that was compiled for a wheel."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def _load_rule_index(root: Path) -> ModuleType:
+    """Run ckptcheck/linter/rule_index.py by its path: the package cannot be imported yet."""
+    spec = importlib.util.spec_from_file_location("ckptcheck_rule_index", root / RULE_INDEX)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(root / RULE_INDEX)
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look the module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def compile_library(source: Path, library: Path) -> bool:
-    """Compile with $CC, or cc. Returns whether that worked; only then is there a library, and never half of one."""
+    """Compile with $CC, or cc. Returns whether that succeeded; `library` is written only then, and never in part."""
     if sys.platform == "win32":
         return False
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-O3", "-shared", "-fPIC", str(source)]
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".glance-") as folder:
-        made = Path(folder) / library.name
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".pattern_max-") as folder:
+        output = Path(folder) / library.name
         for clones in CLONES:
             try:
-                built = subprocess.run(
-                    [*compiler, f"-D{clones}", *flags, "-o", str(made)], capture_output=True, check=False, timeout=120
+                process = subprocess.run(
+                    [*compiler, f"-D{clones}", *flags, "-o", str(output)], capture_output=True, check=False, timeout=120
                 )
             except (OSError, subprocess.TimeoutExpired):
                 return False
-            if built.returncode == 0 and made.is_file():
-                os.replace(made, library)
+            if process.returncode == 0 and output.is_file():
+                os.replace(output, library)
                 return True
     return False

@@ -1,4 +1,4 @@
-"""What the value pass leaves behind: a few numbers per tensor, shared by all value rules."""
+"""The result of the value pass: a few numbers per tensor, which all value rules share."""
 
 from __future__ import annotations
 
@@ -8,131 +8,139 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptcheck.values.dtypes import magnitude
+from ckptcheck.values.dtypes import decode_magnitude
 
 if TYPE_CHECKING:
-    from ckptcheck.values.look import Seen
+    from ckptcheck.values.chunk_scan import ChunkStats
 
-RUN = 1024
-"""Bytes of zeros from which a run of them counts."""
+MIN_ZERO_RUN = 1024
+"""Bytes from which a run of zero bytes counts."""
 
 
 class TensorStats(msgspec.Struct):
-    """One tensor. absmax: the largest magnitude among finite elements (the pattern itself for packed and integer dtypes).
-
-    nan, inf: how many; first_nan, first_inf: the flat index of the first, -1 if there is none. zero: every element is
-    zero, of either sign. constant: every element has the same pattern (zero included).
-    """
+    """Statistics of all elements of one tensor."""
 
     name: str
     shard: str
     dtype: str
     shape: tuple[int, ...]
     absmax: float = 0.0
+    """The largest magnitude among the finite elements; for packed and integer dtypes the largest pattern."""
     nan: int = 0
+    """How many elements are NaN."""
     inf: int = 0
+    """How many elements are infinite."""
     first_nan: int = -1
+    """Flat index of the first NaN, -1 if there is none."""
     first_inf: int = -1
+    """Flat index of the first Inf, -1 if there is none."""
     zero: bool = False
+    """Whether every element is zero, of either sign."""
     constant: bool = False
+    """Whether every element has the same pattern (zero included)."""
 
 
 @dataclass(frozen=True)
-class Values:
-    """What every tensor of a checkpoint showed.
-
-    zero_runs: shard → runs of at least RUN zero bytes, [begin, end) from the start of the data, across tensors.
-    looked_at: the shards whose every value was seen.
-    row_peaks: embedding and head → for each row the largest magnitude among its first elements, 0 where they are all the same
-    (see `peaks`); unsigned patterns of the dtype. row_marks: the first MARK bytes of each row.
-    shrunk: shard → what happened to it while it was being read. unread: shard → why it could not be read to the end.
-    """
+class ValueStats:
+    """Statistics of all tensors of a checkpoint."""
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
+    """By name; tensors of shards that could not be read to the end are left out."""
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    looked_at: set[str] = field(default_factory=set)
-    row_peaks: dict[str, bytes] = field(default_factory=dict)
-    row_marks: dict[str, bytes] = field(default_factory=dict)
+    """Shard → [begin, end) of its runs of at least MIN_ZERO_RUN zero bytes from the start of the data, across tensors."""
+    complete_shards: set[str] = field(default_factory=set)
+    """The shards whose every value was scanned."""
+    row_max: dict[str, bytes] = field(default_factory=dict)
+    """Embedding or head → for each row the largest magnitude among its first elements, 0 if these are all the same.
+    Unsigned patterns of the dtype, as `row_scan.max_row_patterns` returns them."""
+    row_fingerprints: dict[str, bytes] = field(default_factory=dict)
+    """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
     shrunk: dict[str, str] = field(default_factory=dict)
+    """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)
+    """Shard → why it could not be read to the end."""
 
 
 @dataclass
-class Gathering:
-    """The pieces of one tensor, joined as they come in any order. patterns: the constants of the pieces."""
+class StatsAccumulator:
+    """Joins the statistics of the pieces of one tensor, which come in any order."""
 
-    top: int = 0
+    max_pattern: int = 0
     nan: int = 0
     inf: int = 0
     first_nan: int = -1
     first_inf: int = -1
-    patterns: set[int | None] = field(default_factory=set)
-    row_peaks: dict[int, bytes] = field(default_factory=dict)
-    row_marks: dict[int, bytes] = field(default_factory=dict)
+    constants: set[int | None] = field(default_factory=set)
+    """The constant pattern of each piece, None for a piece that has several patterns."""
+    row_max: dict[int, bytes] = field(default_factory=dict)
+    """First element of a piece → the maxima of its rows."""
+    row_fingerprints: dict[int, bytes] = field(default_factory=dict)
+    """First element of a piece → the fingerprints of its rows."""
 
-    def add(self, seen: Seen, offset: int) -> None:
-        """Add what a piece showed that begins `offset` elements into the tensor."""
-        self.top = max(self.top, seen.top)
-        self.nan += seen.nan
-        self.inf += seen.inf
-        self.patterns.add(seen.constant)
-        if seen.row_peaks:
-            self.row_peaks[offset] = seen.row_peaks
-            self.row_marks[offset] = seen.row_marks
+    def add(self, chunk: ChunkStats, offset: int) -> None:
+        """Add the statistics of a piece that begins `offset` elements into the tensor."""
+        self.max_pattern = max(self.max_pattern, chunk.max_pattern)
+        self.nan += chunk.nan
+        self.inf += chunk.inf
+        self.constants.add(chunk.constant)
+        if chunk.row_max:
+            self.row_max[offset] = chunk.row_max
+            self.row_fingerprints[offset] = chunk.row_fingerprints
         for name in ("first_nan", "first_inf"):
-            found, known = getattr(seen, name), getattr(self, name)
-            if found >= 0 and (known < 0 or found + offset < known):
-                setattr(self, name, found + offset)
+            position, known = getattr(chunk, name), getattr(self, name)
+            if position >= 0 and (known < 0 or position + offset < known):
+                setattr(self, name, position + offset)
 
-    def stats(self, name: str, shard: str, dtype: str, shape: tuple[int, ...]) -> TensorStats:
-        """Return the joined statistics."""
-        nothing = not (self.top or self.nan or self.inf) and dtype != "F8_E8M0"  # there, 0 is a power of two
-        constant = len(self.patterns) == 1 and None not in self.patterns
+    def to_stats(self, name: str, shard: str, dtype: str, shape: tuple[int, ...]) -> TensorStats:
+        """Return the statistics of the whole tensor."""
+        # In E8M0 the pattern 0 is a power of two, not zero.
+        is_zero = not (self.max_pattern or self.nan or self.inf) and dtype != "F8_E8M0"
+        is_constant = len(self.constants) == 1 and None not in self.constants
         return TensorStats(
             name,
             shard,
             dtype,
             shape,
-            magnitude(dtype, self.top),
+            decode_magnitude(dtype, self.max_pattern),
             self.nan,
             self.inf,
             self.first_nan,
             self.first_inf,
-            nothing,
-            constant,
+            is_zero,
+            is_constant,
         )
 
-    def peaks(self) -> bytes:
-        """Return the peaks of all rows, in order."""
-        return b"".join(self.row_peaks[at] for at in sorted(self.row_peaks))
+    def join_row_max(self) -> bytes:
+        """Return the maxima of all rows, in order."""
+        return b"".join(self.row_max[offset] for offset in sorted(self.row_max))
 
-    def marks(self) -> bytes:
-        """Return the marks of all rows, in order."""
-        return b"".join(self.row_marks[at] for at in sorted(self.row_marks))
+    def join_row_fingerprints(self) -> bytes:
+        """Return the fingerprints of all rows, in order."""
+        return b"".join(self.row_fingerprints[offset] for offset in sorted(self.row_fingerprints))
 
 
-def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join runs that touch, as those do that cross from one piece to the next; keep those of at least RUN."""
-    found: list[list[int]] = []
+def merge_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge runs that touch, as a run does that crosses from one piece to the next; keep those of MIN_ZERO_RUN or more."""
+    merged: list[list[int]] = []
     for begin, end in sorted(runs):
-        if found and begin <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], end)
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
         else:
-            found.append([begin, end])
-    return [(begin, end) for begin, end in found if end - begin >= RUN]
+            merged.append([begin, end])
+    return [(begin, end) for begin, end in merged if end - begin >= MIN_ZERO_RUN]
 
 
-def within(runs: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
+def clip_runs(runs: list[tuple[int, int]], low: int, high: int) -> list[tuple[int, int]]:
     """Return the parts of sorted runs that lie in [low, high).
 
-    >>> within([(0, 2), (4, 6), (8, 12)], 5, 10)
+    >>> clip_runs([(0, 2), (4, 6), (8, 12)], 5, 10)
     [(5, 6), (8, 10)]
     """
     first = max(bisect_right(runs, (low, low)) - 1, 0)
-    found = []
+    clipped = []
     for begin, end in runs[first:]:
         if begin >= high:
             break
         if end > low:
-            found.append((max(begin, low), min(end, high)))
-    return found
+            clipped.append((max(begin, low), min(end, high)))
+    return clipped

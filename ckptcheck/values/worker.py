@@ -1,7 +1,7 @@
-"""A process that looks at pieces of files: given one batch after another on stdin, it answers on stdout.
+"""A worker process: it reads one batch after another from stdin, scans its pieces, and writes the statistics to stdout.
 
-It maps the files, which is twice as fast as reading them. Whoever maps a file that shrinks, or whose disk fails, is killed
-by SIGBUS: it is this process that dies then, and the one that asked lives to say what happened.
+It maps the files, which is twice as fast as reading them. If a mapped file shrinks or its disk fails, the system kills the
+process that maps it by SIGBUS. So the worker dies, and the process that asked lives on and reports what happened.
 """
 
 from __future__ import annotations
@@ -17,94 +17,99 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.values.look import Seen, look
-from ckptcheck.values.peaks import row_marks, row_peaks
+from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
+from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
 
 LENGTH = struct.Struct("<I")
+"""The head of every message: the number of bytes that follow."""
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """A run of elements: begin and nbytes in the file, tensor: its number, offset: elements into the tensor.
-
-    row: bytes of a row where each row is to be glanced at; then the run is a whole number of rows.
-    """
+    """A run of consecutive elements of one tensor."""
 
     begin: int
+    """First byte, from the start of the file."""
     nbytes: int
     dtype: str
     tensor: int
+    """Number of the tensor in the plan."""
     offset: int
+    """First element, from the start of the tensor."""
     row: int = 0
+    """Bytes of a row if every row gets statistics of its own; the piece is then a whole number of rows. Else 0."""
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """Pieces of one file that are looked at together. size: of the file when it was listed, in bytes."""
+    """Pieces of one file that a worker scans together."""
 
     shard: str
     path: str
     size: int
+    """Bytes of the file when it was listed."""
     pieces: list[Piece]
 
     @property
     def nbytes(self) -> int:
-        """Bytes to look at."""
+        """Bytes to scan."""
         return sum(piece.nbytes for piece in self.pieces)
 
 
-Look = Callable[[NDArray[np.uint8], str], Seen]
+ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 
 
-def look_at(raw: NDArray[np.uint8], piece: Piece, look: Look) -> Seen:
-    """Look at the bytes of a piece, and at its rows where that is wanted."""
-    seen = look(raw, piece.dtype)
+def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
+    """Scan the bytes of a piece, and each of its rows if the piece asks for that."""
+    stats = scan(raw, piece.dtype)
     if piece.row:
-        seen.row_peaks = row_peaks(raw, piece.dtype, piece.row)
-        seen.row_marks = row_marks(raw, piece.row)
-    return seen
+        stats.row_max = max_row_patterns(raw, piece.dtype, piece.row)
+        stats.row_fingerprints = row_fingerprints(raw, piece.row)
+    return stats
 
 
-def send(stream: IO[bytes], message: bytes) -> None:
-    """Write a message with its length before it."""
-    left = memoryview(LENGTH.pack(len(message)) + message)
-    while left:
-        left = left[stream.write(left) :]
+def write_message(stream: IO[bytes], message: bytes) -> None:
+    """Write a message, preceded by its length."""
+    rest = memoryview(LENGTH.pack(len(message)) + message)
+    while rest:
+        rest = rest[stream.write(rest) :]
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> bytes | None:
-    """Read a message; None where the other side has closed, or died in the middle of one."""
-    head = _exactly(stream, LENGTH.size)
-    return None if head is None else _exactly(stream, LENGTH.unpack(head)[0])
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """Read a message; None if the other side closed the stream, or died in the middle of a message."""
+    head = _read_exactly(stream, LENGTH.size)
+    return None if head is None else _read_exactly(stream, LENGTH.unpack(head)[0])
 
 
-def _exactly(stream: IO[bytes], number: int) -> bytes | None:
-    found = b""
-    while len(found) < number:
-        more = stream.read(number - len(found))
+def _read_exactly(stream: IO[bytes], number: int) -> bytes | None:
+    data = b""
+    while len(data) < number:
+        more = stream.read(number - len(data))
         if not more:
             return None
-        found += more
-    return found
+        data += more
+    return data
 
 
 def main() -> None:
-    """Answer batches until stdin is closed."""
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    """Serve batches until stdin is closed."""
+    serve_batches(sys.stdin.buffer, sys.stdout.buffer)
 
 
-def serve(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Answer the batches that come from `source` on `sink`, until it is closed."""
+def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Scan the batches that come from `source` and write their statistics to `sink`, until `source` is closed."""
     path, mapped = None, None
     decoder = msgspec.msgpack.Decoder(Batch)
-    while (message := receive(source)) is not None:
+    while (message := read_message(source)) is not None:
         batch = decoder.decode(message)
         if batch.path != path:
             with open(batch.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size < batch.size:
-                    os._exit(3)  # it shrank before it was mapped: dying says the same as SIGBUS
+                    # The file shrank before it was mapped. Exiting tells the parent the same as a SIGBUS.
+                    os._exit(3)
                 path, mapped = batch.path, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         assert mapped is not None
-        seen = [
-            look_at(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, look) for piece in batch.pieces
+        stats = [
+            scan_piece(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, scan_chunk)
+            for piece in batch.pieces
         ]
-        send(sink, msgspec.msgpack.encode(seen))
+        write_message(sink, msgspec.msgpack.encode(stats))

@@ -1,12 +1,13 @@
-"""Watches weight syncs from inside training code: what was sent, what the engine holds afterwards, and what is wrong with it.
+"""Watches weight syncs from inside training code: records what was sent and what the engine holds, and reports faults.
 
     from ckptcheck.watch import Watch, servers
 
     watch = Watch(servers("http://127.0.0.1:30000"), record="syncs.jsonl")
     with watch(step=step, loss=loss) as sync:
-        push(sync.sent(export()))  # an iterable of (name, tensor), passed through
+        # export() gives pairs (name, tensor); sync.sent passes them through
+        push(sync.sent(export()))
 
-See README.md beside this file for slime, verl and NeMo-RL.
+See docs/watch.md for slime, verl and NeMo-RL.
 """
 
 from ckptcheck.watch.engine_side import EngineSide, module, servers

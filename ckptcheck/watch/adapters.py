@@ -1,9 +1,9 @@
-"""The few lines that put a watch into slime, verl and NeMo-RL. Each replaces one function by one that calls it.
+"""Puts a watch into slime, verl and NeMo-RL. Each adapter wraps one function of the framework.
 
 Written against slime 04b6c8d (UpdateWeightFromTensor, UpdateWeightFromDistributed), verl 11eb3d0 (BaseRollout.update_weights,
-CheckpointEngine.send_weights) and NeMo-RL 00ab4ef (stream_weights_via_ipc_zmq_impl, packed_broadcast_producer). None of the
-three is imported here. All of these are public but slime's `_hf_weight_iterator` and `_expert_transfer_plan`; where a version
-has other ones, the engine's side is still seen.
+CheckpointEngine.send_weights) and NeMo-RL 00ab4ef (stream_weights_via_ipc_zmq_impl, packed_broadcast_producer). This
+module imports none of the three. All of these names are public except slime's `_hf_weight_iterator` and
+`_expert_transfer_plan`; with a version of slime that has others, the watch still sees the engine's side.
 """
 
 from __future__ import annotations
@@ -22,107 +22,112 @@ T = TypeVar("T")
 def slime(updater: T, watch: Watch) -> T:
     """Watch slime's weight updater (``actor.weight_updater``); call it on every rank, with a watch that is enabled on rank 0.
 
-    Its `weight_version` is the step. What UpdateWeightFromTensor sends passes through its weight iterator and is digested
-    there; UpdateWeightFromDistributed has none, so of that only the engine's side is seen. So it is where each rank sends
-    experts of its own (`_expert_transfer_plan`, of colocated engines with expert parallelism): they do not pass there.
+    Its `weight_version` is the step. UpdateWeightFromTensor sends its weights through a weight iterator, where the watch
+    digests them. UpdateWeightFromDistributed has no iterator, so the watch sees only the engine's side. The same holds if each
+    rank sends its own experts (`_expert_transfer_plan`, for colocated engines with expert parallelism): those bypass the
+    iterator.
     """
-    held: Any = updater
-    update = held.update_weights
-    iterator: Any = getattr(held, "_hf_weight_iterator", None)
+    weight_updater: Any = updater
+    update = weight_updater.update_weights
+    iterator: Any = getattr(weight_updater, "_hf_weight_iterator", None)
     chunks = getattr(iterator, "get_hf_weight_chunks", None)
 
     @wraps(update)
-    def watched(*arguments: Any, **named: Any) -> Any:
-        with watch(step=int(held.weight_version) + 1, version=str(held.weight_version + 1)) as sync:
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        with watch(step=int(weight_updater.weight_version) + 1, version=str(weight_updater.weight_version + 1)) as sync:
             if chunks is None:
-                return update(*arguments, **named)
-            if getattr(held, "_expert_transfer_plan", None):
+                return update(*arguments, **keywords)
+            if getattr(weight_updater, "_expert_transfer_plan", None):
                 sync.unseen("slime sends experts from rank to rank (_expert_transfer_plan), past its weight iterator")
-                return update(*arguments, **named)
-            iterator.get_hf_weight_chunks = lambda *given, **more: sync.chunks(chunks(*given, **more))
+                return update(*arguments, **keywords)
+            iterator.get_hf_weight_chunks = lambda *args, **kwargs: sync.chunks(chunks(*args, **kwargs))
             try:
-                return update(*arguments, **named)
+                return update(*arguments, **keywords)
             finally:
                 iterator.get_hf_weight_chunks = chunks
 
-    held.update_weights = watched
+    weight_updater.update_weights = watched
     return updater
 
 
 def verl(side: T, watch: Watch) -> T:
     """Watch verl's rollout (`update_weights`) or its checkpoint engine (`send_weights`): whichever this side has.
 
-    ``global_steps`` is the step; where it is not given, syncs are counted. Weights may come as a generator or as an
-    asynchronous one, and the method may be a coroutine or not: both stay as they are. Deltas (``delta_flush``) are passed on
-    and not looked at.
+    ``global_steps`` is the step; without it, the watch counts syncs. The weights may be a generator or an asynchronous
+    generator, and the method may be a coroutine or not: both stay as they are. The watch passes deltas (``delta_flush``) on
+    and does not digest them.
     """
-    held: Any = side
-    name = "update_weights" if hasattr(held, "update_weights") else "send_weights"
-    send: Callable[..., Any] = getattr(held, name)
-    counted = _counter()
+    component: Any = side
+    name = "update_weights" if hasattr(component, "update_weights") else "send_weights"
+    send: Callable[..., Any] = getattr(component, name)
+    next_step = _counter()
 
     @wraps(send)
-    def watched(*arguments: Any, **named: Any) -> Any:
-        number, step = counted(), named.get("global_steps")
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        number, step = next_step(), keywords.get("global_steps")
         sync = watch(step=number if step is None else step)
         sync.before()
         try:
-            arguments, named = _through(sync, arguments, named, ("weights",))
-            answer = send(*arguments, **named)
+            arguments, keywords = _watch_weights(sync, arguments, keywords, ("weights",))
+            result = send(*arguments, **keywords)
         except BaseException as error:
             sync.after(error)
             raise
-        if inspect.isawaitable(answer):
-            return _awaited(sync, answer)
+        if inspect.isawaitable(result):
+            return _await_result(sync, result)
         sync.after()
-        return answer
+        return result
 
     @wraps(send)
-    async def awaited(*arguments: Any, **named: Any) -> Any:
-        return await watched(*arguments, **named)
+    async def awaited(*arguments: Any, **keywords: Any) -> Any:
+        return await watched(*arguments, **keywords)
 
-    setattr(held, name, awaited if inspect.iscoroutinefunction(send) else watched)
+    setattr(component, name, awaited if inspect.iscoroutinefunction(send) else watched)
     return side
 
 
 def nemo_rl(send: Callable[..., T], watch: Watch) -> Callable[..., T]:
-    """Watch one of the two functions through which NeMo-RL's policy workers send all weights to vLLM; return what replaces it.
+    """Wrap one of the two functions by which NeMo-RL's policy workers send all weights to vLLM; return the wrapper.
 
-    send: `stream_weights_via_ipc_zmq_impl` (colocated) or `packed_broadcast_producer` (else). No step passes there, so syncs
-    are counted. The engine's side cannot be seen: its HTTP server has no checksums.
+    send: `stream_weights_via_ipc_zmq_impl` (colocated) or `packed_broadcast_producer` (otherwise). It gets no step, so the
+    watch counts syncs. The watch cannot see the engine's side, because its HTTP server has no checksums.
     """
-    counted = _counter()
+    next_step = _counter()
 
     @wraps(send)
-    def watched(*arguments: Any, **named: Any) -> T:
-        with watch(step=counted()) as sync:
-            arguments, named = _through(sync, arguments, named, ("params_generator", "iterator"))
-            return send(*arguments, **named)
+    def watched(*arguments: Any, **keywords: Any) -> T:
+        with watch(step=next_step()) as sync:
+            arguments, keywords = _watch_weights(sync, arguments, keywords, ("params_generator", "iterator"))
+            return send(*arguments, **keywords)
 
     return watched
 
 
 def _counter() -> Callable[[], int]:
-    """Count syncs in place of steps. The first two are of the same step: a job that resumes syncs twice before it trains."""
+    """Return a function that counts syncs as steps. The first two count as one step: a job that resumes syncs twice at first."""
     numbers = itertools.count(-1)
     return lambda: max(0, next(numbers))
 
 
-def _through(
-    sync: Syncing, arguments: tuple[Any, ...], named: dict[str, Any], names: tuple[str, ...]
+def _watch_weights(
+    sync: Syncing, arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Have the weights of a call pass through a sync: they are its argument of one of these names, or its first."""
+    """Return the arguments of a call with the weights passed through `sync.sent`.
+
+    names: the keywords by which the weights may come; otherwise they are the first positional argument.
+    """
     for name in names:
-        if name in named:
-            return arguments, named | {name: sync.sent(named[name])}
-    return ((sync.sent(arguments[0]), *arguments[1:]) if arguments else arguments), named
+        if name in keywords:
+            return arguments, keywords | {name: sync.sent(keywords[name])}
+    return ((sync.sent(arguments[0]), *arguments[1:]) if arguments else arguments), keywords
 
 
-async def _awaited(sync: Syncing, answer: Awaitable[Any]) -> Any:
+async def _await_result(sync: Syncing, awaitable: Awaitable[Any]) -> Any:
+    """Await the result of a call, then end the watch of its sync."""
     try:
-        done = await answer
+        result = await awaitable
     except BaseException as error:
         sync.after(error)
         raise
     sync.after()
-    return done
+    return result

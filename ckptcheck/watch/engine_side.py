@@ -1,4 +1,4 @@
-"""What a watch asks of the engine: which numbers it holds, and under which version."""
+"""The engine's side of a watch: reads the weights that the engine holds, and its weight version."""
 
 from __future__ import annotations
 
@@ -7,50 +7,55 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ckptcheck.servers.base import Server
+    from ckptcheck.runtime.servers.base import Server
 
 SOON = 5.0
-"""Seconds in which a server says which version it has: no scheduler is asked for that."""
+"""Seconds for a server to report its version, which needs no scheduler."""
 
 
 class EngineSide(Protocol):
-    """The engine, as a watch sees it. Anything it raises is said as a warning, and the sync counts as not seen.
+    """The engine, as a watch sees it. An exception becomes a warning, and the record of the sync lacks the engine's weights.
 
-    One that cannot tell its version after a sync is not asked for its weights: it would keep the training waiting twice.
-
-    name: for the record. alike: its digests are those of `ckptcheck` itself, so that they compare with the trainer's.
+    If the engine does not report its version after a sync, the watch does not ask for its weights: that would delay the
+    training a second time.
     """
 
     name: str
+    """The name of the engine, for the record."""
     alike: bool
+    """Whether its digests come from ckptcheck's own function, so that they compare with the trainer's."""
 
     def held(self) -> Mapping[str, str]:
-        """Return ``rank/name`` → digest of every weight."""
+        """Return the ``rank/name`` of every weight → its digest."""
         ...
 
     def version(self) -> str | None:
-        """Return the weight version that it reports, None where it reports none."""
+        """Return the weight version that it reports, None if it reports none."""
         ...
 
 
-class _Module:
+class _ModuleSide:
+    """A torch module in this process."""
+
     alike = True
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self.name = model, name
 
     def held(self) -> Mapping[str, str]:
-        """Digest parameters where they lie."""
-        from ckptcheck.host.far.ckptcheck_far.digest import digest
+        """Digest the parameters on their own devices."""
+        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
 
         return {f"0/{name}": digest(tensor) for name, tensor in self._model.named_parameters()}
 
     def version(self) -> str | None:
-        """Return None: a module has none."""
+        """Return None: a module has no version."""
         return None
 
 
-class _Servers:
+class _ServersSide:
+    """Running servers, asked over HTTP."""
+
     alike = False
 
     def __init__(self, urls: Sequence[str], remote: bool, seconds: float) -> None:
@@ -67,32 +72,33 @@ class _Servers:
         }
 
     def version(self) -> str | None:
-        """Return the version that all report, or all of them where they differ; those that report none are left out."""
-        told = {server.weight_version(seconds=min(self._seconds, SOON)) for server in self._found()}
-        return " and ".join(sorted(told - {""})) or None
+        """Return the version that all servers report, or all versions if they differ. Servers that report none are left out."""
+        versions = {server.weight_version(seconds=min(self._seconds, SOON)) for server in self._found()}
+        return " and ".join(sorted(versions - {""})) or None
 
     def _found(self) -> list[Server]:
-        """Look at what the servers are, once they are asked for the first time: they may start after the trainer."""
-        from ckptcheck.servers.client import Client
-        from ckptcheck.servers.recognize import recognize
+        """Return the servers. The first call connects to them, because they may start after the trainer."""
+        from ckptcheck.runtime.servers.client import ServerClient
+        from ckptcheck.runtime.servers.detect_engine import detect_engine
 
         if not self._servers:
             key = os.environ.get("CKPTCHECK_API_KEY")
-            clients = [Client(url, remote=self._remote, key=key) for url in self._urls]
-            self._servers = [recognize(client, seconds=min(self._seconds, SOON)) for client in clients]
+            clients = [ServerClient(url, remote=self._remote, key=key) for url in self._urls]
+            self._servers = [detect_engine(client, seconds=min(self._seconds, SOON)) for client in clients]
         return self._servers
 
 
 def module(model: Any, name: str = "engine") -> EngineSide:
-    """Watch a torch module in this process: an engine that shares it with the trainer. name: for the record."""
-    return _Module(model, name)
+    """Watch a torch module in this process, for an engine that runs in the trainer's process. name: for the record."""
+    return _ModuleSide(model, name)
 
 
 def servers(*urls: str, allow_remote: bool = False, seconds: float = 30.0) -> EngineSide:
     """Watch running SGLang or vLLM servers by their own checksums and weight versions.
 
-    allow_remote: they may be on other machines. seconds: for the checksums of one server, which it makes of every weight; give
-    more for a model that takes longer. The key is taken from CKPTCHECK_API_KEY. vLLM has checksums from 0.32 on, in dev
-    mode. The hash is the engine's own: it tells change, not equality.
+    allow_remote: whether they may be on other machines. seconds: time limit for the checksums of one server, which hashes
+    every weight; a large model needs more. The API key comes from the environment variable CKPTCHECK_API_KEY. vLLM has
+    checksums from 0.32 on, in dev mode. The hash is the engine's own, so it shows that a weight changed, and not whether it
+    equals the trainer's.
     """
-    return _Servers(urls, allow_remote, seconds)
+    return _ServersSide(urls, allow_remote, seconds)

@@ -1,7 +1,7 @@
-"""The watch: before and after a sync, and what the record of the last ones says about it.
+"""The watch: observes the engine before and after each sync, and judges the sync by the record of the last ones.
 
-A watch must not be what ends a training run. Whatever goes wrong with the watching itself is a warning; only findings about
-the weights are raised, and only where the caller asked for that.
+A watch must not end a training run. Its own failures are warnings. It raises only findings about the weights, and only if the
+caller asks for that.
 """
 
 from __future__ import annotations
@@ -14,39 +14,44 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.history.history import History
-from ckptcheck.history.record import KEEP, RUN, Record, Sync
-from ckptcheck.report import Report
-from ckptcheck.rule import Finding, Rule
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Finding, Rule
+from ckptcheck.refit.history.history import History
+from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
 from ckptcheck.watch.engine_side import EngineSide
 
 TAIL = 8
-"""Syncs that a new one is judged with. The file keeps more; ``ckptcheck refit history`` looks at all of them."""
+"""Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
 
 Weights = Iterable[tuple[str, Any]]
-"""Names and what they stand for: torch tensors, numpy arrays, or digests."""
+"""Pairs of a name with a torch tensor, a numpy array or a digest."""
 OnFinding = Literal["warn", "raise"] | Callable[[Finding], None]
 
 
 class SyncWarning(UserWarning):
-    """A finding about a sync, or what kept it from being watched."""
+    """A finding about a sync, or the reason why the watch could not check it."""
 
 
 class SyncError(RuntimeError):
-    """A sync has findings that are errors. report: all of it."""
+    """A sync has error findings. report: all findings of the sync."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        super().__init__("; ".join(f"{each.code} {each.message}" for each in report.findings))
+        super().__init__("; ".join(f"{finding.code} {finding.message}" for finding in report.findings))
 
 
 class Watch:
-    """Watches the syncs of one trainer into one engine. Call it for every sync, and use what it returns with ``with``.
+    """Watches the syncs of one trainer into one engine. Call it for every sync, and use the result in a ``with`` block.
 
-    engine: what to ask afterwards, None for nothing. expected: gives the weights the engine should hold, each time, where
-    they do not pass through `Syncing.sent`. record: a file to append to, None for none; keep: how many syncs it keeps.
-    every: how many syncs lie between two that are looked at; the version is looked at each time. enabled: False makes it do
-    nothing, for ranks other than the first. on: what to do with findings: ``warn``, ``raise`` (errors only), or a function.
+    Args:
+        engine: the engine to question after each sync, None for none.
+        expected: returns the weights that the engine should hold now, if they do not pass through `Syncing.sent`.
+        record: the file to append each sync to, None for none.
+        keep: how many syncs the file keeps.
+        every: digest the weights only at every n-th sync; the watch asks for the version at each.
+        trainer: the name of the trainer, for the record.
+        enabled: False makes the watch do nothing, on all ranks but the first.
+        on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
     """
 
     def __init__(
@@ -64,42 +69,52 @@ class Watch:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every = max(1, every)
         self.record = Record(record, keep=keep) if record is not None and enabled else None
-        self.last: list[Sync] = []
+        self.last: list[SyncRecord] = []
         self.number = 0
         self.said: set[str] = set()
         self._rules: list[Rule] = []
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
-        """Return one sync to be watched. version: the weight version it gives the engine, where that cannot be asked."""
+        """Return the watch of one sync.
+
+        step: optimizer steps that the trainer has taken. loss: its last loss. version: the weight version that the sync gives
+        the engine, for an engine that does not report it.
+        """
         self.number += 1
         return Syncing(self, step, loss, version, whole=self.enabled and (self.number - 1) % self.every == 0)
 
-    def judge(self, sync: Sync) -> Report:
-        """Return what the rules say about the last syncs with this one, that they did not say without it."""
-        from ckptcheck import pack
-        from ckptcheck.run import run
+    def judge(self, sync: SyncRecord) -> Report:
+        """Judge the last syncs, and return only the findings that are new with this one."""
+        from ckptcheck.linter import rule_loader
+        from ckptcheck.linter.runner import run_rules
 
         if not self._rules:
-            self._rules = [rule for rule in pack.load() if rule.on == "history"]
+            self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
         target = str(self.record.path) if self.record is not None else "syncs"
-        known = set(run(History(target, tuple(self.last)), self._rules).findings) if self.last else set()
+        old_findings = set(run_rules(History(target, tuple(self.last)), self._rules).findings) if self.last else set()
         self.last = [*self.last, sync][-TAIL:]
-        report = run(History(target, tuple(self.last)), self._rules)
-        fresh = tuple(finding for finding in report.findings if finding not in known)
+        report = run_rules(History(target, tuple(self.last)), self._rules)
+        new_findings = tuple(finding for finding in report.findings if finding not in old_findings)
         return Report(
-            report.target, report.subject, fresh, report.passed, report.skipped, report.crashed, counts=report.counts
+            report.target,
+            report.subject,
+            new_findings,
+            report.passed,
+            report.skipped,
+            report.crashed,
+            counts=report.counts,
         )
 
 
 class Syncing:
-    """One sync under watch. `before` and `after` are what ``with`` calls, for code that has no place for a block.
+    """One watched sync. ``with`` calls `before` and `after`; code without a place for a block calls them itself.
 
-    report: what was found, None until `after`, and where nothing was looked at.
+    report: the findings; None until `after`, and if the watch checked nothing.
     """
 
     def __init__(self, watch: Watch, step: int | None, loss: float | None, version: str | None, *, whole: bool) -> None:
         self._watch, self._whole = watch, whole
-        self._sync = Sync(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN)
+        self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN_ID)
         self._began = self._checking = 0.0
         self._unseen = self._over = False
         self._given = self._taken = 0
@@ -113,7 +128,7 @@ class Syncing:
         self.after(error)
 
     def before(self) -> None:
-        """Ask for the version the engine has, and start the clock."""
+        """Read the engine's weight version, and start the clock."""
         if self._watch.enabled:
             self._version(before=True)
         self._began = time.monotonic()
@@ -128,14 +143,14 @@ class Syncing:
     def sent(self, weights: dict[str, Any]) -> dict[str, Any]: ...
 
     def sent(self, weights: Any) -> Any:
-        """Pass weights through on their way, and digest each as it passes. Shapes and tensors are left as they are.
+        """Return the weights unchanged, and digest each of them.
 
-        An asynchronous series stays one; a dict, list or tuple is looked at and given back. So is whatever is no series, and then
-        nobody knows what was sent.
+        A generator stays a generator, an asynchronous one stays asynchronous; the watch digests their weights as they are
+        taken. It digests a dict, list or tuple at once. It returns anything else too, and warns that it cannot see the weights.
         """
         if isinstance(weights, dict | list | tuple):
-            for each in weights.items() if isinstance(weights, dict) else weights:
-                self._see(each)
+            for item in weights.items() if isinstance(weights, dict) else weights:
+                self._see(item)
             return weights
         if hasattr(weights, "__aiter__"):
             self._given += 1
@@ -148,26 +163,26 @@ class Syncing:
 
     def _walk(self, weights: Iterable[Any]) -> Iterator[Any]:
         self._taken += 1
-        for each in weights:
-            self._see(each)
-            yield each
+        for item in weights:
+            self._see(item)
+            yield item
 
     async def _stream(self, weights: AsyncIterable[Any]) -> AsyncIterator[Any]:
         self._taken += 1
-        async for each in weights:
-            self._see(each)
-            yield each
+        async for item in weights:
+            self._see(item)
+            yield item
 
     def chunks(self, chunks: Iterable[Iterable[tuple[str, Any]]]) -> Iterator[Any]:
-        """Pass buckets of weights through, the same objects in the same order."""
+        """Yield the buckets of weights unchanged and in the same order, and digest the weights in them."""
         for chunk in chunks:
-            held = chunk if isinstance(chunk, list | tuple) else list(chunk)
-            for each in held:
-                self._see(each)
-            yield held
+            items = chunk if isinstance(chunk, list | tuple) else list(chunk)
+            for item in items:
+                self._see(item)
+            yield items
 
     def unseen(self, why: str) -> None:
-        """Take back what was seen of the weights that are sent: not all of them pass here. why: said once."""
+        """Drop the digests of this sync, because not all of its weights pass here. why: the reason; each is warned of once."""
         if self._whole and not self._over:
             self._unseen = True
             if why not in self._watch.said:
@@ -175,9 +190,9 @@ class Syncing:
                 warnings.warn(f"ckptcheck.watch does not see what is sent: {why}", SyncWarning, stacklevel=3)
 
     def after(self, error: BaseException | None = None) -> None:
-        """Look at the engine, append to the record, and say what is wrong. error: that of the sync, where it failed.
+        """Check the engine, append to the record, and report findings. error: the exception of a sync that failed.
 
-        Raises SyncError where the watch was told to raise, an error was found, and the sync itself did not raise.
+        Raises SyncError if the watch has ``on="raise"``, there is an error finding, and the sync itself did not raise.
         """
         watch, sync = self._watch, self._sync
         if not watch.enabled:
@@ -189,15 +204,17 @@ class Syncing:
         self._over = True
         if error is not None:
             sync.ok, sync.message = False, f"{type(error).__name__}: {error}"
-        ending = error is not None and not isinstance(error, Exception)  # Ctrl-C: nobody waits for answers now
+        # after Ctrl-C nobody waits for the answers of an engine
+        is_ending = error is not None and not isinstance(error, Exception)
         if self._unseen:
-            sync.sent, sync.nbytes = {}, 0  # a part would look as if the rest had not been sent
-        expects = self._whole and not ending and watch.expected is not None
-        if expects and not self._quietly("digest what the trainer expects", self._expect):
+            # a part of the digests would look as if the other weights had not been sent
+            sync.sent, sync.nbytes = {}, 0
+        has_expected = self._whole and not is_ending and watch.expected is not None
+        if has_expected and not self._quietly("digest what the trainer expects", self._expect):
             sync.sent, sync.nbytes = {}, 0
         if watch.engine is not None:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
-            if not ending and self._version() and self._whole:
+            if not is_ending and self._version() and self._whole:
                 self._quietly("ask the engine for its weights", self._hold)
         sync.checked = self._checking + time.monotonic() - began
         if watch.record is not None:
@@ -207,14 +224,14 @@ class Syncing:
         if self.report is not None:
             self._tell(self.report, error)
 
-    def _see(self, each: Any) -> None:
+    def _see(self, item: Any) -> None:
         if not self._whole or self._unseen or self._over:
             return
-        if not (isinstance(each, tuple | list) and len(each) == 2 and isinstance(each[0], str)):
-            self.unseen(f"it comes as {type(each).__name__}, not as names and tensors")
+        if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
+            self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
             return
         began = time.monotonic()
-        self._unseen = not self._quietly(f"digest {each[0]}", lambda: self._digest(each[0], each[1]))
+        self._unseen = not self._quietly(f"digest {item[0]}", lambda: self._digest(item[0], item[1]))
         self._checking += time.monotonic() - began
 
     def _digest(self, name: str, tensor: Any) -> None:
@@ -239,7 +256,7 @@ class Syncing:
         self.report = self._watch.judge(self._sync)
 
     def _version(self, *, before: bool = False) -> bool:
-        """Ask for the version, and return whether the engine answered."""
+        """Ask the engine for its version, and return whether it answered."""
         engine, sync = self._watch.engine, self._sync
         if engine is None:
             return False
@@ -252,14 +269,14 @@ class Syncing:
 
         return self._quietly("ask the engine for its version", ask)
 
-    def _quietly(self, what: str, do: Callable[[], object]) -> bool:
-        """Do something, and return whether it worked; what it raises is said, and does not reach the training loop."""
+    def _quietly(self, task: str, action: Callable[[], object]) -> bool:
+        """Run an action and return whether it succeeded. An exception becomes a warning and does not reach the training loop."""
         try:
-            do()
+            action()
             return True
         except Exception as error:
             message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"ckptcheck.watch could not {what}: {message}", SyncWarning, stacklevel=4)
+            warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
             return False
 
     def _tell(self, report: Report, error: BaseException | None) -> None:
@@ -269,21 +286,21 @@ class Syncing:
                 on(finding)
             elif on == "warn" or finding.severity != "error" or error is not None:
                 warnings.warn(f"{finding.code} {finding.message}", SyncWarning, stacklevel=4)
-        if on == "raise" and error is None and report.number("error"):
+        if on == "raise" and error is None and report.count("error"):
             raise SyncError(report)
 
 
 def _digest(tensor: Any) -> str:
-    """Digest a torch tensor where it lies, or a numpy array; equal bytes give equal digits."""
+    """Digest a torch tensor on its own device, or a numpy array; equal bytes give equal digests."""
     if hasattr(tensor, "data_ptr"):
-        from ckptcheck.host.far.ckptcheck_far.digest import digest as of_torch
+        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest as of_torch
 
         return of_torch(tensor)
-    from ckptcheck.engines.digest import digest as of_numpy
+    from ckptcheck.runtime.engines.digest import digest as of_numpy
 
     return of_numpy(tensor)
 
 
 def digests(weights: Weights) -> Mapping[str, str]:
-    """Return name → digest, to be sent to the rank that keeps the record."""
+    """Return name → digest, to send to the rank that keeps the record."""
     return {name: _digest(tensor) for name, tensor in weights}

@@ -4,15 +4,15 @@
 A folder with `adapter_model.safetensors` and no model of its own has an `adapter_config.json`.
 
 ## Why it matters
-PEFT, vLLM and SGLang refuse the adapter: rank, scale and target modules are written there and nowhere else.
+PEFT, vLLM and SGLang refuse the adapter: only this file holds rank, scale and target modules.
 
 ## How to fix
 Copy it from the training run's output.
 
 ## When it can be wrong
-An adapter that another program wrote under PEFT's file name may carry its settings in the header or elsewhere;
-`--ignore ADP001` if only that program reads it. An adapter in the folder of its base model is no adapter for this
-rule, and what the config says is for ADP004.
+Another program may write an adapter under PEFT's file name and store its settings in the header or elsewhere: use `--ignore
+ADP001` if only that program reads it. The rule ignores an adapter in the folder of its base model. ADP004 checks the content
+of the config.
 
 ## Seen in
 No public report: PEFT's refusal was observed.
@@ -24,7 +24,9 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
-@rule("ADP001", "missing-adapter-config", severity="error", when=lambda ckpt: ckpt.is_adapter and not ckpt.single)
+@rule(
+    "ADP001", "missing-adapter-config", severity="error", when=lambda ckpt: ckpt.is_adapter and not ckpt.is_single_shard
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if "adapter_config.json" not in ckpt.files:
         yield Problem(

@@ -1,21 +1,20 @@
-"""The adapter's embedding and head do not belong to one vocabulary.
+"""The adapter's embedding and head do not have the same vocabulary.
 
 ## What it checks
-Where an adapter carries whole embeddings or heads (trained tokens, `modules_to_save`), they have one number of rows,
-and one that covers every token of the tokenizer beside them.
+If an adapter holds whole embeddings or heads (trained tokens, `modules_to_save`), they have the same number of rows, which
+covers every token of the tokenizer in the folder.
 
 ## Why it matters
-PEFT stops with a size mismatch unless the base model is resized first, vLLM refuses the adapter, and a merge copies
-rows to the wrong tokens.
+PEFT stops with a size mismatch unless the base model is resized first, vLLM refuses the adapter, and a merge copies rows to
+the wrong tokens.
 
 ## How to fix
 Save embedding and head together, and resize the base model to their rows before loading.
 
 ## When it can be wrong
-A model with two vocabularies, such as text and sound, may train one embedding of each, and then the two have no one
-size: `--ignore ADP002`. The base model is not at hand, so rows that agree with each other and not with it pass. LoRA
-matrices on an embedding and single trained tokens (`trainable_token_indices`) are not whole tables and are not
-counted.
+A model with two vocabularies, such as text and sound, may train an embedding of each, with different sizes: use `--ignore
+ADP002`. The rule does not have the base model, so rows that match each other but not the base model pass. LoRA matrices on an
+embedding and single trained tokens (`trainable_token_indices`) are not whole tables and do not count.
 
 ## Seen in
 hiyouga/LlamaFactory#3125, unslothai/unsloth#978, huggingface/peft#2898
@@ -24,24 +23,25 @@ hiyouga/LlamaFactory#3125, unslothai/unsloth#978, huggingface/peft#2898
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.adapter import vocabulary_rows
+from ckptcheck.checkpoint.adapter import find_vocabulary_rows
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import few
+from ckptcheck.text.formatting import join_truncated
 
 
 @rule(
     "ADP002",
     "adapter-vocabulary",
     severity="error",
-    when=lambda ckpt: ckpt.is_adapter and bool(vocabulary_rows(ckpt.tensors)),
+    when=lambda ckpt: ckpt.is_adapter and bool(find_vocabulary_rows(ckpt.tensors)),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    rows = vocabulary_rows(ckpt.tensors)
+    rows = find_vocabulary_rows(ckpt.tensors)
     first = min(rows)
     if len(set(rows.values())) > 1:
         yield Problem(
-            f"its vocabulary has no one size: {few([f'{name} has {number:,} rows' for name, number in rows.items()])}",
-            file=ckpt.holders[first],
+            "its vocabulary has different sizes: "
+            f"{join_truncated([f'{name} has {number:,} rows' for name, number in rows.items()])}",
+            file=ckpt.tensor_to_file[first],
             key=first,
             hint="save embedding and head together",
         )
@@ -50,7 +50,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if rows[first] < tokens:
         yield Problem(
             f"it has {rows[first]:,} rows, but the tokenizer beside it has {tokens:,} tokens",
-            file=ckpt.holders[first],
+            file=ckpt.tensor_to_file[first],
             key=first,
             hint="resize the model to the tokenizer before training, and save again",
         )

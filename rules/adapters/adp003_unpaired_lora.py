@@ -4,16 +4,15 @@
 Every `lora_A` has its `lora_B` and the reverse, for linear layers and embeddings.
 
 ## Why it matters
-PEFT starts the missing half afresh: without B the update is zero, without A it is random. vLLM stops with an
-assertion.
+PEFT initializes the missing half: without B the update is zero, without A it is random. vLLM stops with an assertion.
 
 ## How to fix
 Save the adapter again, gathering all ranks.
 
 ## When it can be wrong
-A trainer of its own that shares one A between several modules, or keeps A fixed and stores only B, writes halves on
-purpose. PEFT, vLLM and SGLang cannot load those, so `--ignore ADP003` only where your own code does. A pair that is
-lost whole leaves no half: compare with `target_modules`, or take a manifest when the adapter is saved.
+A custom trainer that shares one A between several modules, or keeps A fixed and stores only B, writes halves on purpose.
+PEFT, vLLM and SGLang cannot load those, so use `--ignore ADP003` only if your own code does. The rule cannot find a lost
+pair: compare with `target_modules`, or write a manifest when you save the adapter.
 
 ## Seen in
 deepspeedai/DeepSpeed#7900
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
+from ckptcheck.text.formatting import count, join_truncated
 
 HALF = re.compile(r"lora_(embedding_)?([AB])(?=\.|$)")
 
@@ -40,8 +39,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 lost.setdefault(other, []).append(name)
     for half, names in sorted(lost.items()):
         yield Problem(
-            f"{count(len(names), 'tensor has', 'tensors have')} no lora_{half} to go with: {few(names)}",
-            file=ckpt.holders[names[0]],
+            f"{count(len(names), 'tensor has', 'tensors have')} no matching lora_{half}: {join_truncated(names)}",
+            file=ckpt.tensor_to_file[names[0]],
             key=names[0],
             hint="save the adapter again; without both halves there is no update",
         )

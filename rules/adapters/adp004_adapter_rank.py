@@ -1,22 +1,19 @@
-"""The adapter's matrices are of another rank than its config says.
+"""The adapter's matrices do not have the rank that its config declares.
 
 ## What it checks
-`lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a
-module).
+`lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a module).
 
 ## Why it matters
-PEFT stops with a size mismatch. vLLM and SGLang scale by `lora_alpha / r`, so with a wrong `r` the update has another
-strength than in training.
+PEFT stops with a size mismatch. vLLM and SGLang scale by `lora_alpha / r`, so a wrong `r` changes the strength of the update.
 
 ## How to fix
-Take the config that was trained with.
+Use the config of the training run.
 
 ## When it can be wrong
-Where `rank_pattern` holds a regular expression, the rank of modules that no plain name matches before it is not
-judged, since patterns from a checkpoint are not run. With `target_parameters` any multiple of the rank passes,
-because experts are stored together. A wrong `lora_alpha` or `alpha_pattern` changes the strength as much and has no
-shape to be seen by. Tools that fuse q, k and v of an adapter store three times the rank: `--ignore ADP004` where
-their own loader reads it.
+If `rank_pattern` holds a regular expression, modules that no plain name matches before it are not checked, because ckptcheck
+does not run patterns from a checkpoint. With `target_parameters` any multiple of the rank passes, because experts are stored
+together. A wrong `lora_alpha` or `alpha_pattern` changes the strength as well, but no shape shows it. Tools that fuse q, k
+and v of an adapter store three times the rank: use `--ignore ADP004` if only their own loader reads it.
 
 ## Seen in
 No public report: configs copied between runs.
@@ -26,9 +23,9 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.adapter import rank_of
+from ckptcheck.checkpoint.adapter import lora_rank
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
+from ckptcheck.text.formatting import count, join_truncated
 
 HALF = re.compile(r"\.lora_([AB])(\.\w+)?\.weight$")
 
@@ -40,13 +37,14 @@ HALF = re.compile(r"\.lora_([AB])(\.\w+)?\.weight$")
     when=lambda ckpt: ckpt.is_adapter and ckpt.adapter is not None and ckpt.adapter.integer("r") is not None,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.adapter is not None
+    if ckpt.adapter is None:
+        return
     odd: dict[tuple[int, int], list[str]] = {}
     for name, tensor in ckpt.tensors.items():
         match = HALF.search(name)
         if match is None or len(tensor.shape) != 2 or 0 in tensor.shape:
             continue
-        rank, found = rank_of(ckpt.adapter, name[: match.start()]), tensor.shape[0 if match[1] == "A" else 1]
+        rank, found = lora_rank(ckpt.adapter, name[: match.start()]), tensor.shape[0 if match[1] == "A" else 1]
         several = (
             bool(ckpt.adapter.value.get("target_parameters")) and rank and found % rank == 0
         )  # a rank for each expert
@@ -54,8 +52,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             odd.setdefault((found, rank), []).append(name)
     for (found, rank), names in odd.items():
         yield Problem(
-            f"{count(len(names), 'tensor is', 'tensors are')} of rank {found}, but adapter_config.json says {rank}: {few(names)}",
-            file=ckpt.holders[names[0]],
+            f"{count(len(names), 'tensor is', 'tensors are')} of rank {found}, but adapter_config.json says "
+            f"{rank}: {join_truncated(names)}",
+            file=ckpt.tensor_to_file[names[0]],
             key=names[0],
-            hint="take the config that was trained with",
+            hint="use the config of the training run",
         )

@@ -1,19 +1,20 @@
-"""The two sides do not mean the same thing by a logprob.
+"""Trainer and engine mean different things by a logprob.
 
 ## What it checks
-The same tokens are scored again with one meaning changed at a time: temperature, top-p and top-k, the token that a logprob belongs
-to, tokens that nobody scored, BOS, context, config. One of these takes a good part of the gap away.
+Each experiment scores the same tokens again with one meaning changed: the temperature, top-p and top-k, the token that a logprob
+belongs to, tokens that a side did not score, BOS, the context, the config. One of these changes removes a good part of the gap.
 
 ## Why it matters
-The ratio that the objective multiplies advantages with is then wrong by construction, in every batch, and no correction for
-staleness or precision is meant for that.
+The ratio that the objective multiplies advantages with is wrong in every batch, by construction. Corrections for staleness or
+precision are not made for that.
 
 ## How to fix
-As the message says; then run it again, for a second cause may be beneath.
+Do what the message says. Then run the command again, because a second cause may lie beneath the first.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
-it in the order of the ladder. A temperature that fits best has to take away half of it.
+- The share in the message is a share of the mean |Δ| over tokens above the floor. Where two causes act on the same tokens, the
+  experiment that runs first gets their common share.
+- A temperature that ckptcheck fits counts only if it removes at least half of the excess.
 
 ## Seen in
 vllm-project/vllm#9453 (raw and processed logprobs), PipelineRL's move from vLLM V0 to V1, NVIDIA-NeMo/RL docs/adding-new-models.md
@@ -22,7 +23,7 @@ vllm-project/vllm#9453 (raw and processed logprobs), PipelineRL's move from vLLM
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -30,7 +31,7 @@ from ckptcheck.attribution.trace import Attribution
     "semantic-gap",
     severity="error",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("semantics")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("semantics")

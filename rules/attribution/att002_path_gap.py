@@ -1,18 +1,20 @@
-"""The engine computes the same tokens differently by another path.
+"""The engine computes other logprobs for the same tokens on another path.
 
 ## What it checks
-The engine scores the same tokens again with empty caches, by prefill instead of decoding, and each sequence alone.
+The engine scores the same tokens again: with empty caches, by prefill instead of decoding, and each sequence alone. One of these
+changes removes a good part of the gap.
 
 ## Why it matters
-The weights are right, and the numbers that were sampled from are not: stale keys and values after a weight update, a decoding
-kernel that is off, results that depend on who else is served.
+The weights are right, but the engine sampled from wrong numbers: because of stale keys and values after a weight update, a
+decoding kernel that is off, or results that depend on the other requests in the batch.
 
 ## How to fix
-As the message says.
+Do what the message says.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
-it in the order of the ladder. Where nobody could compare the weights, the message says so.
+- The share in the message is a share of the mean |Δ| over tokens above the floor. Where two causes act on the same tokens, the
+  experiment that runs first gets their common share.
+- Where ckptcheck could not compare the weights, the message says so, and the weights may be the cause.
 
 ## Seen in
 vllm-project/vllm#22103 (prefix cache across weight updates), thinkingmachines.ai on batch invariance
@@ -21,7 +23,7 @@ vllm-project/vllm#22103 (prefix cache across weight updates), thinkingmachines.a
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -29,7 +31,7 @@ from ckptcheck.attribution.trace import Attribution
     "path-gap",
     severity="error",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("path")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("path")

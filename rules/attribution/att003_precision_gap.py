@@ -1,17 +1,21 @@
 """The gap is rounding: it vanishes in float32.
 
 ## What it checks
-The head, and then the whole model, compute in float32 on either side and on both.
+The output head, and then the whole model, compute in float32: on either side alone, and on both.
 
 ## Why it matters
-It is no bug of a sync or of a meaning. It grows with length and with depth, and large ratios come from it.
+It is not a bug of a sync, and both sides mean the same by a logprob. But it grows with length and depth, and it makes
+importance ratios large.
 
 ## How to fix
-Compute the head in float32 on both sides; use float16, or the same kernels on both; or correct for it in the objective.
+- Compute the output head in float32 on both sides.
+- Or use float16 instead of bfloat16, or the same kernels on both sides.
+- Or correct for it in the objective.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
-it in the order of the ladder. float32 on one side alone can make a gap larger; then only both sides together count.
+- The share in the message is a share of the mean |Δ| over tokens above the floor. Where two causes act on the same tokens, the
+  experiment that runs first gets their common share.
+- float32 on one side alone can make a gap larger; then only float32 on both sides counts.
 
 ## Seen in
 arXiv:2510.26788 (float16 against the training-inference mismatch), arXiv:2506.13585 (MiniMax-M1: the head in float32)
@@ -20,7 +24,7 @@ arXiv:2510.26788 (float16 against the training-inference mismatch), arXiv:2506.1
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -28,7 +32,7 @@ from ckptcheck.attribution.trace import Attribution
     "precision-gap",
     severity="warning",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("precision")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("precision")

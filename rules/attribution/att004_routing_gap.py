@@ -1,17 +1,18 @@
 """The gap lies at tokens that routers sent to other experts.
 
 ## What it checks
-Tokens from the first of a sequence on that went to other experts are left out; what is left is at the floor.
+In each sequence, tokens are left out from the first one on that went to other experts. The gap of the tokens that remain is at
+the floor.
 
 ## Why it matters
-A token that goes to another expert has another logprob, far beyond rounding, and trains an expert that did not serve it.
+A token that goes to another expert gets another logprob, far beyond rounding, and trains an expert that did not serve it.
 
 ## How to fix
-Replay the engine's routing in the trainer (R3), or compute routers in float32 on both sides.
+Replay the engine's routing in the trainer (R3), or compute the routers in float32 on both sides.
 
 ## When it can be wrong
-Routing differs wherever hidden states differ, whatever the cause; so this is the last rung, and what is left has to be
-at the floor.
+Routing differs wherever hidden states differ, whatever the cause. That is why this experiment runs last and counts only if the
+remaining gap is at the floor.
 
 ## Seen in
 arXiv:2510.11370 (rollout routing replay)
@@ -20,7 +21,7 @@ arXiv:2510.11370 (rollout routing replay)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -28,7 +29,7 @@ from ckptcheck.attribution.trace import Attribution
     "routing-gap",
     severity="warning",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("routing")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("routing")

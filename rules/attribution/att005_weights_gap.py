@@ -1,18 +1,20 @@
 """The engine does not compute with the trainer's weights.
 
 ## What it checks
-Tensors are compared byte by byte, and the engine is started cold from the trainer's weights: the gap goes.
+ckptcheck compares the tensors of both sides byte by byte. Where they differ, it starts the engine again from the trainer's
+weights, and the gap vanishes.
 
 ## Why it matters
-It samples from a policy that nobody trains.
+The engine samples from a policy that nobody trains.
 
 ## How to fix
-`ckptcheck refit` names what the sync lost and why, `ckptcheck diff` what a conversion did, `ckptcheck parity localize` the first
-module that differs.
+- `ckptcheck refit` names what the sync lost and why.
+- `ckptcheck diff` names what a conversion changed.
+- `ckptcheck parity localize` names the first module whose output differs.
 
 ## When it can be wrong
-A share is of the excess over the floor, of a mean over tokens. Two causes that act on the same tokens share
-it in the order of the ladder.
+The share in the message is a share of the mean |Δ| over tokens above the floor. Where two causes act on the same tokens, the
+experiment that runs first gets their common share.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259, sgl-project/sglang#27718
@@ -21,7 +23,7 @@ NVIDIA-NeMo/RL#3259, sgl-project/sglang#27718
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -29,7 +31,7 @@ from ckptcheck.attribution.trace import Attribution
     "weights-gap",
     severity="error",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("weights")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("weights")

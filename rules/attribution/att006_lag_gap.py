@@ -1,17 +1,17 @@
-"""The gap is that of older weights, by design.
+"""The gap comes from tokens that older weights sampled, as an asynchronous job intends.
 
 ## What it checks
-Tokens that older weights drew are left out, and what is left is at the floor.
+Tokens that older weights sampled are left out. The gap of the tokens that remain is at the floor.
 
 ## Why it matters
-It is no error: an asynchronous job trains on tokens of a policy some versions old. Here, and only here, a correction such as
+It is not an error: an asynchronous job trains on tokens of a policy some versions old. Here, and only here, a correction such as
 truncated importance sampling is the right answer.
 
 ## How to fix
-Nothing, or bound the lag. Do not correct the objective for any other layer: that hides a bug.
+Nothing to fix; bound the lag if it is too large. Do not correct the objective for a cause in any other layer: that hides a bug.
 
 ## When it can be wrong
-Older tokens may have another fault as well, which then hides among them.
+The older tokens may have a second fault, which then hides among them.
 
 ## Seen in
 AReaL (arXiv:2505.24298), PipelineRL (arXiv:2509.19128)
@@ -20,7 +20,7 @@ AReaL (arXiv:2505.24298), PipelineRL (arXiv:2509.19128)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule(
@@ -28,7 +28,7 @@ from ckptcheck.attribution.trace import Attribution
     "lag-gap",
     severity="info",
     on="attribution",
-    when=lambda seen: bool(seen.climb.tokens) and not seen.healthy,
+    when=lambda evidence: bool(evidence.search.tokens) and not evidence.is_at_floor,
 )
-def check(seen: Attribution) -> Iterator[Problem]:
-    yield from seen.caused("objective")
+def check(evidence: Attribution) -> Iterator[Problem]:
+    yield from evidence.list_problems("objective")

@@ -1,17 +1,17 @@
-"""A good part of the gap has no cause that any rung shows.
+"""No experiment explains a good part of the gap.
 
 ## What it checks
-What is left of the excess over the floor when every rung that could be tried was.
+How much of the excess over the floor remains after every experiment that ckptcheck could run.
 
 ## Why it matters
-Unknown is not harmless. It is said so that nobody takes the causes that were found for all there are.
+An unknown cause is not harmless. Without this finding a reader takes the causes that were found for all causes.
 
 ## How to fix
-See which rungs were skipped, and give what they need: a trainer, an engine, recorded distributions, versions. Then
-`ckptcheck parity localize` looks for the first module that differs.
+- Look at the skipped experiments and supply what they need: a trainer, an engine, recorded distributions, weight versions.
+- Then let `ckptcheck parity localize` find the first module whose output differs.
 
 ## When it can be wrong
-With a floor that was assumed and not measured, what is left may be the floor: `ckptcheck parity calibrate` measures it.
+Where the floor was assumed and not measured, the remaining gap may be the floor: `ckptcheck parity calibrate` measures it.
 
 ## Seen in
 training jobs whose teams stopped at the first cause
@@ -20,25 +20,30 @@ training jobs whose teams stopped at the first cause
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.ladder import EXPLAINED
-from ckptcheck.attribution.trace import Attribution
-from ckptcheck.phrase import count
+from ckptcheck.parity.attribution.search import EXPLAINED
+from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.text.formatting import count
 
 
-@rule("ATT007", "unexplained-gap", severity="warning", on="attribution", when=lambda seen: bool(seen.climb.tokens))
-def check(seen: Attribution) -> Iterator[Problem]:
-    climb = seen.climb
-    if climb.healthy or climb.explained >= EXPLAINED or climb.left <= seen.limit:
+@rule(
+    "ATT007",
+    "unexplained-gap",
+    severity="warning",
+    on="attribution",
+    when=lambda evidence: bool(evidence.search.tokens),
+)
+def check(evidence: Attribution) -> Iterator[Problem]:
+    search = evidence.search
+    if search.is_at_floor or search.explained >= EXPLAINED or search.remaining_gap <= evidence.limit:
         return
-    skipped = [step.name for step in climb.steps if step.skipped]
-    left = 1 - max(0.0, climb.explained)
-    text = (
-        f"the cause of {left:.0%} of the gap is unknown: mean |Δ| is {climb.left:.3g} nats with all causes taken away"
-    )
+    skipped = [step.name for step in search.steps if step.skipped]
+    unexplained = 1 - max(0.0, search.explained)
+    text = f"the cause of {unexplained:.0%} of the gap is unknown: mean |Δ| is {search.remaining_gap:.3g} nats"
+    text += " with all causes removed"
     if skipped:
-        text += f"; {count(len(skipped), 'rung was', 'rungs were')} skipped: {', '.join(skipped)}"
+        text += f"; {count(len(skipped), 'experiment was', 'experiments were')} skipped: {', '.join(skipped)}"
     hint = (
-        "give what the skipped rungs need"
+        "supply what the skipped experiments need"
         if skipped
         else "ckptcheck parity localize names the first module that differs"
     )

@@ -7,10 +7,11 @@ At least one token under the response mask has a finite logprob on both sides.
 A gap over no tokens is 0, which looks perfect.
 
 ## How to fix
-Score the rollouts: `ckptcheck parity record` and `ckptcheck parity score`; `ckptcheck parity judge` says what is wrong with a file.
+Score the rollouts with `ckptcheck parity record` and `ckptcheck parity score`. `ckptcheck parity judge` says what is wrong with
+a file.
 
 ## When it can be wrong
-Never: there was nothing.
+Never: there was nothing to compare.
 
 ## Seen in
 jobs whose response mask was all zero
@@ -19,10 +20,10 @@ jobs whose response mask was all zero
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.attribution.trace import Attribution
+from ckptcheck.parity.attribution.trace import Attribution
 
 
 @rule("ATT008", "nothing-to-compare", severity="error", on="attribution")
-def check(seen: Attribution) -> Iterator[Problem]:
-    if not seen.climb.tokens:
+def check(evidence: Attribution) -> Iterator[Problem]:
+    if not evidence.search.tokens:
         yield Problem("no token could be compared", hint="ckptcheck parity judge says what is wrong with the rollouts")

@@ -1,22 +1,24 @@
-"""Tensors hold other values than their counterparts.
+"""A tensor and its counterpart have different values.
 
 ## What it checks
-Every element of every pair of tensors, bit for bit after the cast that is declared (CMP004): -0 is not 0, and a NaN is equal
-to the same NaN only. With `--rtol` and `--atol` numbers are equal as well where |a - b| ≤ atol + rtol · |a|. For what differs
-the finding says why, where one of the known causes reproduces it. A tensor of more than 134 MB is looked at in slabs: a cause is
-named where every slab shows it, and else the finding says that the tensor was too large.
+- Every element of every pair of tensors is equal bit for bit, after a declared cast (CMP004): -0 differs from 0, and a NaN
+  equals the same NaN only.
+- With `--rtol` and `--atol`, numbers are also equal where |a - b| ≤ atol + rtol · |a|.
+- The finding names the cause where a known cause reproduces the difference.
+- A tensor of more than 134 MB is examined in slabs: the finding names a cause that every slab shows, or says that the tensor
+  was too large.
 
 ## Why it matters
-A conversion moves numbers and does not change them; there is no reason for the smallest difference. A tolerance hides the
-rest: with an absolute one of 0.1, the default of a known round-trip check, 47 % of the numbers of SmolLM2-135M could be zero,
-and the whole router of a mixture of experts that was started from a normal of 0.02 (tests/benchmarks/tolerance.py).
+A conversion moves numbers and does not change them, so not even a small difference is right. A tolerance hides real faults:
+with an absolute tolerance of 0.1, the default of a known round-trip check, 47 % of the numbers of SmolLM2-135M could be zero,
+and the whole router of a mixture of experts that was initialized from a normal of 0.02 (tests/benchmarks/tolerance.py).
 
 ## How to fix
-The cause names the step: an interleaving that was not undone, halves exchanged, a pipeline offset.
+The cause names the step to fix: an interleave that was not undone, swapped halves, a pipeline offset.
 
 ## When it can be wrong
-A step between the two that computes (merging an adapter, quantizing and back) rounds: give a tolerance, and read it in the
-report.
+A step between the two that computes (merging an adapter, quantizing and dequantizing) rounds: give a tolerance; the report
+prints it.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#1871, modal-projects/training-gym#100, transformers#24381, charlie12345/ROCmFPX#49
@@ -25,49 +27,54 @@ NVIDIA-NeMo/Megatron-Bridge#1871, modal-projects/training-gym#100, transformers#
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.comparison.comparison import Comparison
-from ckptcheck.comparison.equality import Seen
-from ckptcheck.comparison.matching import Pair
-from ckptcheck.comparison.naming import together
-from ckptcheck.phrase import count, natural
+from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.matching.equality import CompareResult
+from ckptcheck.compare.matching.name_groups import group_names
+from ckptcheck.compare.matching.pairing import TensorPair
+from ckptcheck.text.formatting import count, natural_sort_key
 
 
 @rule("CMP005", "different-values", severity="error", on="comparison")
-def check(seen: Comparison) -> Iterator[Problem]:
-    left = {pair.name: (pair, found) for pair, _, found in seen.findings.different}
-    if not left:
+def check(comparison: Comparison) -> Iterator[Problem]:
+    unexplained = {pair.name: (pair, result) for pair, _, result in comparison.value_differences.different}
+    if not unexplained:
         return
-    for verdict in seen.reasons:
-        concerned = {name: left.pop(name) for name in sorted(verdict.tensors, key=natural) if name in left}
+    for verdict in comparison.verdicts:
+        concerned = {
+            name: unexplained.pop(name) for name in sorted(verdict.tensors, key=natural_sort_key) if name in unexplained
+        }
         if not concerned:
             continue
-        named = "unknown" not in verdict.causes
-        yield _problem(seen, concerned, verdict.sentence if named else _unexplained(concerned), verdict.evidence)
-    if left:
-        yield _problem(seen, left, _unexplained(left), "")
+        is_explained = "unknown" not in verdict.causes
+        sentence = verdict.sentence if is_explained else _describe_unexplained(concerned)
+        yield _problem(comparison, concerned, sentence, verdict.evidence)
+    if unexplained:
+        yield _problem(comparison, unexplained, _describe_unexplained(unexplained), "")
 
 
-def _unexplained(concerned: Mapping[str, object]) -> str:
-    return f"{count(len(concerned), 'tensor differs', 'tensors differ')}: {together(concerned)}"
+def _describe_unexplained(concerned: Mapping[str, object]) -> str:
+    return f"{count(len(concerned), 'tensor differs', 'tensors differ')}: {group_names(concerned)}"
 
 
-def _problem(seen: Comparison, concerned: Mapping[str, tuple[Pair, Seen]], what: str, evidence: str) -> Problem:
-    total = Seen()
-    for _, found in concerned.values():
-        total.add(Seen(found.elements, found.different, found.largest, found.not_finite))
+def _problem(
+    comparison: Comparison, concerned: Mapping[str, tuple[TensorPair, CompareResult]], sentence: str, evidence: str
+) -> Problem:
+    total = CompareResult()
+    for _, result in concerned.values():
+        total.add(CompareResult(result.elements, result.different, result.largest, result.not_finite))
     first = next(iter(concerned))
-    pair, found = concerned[first]
-    how = []
+    pair, result = concerned[first]
+    details = []
     if total.largest:
-        how.append(f"at most {total.largest:.3g} apart")
+        details.append(f"at most {total.largest:.3g} apart")
     elif signs := total.different - total.not_finite:
-        how.append(f"{f'{signs:,}' if total.not_finite else 'all'} of them signs of zero")
+        details.append(f"{f'{signs:,}' if total.not_finite else 'all'} of them differ only in the sign of zero")
     if total.not_finite:
-        how.append(f"{total.not_finite:,} NaN or infinite on one side")
-    where = f", the first at {list(found.first)}" if found.first is not None and len(concerned) == 1 else ""
+        details.append(f"{total.not_finite:,} NaN or infinite on one side")
+    where = f", the first at {list(result.first)}" if result.first is not None and len(concerned) == 1 else ""
     return Problem(
-        f"{what}; {total.different:,} of {total.elements:,} elements, {', '.join(how)}{where}",
-        file=seen.second.files.get(pair.names[1]),
+        f"{sentence}; {total.different:,} of {total.elements:,} elements, {', '.join(details)}{where}",
+        file=comparison.second.files.get(pair.names[1]),
         key=first,
         hint=evidence or None,
     )

@@ -1,23 +1,24 @@
-"""A quantized weight does not stand for the dense one.
+"""A quantized weight does not hold the values of the dense one.
 
 ## What it checks
-The numbers that a quantized weight stands for are compared with the dense ones. Rounding to the nearest number of the grid
-errs by half a step, and what arithmetic in 16 bits adds; the step follows from bits and group. Where the quantized side is
-the reference, the dense one has to be what it stands for, rounded once. Known are integers and fp8 of compressed-tensors,
-packed or not, its MXFP4 and NVFP4, those of gpt-oss and ModelOpt, GPTQ, AWQ, DeepSeek's blocks and bitsandbytes; other formats
-are reported as not compared (exit 2). Between uneven numbers (4-bit floats, nf4) the step is the gap in which the dense number
-lies. Where a weight stands for another tensor of the checkpoint, gate for up or an expert for an expert, the message says so.
+- The dequantized numbers are compared with the dense ones. Rounding to the nearest number of the grid errs by half a step,
+  plus what 16-bit arithmetic adds. The step follows from bits and group; on grids with uneven steps (4-bit floats, nf4) it is
+  the gap in which the dense number lies.
+- Where the quantized side is the reference, the dense numbers must equal the dequantized ones, rounded once.
+- Supported formats: integers and fp8 of compressed-tensors, packed or not, its MXFP4 and NVFP4, those of gpt-oss and
+  ModelOpt, GPTQ, AWQ, DeepSeek's blocks and bitsandbytes. Other formats are reported as not compared (exit 2).
+- Where a weight holds another tensor of the checkpoint (gate for up, one expert for another), the message says which.
 
 ## Why it matters
-A scale that belongs to another tensor, groups along the wrong axis or an exchanged weight load without a word.
+A scale of another tensor, groups along the wrong axis or a swapped weight load without an error.
 
 ## How to fix
-Quantize again from the dense checkpoint. If the method moves weights on purpose (GPTQ, AWQ, SmoothQuant), see that the distance
-is of the order of a step.
+Quantize again from the dense checkpoint. If the method moves weights on purpose (GPTQ, AWQ, SmoothQuant), check that the
+distance is of the order of a step.
 
 ## When it can be wrong
-GPTQ corrects later columns for the errors of earlier ones, and so leaves the nearest number: what is less than a step away in
-the mean is CMP009's, a warning. Methods that scale weights (AWQ, SmoothQuant) or rotate them have other weights indeed.
+GPTQ corrects later columns for the errors of earlier ones, so its numbers are not the nearest ones: a mean distance below one
+step is the warning CMP009. Methods that scale weights (AWQ, SmoothQuant) or rotate them store other weights on purpose.
 
 ## Seen in
 vllm-project/vllm#5915, NVIDIA/Model-Optimizer#1807, unslothai/unsloth#6200
@@ -26,33 +27,37 @@ vllm-project/vllm#5915, NVIDIA/Model-Optimizer#1807, unslothai/unsloth#6200
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.comparison.comparison import Comparison
-from ckptcheck.comparison.naming import together
-from ckptcheck.comparison.stand_ins import told
-from ckptcheck.phrase import count
+from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.matching.name_groups import group_names
+from ckptcheck.compare.matching.quantized.swapped_weights import describe_swaps
+from ckptcheck.text.formatting import count
 
 
 @rule("CMP007", "beyond-quantization", severity="error", on="comparison")
-def check(seen: Comparison) -> Iterator[Problem]:
+def check(comparison: Comparison) -> Iterator[Problem]:
     groups: dict[bool, list[str]] = {}
     worst: dict[bool, tuple[float, float, float]] = {}
-    for pair, near, came_first in seen.findings.near:
-        if near.is_wrong(came_first=came_first):
+    for pair, distance, came_first in comparison.value_differences.quantized:
+        if distance.is_mismatch(came_first=came_first):
             groups.setdefault(came_first, []).append(pair.name)
             old = worst.get(came_first, (0.0, 0.0, 0.0))
-            worst[came_first] = max(old[0], near.rms), max(old[1], near.steps), max(old[2], near.largest)
+            worst[came_first] = max(old[0], distance.rms), max(old[1], distance.steps), max(old[2], distance.largest)
     for came_first, names in groups.items():
         rms, steps, largest = worst[came_first]
-        what = (
-            "the dense weight is not what the quantized one stands for"
+        sentence = (
+            "the dense weight does not equal the dequantized one"
             if came_first
-            else "the quantized weight does not stand for the dense one"
+            else "the quantized weight does not hold the values of the dense one"
         )
-        others = {name: other for name, other in seen.stand_ins.items() if name in names}
-        instead = f"; {count(len(others), 'stands', 'stand')} for another: {told(others)}" if others else ""
+        others = {name: other for name, other in comparison.swapped_weights.items() if name in names}
+        instead = (
+            f"; {count(len(others), 'holds another tensor', 'hold other tensors')}: {describe_swaps(others)}"
+            if others
+            else ""
+        )
         yield Problem(
-            f"{what} in {count(len(names), 'tensor', 'tensors')}: {together(names)}; {rms:.2g} steps of the grid apart in the "
-            f"mean, {steps:.3g} at most ({largest:.3g}), where rounding explains 0.5{instead}",
+            f"{sentence} in {count(len(names), 'tensor', 'tensors')}: {group_names(names)}; {rms:.2g} steps of the grid apart on "
+            f"average, {steps:.3g} at most ({largest:.3g}), where rounding explains 0.5{instead}",
             key=names[0],
-            hint="quantize again from the dense checkpoint" if not came_first else "dequantise again",
+            hint="dequantize again" if came_first else "quantize again from the dense checkpoint",
         )

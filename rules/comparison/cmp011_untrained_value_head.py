@@ -1,21 +1,21 @@
-"""The weights around a value head changed, and the head did not.
+"""The weights around a value head changed, but the head did not.
 
 ## What it checks
-Both sides have a value, reward or classification head of the same dtype. The two heads agree bit for bit, though most of the
-matrices beside them differ, and for no cause that is known: so a training run changed them.
+- Both sides have a value, reward or classification head of the same dtype.
+- The two heads are equal bit for bit, although most other matrices differ for no known cause: training changed them.
 
 ## Why it matters
-The head is the one part of a critic that starts from random numbers. One that never moves was left out of the optimizer, is
-not among `modules_to_save` of an adapter, or the copy that was saved is not the one that was trained. Whoever loads the
-checkpoint scores with random numbers, and nothing says so.
+The head is the only part of a critic that starts from random numbers. A head that never changes was left out of the optimizer
+or of an adapter's `modules_to_save`, or the saved copy is not the trained one. Whoever loads the checkpoint scores with
+random numbers, without a warning.
 
 ## How to fix
-See that the head is among the optimizer's parameters and has a gradient; with PEFT name it in `modules_to_save`. If it was
-trained and not saved, save the module that was trained.
+- Check that the head is among the optimizer's parameters and has a gradient; with PEFT, name it in `modules_to_save`.
+- If the head was trained but not saved, save the module that was trained.
 
 ## When it can be wrong
-The head was frozen on purpose, or one backbone was given another's head. Changes so small that bf16 rounds them away leave a
-head as it was; but then it was not trained either. It is skipped where a tolerance is given.
+The head was frozen on purpose, or a backbone received another's head. Changes so small that bf16 rounds them away leave the
+head as it was; but then it was not trained either. The rule is skipped where a tolerance is given.
 
 ## Seen in
 huggingface/transformers#26160 (another module than the trained one was saved), huggingface/peft#577 (the head keeps its random
@@ -25,8 +25,8 @@ start), unslothai/unsloth-zoo#1087 (merging left a trained head out)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.comparison.comparison import Comparison
-from ckptcheck.comparison.critic import compared_heads, moved_by_training
+from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.matching.value_heads import count_trained_matrices, list_compared_value_heads
 
 
 @rule(
@@ -34,23 +34,27 @@ from ckptcheck.comparison.critic import compared_heads, moved_by_training
     "untrained-value-head",
     severity="warning",
     on="comparison",
-    when=lambda seen: any(how.first == how.second for _, how in compared_heads(seen)),
+    when=lambda comparison: any(how.first == how.second for _, how in list_compared_value_heads(comparison)),
 )
-def check(seen: Comparison) -> Iterator[Problem]:
-    if seen.terms.rtol or seen.terms.atol:
-        raise Skip("with a tolerance a head that moved a little counts as equal")
-    different = {pair.name for pair, _, _ in seen.findings.different}
-    still = [pair for pair, how in compared_heads(seen) if how.first == how.second and pair.name not in different]
-    if not still:
+def check(comparison: Comparison) -> Iterator[Problem]:
+    if comparison.tolerance.rtol or comparison.tolerance.atol:
+        raise Skip("with a tolerance, a head that changed a little counts as equal")
+    different = {pair.name for pair, _, _ in comparison.value_differences.different}
+    unchanged = [
+        pair
+        for pair, how in list_compared_value_heads(comparison)
+        if how.first == how.second and pair.name not in different
+    ]
+    if not unchanged:
         return
-    moved, matrices = moved_by_training(seen)
-    if moved * 2 <= matrices:
+    changed, matrices = count_trained_matrices(comparison)
+    if changed * 2 <= matrices:
         return
-    for pair in still:
+    for pair in unchanged:
         yield Problem(
-            f"the head is the same in both checkpoints, bit for bit, though {moved:,} of {matrices:,} other matrices changed: "
-            "it was not trained, or what was trained was not saved",
-            file=seen.second.files.get(pair.names[1]),
+            f"the head is equal in both checkpoints, bit for bit, although {changed:,} of {matrices:,} other matrices changed: "
+            "it was not trained, or the trained copy was not saved",
+            file=comparison.second.files.get(pair.names[1]),
             key=pair.name,
-            hint="see that the optimizer has the head, and that the trained copy is the one that is saved",
+            hint="check that the optimizer has the head, and that the trained copy is the one that is saved",
         )

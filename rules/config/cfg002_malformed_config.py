@@ -1,21 +1,21 @@
-"""The config cannot be read, or gives a number as something else.
+"""The config cannot be read, or a number in it has another type.
 
 ## What it checks
-`config.json` (or `adapter_config.json`) is a JSON object, and its sizes and counts (layers, heads, hidden and
-intermediate size, vocabulary, experts) are whole numbers that are not negative, lists of them, or null. The nested
-config of the language model is looked at too.
+`config.json` (or `adapter_config.json`) is a JSON object, and its sizes and counts (layers, heads, hidden and intermediate
+size, vocabulary, experts) are non-negative integers, lists of them, or null. The nested config of the language model is
+checked too.
 
 ## Why it matters
-transformers, vLLM and SGLang stop on a file that is no JSON object. A number in quotes passes the parser and fails
-later, or is compared as text.
+transformers, vLLM and SGLang stop on a file that is no JSON object. A quoted number passes the parser and fails later, or is
+compared as text.
 
 ## How to fix
-Write the file anew with the library that made it, or correct the value.
+Write the file again with the library that made it, or correct the value.
 
 ## When it can be wrong
-A model with code of its own (`auto_map`) may write -1, a fraction or a word where its code computes the number;
-`--ignore CFG002` if that code is all that reads it. Only the settings that are named above are looked at, and only
-their type and sign: a wrong number is for CFG003 and CFG012 to CFG015, which hold it against the tensors.
+A model with its own code (`auto_map`) may write -1, a fraction or a word where its code computes the number: use `--ignore
+CFG002` if only that code reads it. The rule checks only the settings named above, and only their type and sign. CFG003 and
+CFG012 to CFG015 compare the numbers with the tensors.
 
 ## Seen in
 No public report: configs edited by hand.
@@ -38,17 +38,17 @@ NUMBERS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num
     "CFG002",
     "malformed-config",
     severity="error",
-    when=lambda ckpt: not ckpt.single and (ckpt.config is not None or ckpt.adapter is not None),
+    when=lambda ckpt: not ckpt.is_single_shard and (ckpt.config is not None or ckpt.adapter is not None),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("not-json", "not-object", "byte-order-mark", files=FILES):
-        yield replace(problem, message=f"the config cannot be read: {problem.message}", hint="write the file anew")
+        yield replace(problem, message=f"the config cannot be read: {problem.message}", hint="write the file again")
     if ckpt.config is None:
         return
     listed = ckpt.config.value.get("architectures")
     if listed is not None and not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
         yield Problem(
-            f"architectures is {listed!r:.60}, but it has to be a list of names",
+            f"architectures is {listed!r:.60}, but it must be a list of names",
             file=ckpt.config.file,
             key="architectures",
             hint='write ["…ForCausalLM"]',
@@ -57,9 +57,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         value = ckpt.config.get(name)
         if value is not None and not _sound(value):
             yield Problem(
-                f"{name} is {value!r:.60}, but it has to be a whole number that is not negative",
+                f"{name} is {value!r:.60}, but it must be a non-negative integer",
                 file=ckpt.config.file,
-                key=ckpt.config.key(name),
+                key=ckpt.config.key_path(name),
                 hint="correct the value",
             )
 

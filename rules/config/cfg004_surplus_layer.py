@@ -1,21 +1,20 @@
 """There are more layers than the config declares.
 
 ## What it checks
-No layer of the language model has a number at or beyond `num_hidden_layers`, except layers of multi-token prediction,
-which are recognised by what they hold (`eh_proj`, `enorm`, `hnorm`, `shared_head`, or a name with `mtp` or `nextn`).
+No layer of the language model has a number at or beyond `num_hidden_layers`, except layers of multi-token prediction, which
+the rule recognizes by their tensors (`eh_proj`, `enorm`, `hnorm`, `shared_head`, or a name with `mtp` or `nextn`).
 
 ## Why it matters
-transformers leaves the surplus layers out, so the model computes with fewer than it was trained with; vLLM stops with
-a KeyError for most architectures.
+transformers omits the surplus layers, so the model runs with fewer layers than it was trained with; vLLM stops with a
+KeyError for most architectures.
 
 ## How to fix
-Correct `num_hidden_layers`, or delete the layers that are left over from another model.
+Correct `num_hidden_layers`, or delete the layers if they come from another model.
 
 ## When it can be wrong
-Layers of multi-token prediction whose tensors have other names are taken for surplus, also when the config declares
-them: whether they are meant cannot be told from a number. So are blocks that code of the model's own (`auto_map`)
-reads beyond the declared ones. `--ignore CFG004` there. A surplus layer that holds such a name passes, whatever the
-config declares.
+Layers of multi-token prediction whose tensors have other names count as surplus, even if the config declares them, because a
+number does not identify them. So do blocks beyond the declared ones that the model's own code (`auto_map`) reads. Use
+`--ignore CFG004` in both cases. A surplus layer with one of the names above passes, whatever the config declares.
 
 ## Seen in
 No public report: configs copied from a smaller sibling.
@@ -24,28 +23,27 @@ No public report: configs copied from a smaller sibling.
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import ranges
+from ckptcheck.checkpoint.views import LayeredCheckpoint
+from ckptcheck.text.formatting import format_ranges
 
 
 @rule(
     "CFG004",
     "surplus-layer",
     severity="error",
-    when=lambda ckpt: bool(ckpt.anatomy.layers) and ckpt.anatomy.depth is not None and not ckpt.is_partial,
+    on="layers",
+    when=lambda ckpt: ckpt.components.num_layers is not None and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    anatomy = ckpt.anatomy
-    assert anatomy.stack is not None
-    assert anatomy.depth is not None
-    assert ckpt.config is not None
-    surplus = {layer for layer in anatomy.layers if layer >= anatomy.depth}
-    if surplus:
-        key = ckpt.config.key(*anatomy.depth_names)
+def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
+    anatomy = ckpt.components
+    declared = anatomy.num_layers
+    surplus = {layer for layer in anatomy.layers if declared is not None and layer >= declared}
+    if surplus and ckpt.config is not None:
+        key = ckpt.config.key_path(*anatomy.depth_names)
         yield Problem(
-            f"{key.rpartition('.')[2]} is {anatomy.depth}, but {anatomy.stack.prefix} has layers beyond that: "
-            f"{ranges(surplus)}; transformers leaves them out",
+            f"{key.rpartition('.')[2]} is {anatomy.num_layers}, but {anatomy.stack.prefix} has layers beyond that: "
+            f"{format_ranges(surplus)}; transformers omits them",
             file=ckpt.config.file,
             key=key,
-            hint="correct the number, or delete the layers if they are left over",
+            hint="correct the number, or delete the layers if they come from another model",
         )

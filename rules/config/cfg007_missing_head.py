@@ -1,22 +1,21 @@
 """The output head is missing although it is not tied to the embedding.
 
 ## What it checks
-A model with a language-modelling head whose config says `tie_word_embeddings: false` (or whose architecture does not
-tie by default) holds a tensor for that head: by name, or by the embedding's shape.
+A model with a language-modelling head whose config says `tie_word_embeddings: false` (or whose architecture does not tie by
+default) holds a tensor for that head, recognized by name or by the embedding's shape.
 
 ## Why it matters
-transformers starts the head from random numbers and warns; other converters tie it without a word. Either way logits
-are not what the author trained. A missing head is right only where it is tied.
+transformers initializes the head with random numbers and warns; other converters silently tie it. Either way the logits are
+not those of the trained model. A head may be missing only if it is tied.
 
 ## How to fix
 Save the head too, or set `tie_word_embeddings` to true if it is tied.
 
 ## When it can be wrong
-A model that is used for embeddings or hidden states alone may keep the architecture of the language model it came
-from and do without a head: loaded with `AutoModel` nothing is missing. Write the class without a head into
-`architectures`, or `--ignore CFG007`. Code of the model's own may tie the two whatever the config says. Another
-matrix of the embedding's shape outside of the layers, such as a second table, is taken for the head, so that the loss
-of the real one is not seen.
+A model that is used only for embeddings or hidden states may keep the architecture of its language model without a head:
+`AutoModel` misses nothing. Write the class without a head into `architectures`, or use `--ignore CFG007`. The model's own
+code may tie the two whatever the config says. Another matrix of the embedding's shape outside the layers, such as a second
+table, counts as the head and hides the loss of the real one.
 
 ## Seen in
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
@@ -41,24 +40,23 @@ WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
     when=lambda ckpt: (
         ckpt.config is not None
         and (ckpt.config.architecture or "").endswith(WITH_HEAD)
-        and ckpt.anatomy.tied is False
-        and ckpt.anatomy.embedding is not None
+        and ckpt.components.is_tied is False
+        and ckpt.components.embedding is not None
         and not ckpt.is_partial
     ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    anatomy = ckpt.anatomy
-    assert anatomy.embedding is not None
-    shape = ckpt.tensors[anatomy.embedding].shape
+    anatomy = ckpt.components
+    shape = ckpt.tensors[anatomy.embedding].shape if anatomy.embedding is not None else None
     alike = [name for name in anatomy.layout.outside if name != anatomy.embedding and ckpt.tensors[name].shape == shape]
     packed = any(PACKED_HEAD.search(name) for name in anatomy.layout.outside)
     numbered = [prefix for prefix in anatomy.layout.stacks if "head" in prefix]
-    if anatomy.head is None and not alike and not numbered and not packed:
+    if anatomy.lm_head is None and not alike and not numbered and not packed:
         said = ckpt.config is not None and ckpt.config.get("tie_word_embeddings") is False
         why = "tie_word_embeddings is false" if said else f"{ckpt.config.architecture} does not tie it"  # type: ignore[union-attr]
         yield Problem(
-            f"there is no output head (lm_head.weight), and {why}, so transformers starts it from random numbers",
+            f"there is no output head (lm_head.weight), and {why}, so transformers initializes it with random numbers",
             file="config.json",
             key="tie_word_embeddings",
             hint="save the head too, or set tie_word_embeddings to true if it is tied",

@@ -1,20 +1,20 @@
 """The token embedding is missing.
 
 ## What it checks
-A language model with layers holds a table of token embeddings (`embed_tokens`, `wte`, `word_embeddings`, …), or an
-output head that is tied to it.
+A language model with layers holds a table of token embeddings (`embed_tokens`, `wte`, `word_embeddings`, …), or an output
+head that is tied to it.
 
 ## Why it matters
-transformers starts it from random numbers, or leaves it without memory on the meta device. Conversions that drop
-shared tensors lose it when they keep the wrong one of the two names.
+transformers initializes it with random numbers, or leaves it on the meta device. Conversions that drop shared tensors lose it
+if they keep the wrong one of the two names.
 
 ## How to fix
 Convert again from a checkpoint that has it.
 
 ## When it can be wrong
-A model that is fed with vectors and not with tokens (speech, actions, protein structure) has no token table, and one
-with code of its own may call it by a name that nobody else uses. `--ignore CFG009` there. It goes by names: any table
-beside the layers that is called `embed`, `shared` or the like makes it quiet, whatever it is a table of.
+A model whose input is vectors instead of tokens (speech, actions, protein structure) has no token table, and a model with its
+own code may use another name. Use `--ignore CFG009` in both cases. The rule goes by names: any table beside the layers with a
+name like `embed` or `shared` silences it, whatever it holds.
 
 ## Seen in
 huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 (opt-125m)
@@ -23,24 +23,23 @@ huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.anatomy import EMBEDDING
-from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import EMBEDDING
 from ckptcheck.checkpoint.layout import ASIDE
 from ckptcheck.checkpoint.packing import PACKED
+from ckptcheck.checkpoint.views import LayeredCheckpoint
 
 
 @rule(
     "CFG009",
     "missing-embedding",
     severity="error",
-    when=lambda ckpt: (
-        bool(ckpt.anatomy.layers) and ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial
-    ),
+    on="layers",
+    when=lambda ckpt: ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    anatomy = ckpt.anatomy
-    if anatomy.embedding is not None or (anatomy.tied and anatomy.head is not None):
+    anatomy = ckpt.components
+    if anatomy.embedding is not None or (anatomy.is_tied and anatomy.lm_head is not None):
         return
     # Packed by a quantization it is no matrix; with several codebooks (MusicGen) there is a table for each.
     if anatomy.is_draft:
@@ -52,10 +51,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ]
     if any(EMBEDDING.search(name) and not ASIDE.search(name) for name in named):
         return
-    assert anatomy.stack is not None
     yield Problem(
         f"there are {len(anatomy.layers)} layers in {anatomy.stack.prefix}, but no token embedding; "
-        "transformers starts it from random numbers",
-        file=ckpt.holder(anatomy.stack.name(min(anatomy.layers))),
+        "transformers initializes it with random numbers",
+        file=ckpt.file_of(anatomy.stack.full_name(min(anatomy.layers))),
         hint="convert again from a checkpoint that has it",
     )

@@ -1,21 +1,21 @@
-"""Embedding or head have another number of rows than the vocabulary.
+"""The embedding or head does not have vocab_size rows.
 
 ## What it checks
-The token embedding and a stored output head have `vocab_size` rows. The config's `vocab_size` already includes
-padding rows; it is not the size of the tokenizer.
+The token embedding and a stored output head have `vocab_size` rows. The config's `vocab_size` already includes padding rows;
+it is not the size of the tokenizer.
 
 ## Why it matters
-transformers stops with a size mismatch, vLLM and SGLang with an assertion. Megatron pads the vocabulary for its
-tensor parallelism, and exporters forget to cut the padding off.
+transformers stops with a size mismatch, vLLM and SGLang with an assertion. Megatron pads the vocabulary for its tensor
+parallelism, and some exporters do not remove the padding.
 
 ## How to fix
-Cut the padding off, or write the number of rows as `vocab_size` if the rows are meant.
+Remove the padding, or set `vocab_size` to the number of rows if they are intended.
 
 ## When it can be wrong
-Code of the model's own may pad the vocabulary itself, or add rows for images and sounds, by a setting that nobody
-else knows; those of transformers' own architectures that do (Moshi, CPM-Ant, Mllama) are left out. `--ignore CFG012`
-there. It does not compare with the tokenizer (TOK001), and rows that are right in number may belong to other tokens.
-Packed embeddings are not counted.
+The model's own code may pad the vocabulary, or add rows for images and sounds, by a setting that ckptcheck does not know: use
+`--ignore CFG012`. The architectures of transformers that do so (Moshi, CPM-Ant, Mllama) are excluded. The rule does not
+compare with the tokenizer (TOK001), and the right number of rows may still belong to other tokens. Packed embeddings are not
+checked.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625, OpenHelix-Team/ReconVLA#7
@@ -24,35 +24,34 @@ NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625, OpenHelix-Tea
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 
 @rule(
     "CFG012",
     "vocabulary-mismatch",
     severity="error",
-    when=lambda ckpt: ckpt.config is not None and ckpt.anatomy.embedding is not None and not ckpt.is_partial,
+    on="config",
+    when=lambda ckpt: ckpt.components.embedding is not None and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.config is not None
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     declared = ckpt.config.integer("vocab_size")
-    for name in (ckpt.anatomy.embedding, ckpt.anatomy.head):
+    for name in (ckpt.components.embedding, ckpt.components.lm_head):
         if name is None or declared is None or not ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")):
             continue
         rows = ckpt.tensors[name].shape[0]
         if rows != declared and not _by_design(ckpt, rows):
             yield Problem(
-                f"it has {rows:,} rows, but {ckpt.config.key('vocab_size')} is {declared:,}; "
+                f"it has {rows:,} rows, but {ckpt.config.key_path('vocab_size')} is {declared:,}; "
                 "transformers and vLLM refuse to load it",
-                file=ckpt.holders[name],
+                file=ckpt.tensor_to_file[name],
                 key=name,
-                hint="cut off padding rows that an export left, or correct vocab_size if the rows are meant",
+                hint="remove padding rows that an export left, or correct vocab_size if the rows are intended",
             )
 
 
-def _by_design(ckpt: Checkpoint, rows: int) -> bool:
+def _by_design(ckpt: ConfiguredCheckpoint, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask."""
-    assert ckpt.config is not None
     declared = ckpt.config.integer("vocab_size") or 0
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 

@@ -1,19 +1,18 @@
-"""The model's tensors are of another width than the config declares.
+"""Tensors do not have the hidden_size that the config declares.
 
 ## What it checks
 The token embedding, a stored head and the layers' norms are `hidden_size` wide.
 
 ## Why it matters
-transformers stops with a size mismatch, vLLM and SGLang with an assertion or a shape error in the first matrix
-product.
+transformers stops with a size mismatch, vLLM and SGLang with an assertion or a shape error in the first matrix product.
 
 ## How to fix
-Take the config of this model; it is probably that of a sibling of another size.
+Use the config of this model; the present one probably belongs to another size of the family.
 
 ## When it can be wrong
-An embedding or head of another width that is projected to `hidden_size` is legal where the architecture says so; the
-settings ALBERT, OPT-350m, ELECTRA and others have for it are known. Another name for it fires: `--ignore CFG013`. In
-a layer only the two common norms are looked at, and tensors of the right width say nothing about the rest.
+An architecture may project an embedding or head of another width to `hidden_size`. The settings of ALBERT, OPT-350m, ELECTRA
+and others for this are known; another setting fires: use `--ignore CFG013`. In a layer only the two common norms are checked;
+tensors of the right width do not prove that the others are right.
 
 ## Seen in
 verl-project/verl#7610 (buffers concatenated over ranks)
@@ -22,9 +21,9 @@ verl-project/verl#7610 (buffers concatenated over ranks)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import HIDDEN
-from ckptcheck.phrase import ranges, shape
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.text.formatting import format_layers, format_shape
 
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 FACTORED = (
@@ -43,18 +42,17 @@ FACTORED = (
     "CFG013",
     "hidden-size-mismatch",
     severity="error",
-    when=lambda ckpt: ckpt.config is not None and bool(ckpt.anatomy.layers) and not ckpt.is_partial,
+    on="config",
+    when=lambda ckpt: bool(ckpt.components.layers) and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    anatomy, config = ckpt.anatomy, ckpt.config
-    assert config is not None
-    assert anatomy.stack is not None
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
+    anatomy, config = ckpt.components, ckpt.config
     width = config.integer(*HIDDEN)
-    if width is None:
+    if width is None or anatomy.stack is None:
         return
     if all(config.get(name) in (None, width) for name in FACTORED):
         # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
-        head = anatomy.head if (anatomy.head or "").endswith("lm_head.weight") else None
+        head = anatomy.lm_head if (anatomy.lm_head or "").endswith("lm_head.weight") else None
         for name in (anatomy.embedding, head):
             if (
                 name
@@ -62,22 +60,23 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 and ckpt.tensors[name].shape[1] != width
             ):
                 yield Problem(
-                    f"its shape is {shape(ckpt.tensors[name].shape)}, but {config.key(*HIDDEN)} is {width}",
-                    file=ckpt.holders[name],
+                    f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {config.key_path(*HIDDEN)} is {width}",
+                    file=ckpt.tensor_to_file[name],
                     key=name,
-                    hint="take the config of this model",
+                    hint="use the config of this model",
                 )
     for norm in NORMS:
         odd: dict[tuple[int, ...], list[int]] = {}
         for layer, names in anatomy.layers.items():
-            found = ckpt.tensors.get(anatomy.stack.name(layer, norm)) if norm in names else None
+            found = ckpt.tensors.get(anatomy.stack.full_name(layer, norm)) if norm in names else None
             if found is not None and found.shape != (width,):
                 odd.setdefault(found.shape, []).append(layer)
         for found_shape, layers in odd.items():
-            name = anatomy.stack.name(layers[0], norm)
+            name = anatomy.stack.full_name(layers[0], norm)
             yield Problem(
-                f"in layers {ranges(layers)} {norm} has the shape {shape(found_shape)}, but {config.key(*HIDDEN)} is {width}",
-                file=ckpt.holders[name],
+                f"in {format_layers(layers)} {norm} has the shape {format_shape(found_shape)}, but "
+                f"{config.key_path(*HIDDEN)} is {width}",
+                file=ckpt.tensor_to_file[name],
                 key=name,
-                hint="take the config of this model; a multiple of the width is a tensor concatenated over ranks",
+                hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
             )

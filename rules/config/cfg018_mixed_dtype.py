@@ -1,20 +1,20 @@
 """The same tensor has different dtypes in different layers.
 
 ## What it checks
-Among the floating-point dtypes of 16 bits and more, each tensor has one dtype over all layers (and all experts).
-Between different tensors dtypes may differ: norms and router biases are often kept in F32.
+Among the floating-point dtypes of 16 bits and more, each tensor has the same dtype in all layers (and all experts). Different
+tensors may have different dtypes: norms and router biases are often kept in F32.
 
 ## Why it matters
-Nobody chooses this: a merge of two checkpoints, a resumed conversion or a patched layer does. Engines cast silently
-to one dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
+This is rarely intended: it comes from a merge of two checkpoints, a resumed conversion or a patched layer. Engines silently
+cast to one dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
 
 ## How to fix
-Convert once more from one source, with one dtype.
+Convert again from one source, with one dtype.
 
 ## When it can be wrong
-Somebody may keep the first and the last layers, or those of multi-token prediction, in a wider dtype on purpose, and
-recipes with mixed precision do; that is why it is a warning. `--ignore CFG018` there. A model that was cast as a
-whole, or of which the same tensor was cast in every layer, is uniform and passes. Scales are not looked at.
+Recipes with mixed precision keep the first and the last layers, or those of multi-token prediction, in a wider dtype on
+purpose; therefore this is a warning. Use `--ignore CFG018` there. A model that was cast completely, or whose same tensor was
+cast in every layer, is uniform and passes. Scales are not checked.
 
 ## Seen in
 sgl-project/sglang#37133, sgl-project/sglang#31213 (biases of some layers cast)
@@ -24,17 +24,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.layout import INDEX
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.views import LayeredCheckpoint
+from ckptcheck.text.formatting import count, join_truncated
 
 FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
 
 
-@rule("CFG018", "mixed-dtype", severity="warning", when=lambda ckpt: bool(ckpt.anatomy.layers))
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    anatomy = ckpt.anatomy
-    assert anatomy.stack is not None
+@rule("CFG018", "mixed-dtype", severity="warning", on="layers")
+def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
+    anatomy = ckpt.components
     ours = anatomy.stack.prefix + "."
     found: dict[str, dict[str, list[str]]] = {}
     for name, tensor in ckpt.tensors.items():
@@ -52,8 +51,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         names = [name for template in templates for name in mixed[template][dtype]]
         yield Problem(
             f"{count(len(names), 'tensor is', 'tensors are')} {dtype} while the same in other layers or experts "
-            f"{'is' if len(names) == 1 else 'are'} {common}: {few(names)}",
-            file=ckpt.holders[min(names)],
+            f"{'is' if len(names) == 1 else 'are'} {common}: {join_truncated(names)}",
+            file=ckpt.tensor_to_file[min(names)],
             key=min(names),
-            hint="convert once more from one source, with one dtype",
+            hint="convert again from one source, with one dtype",
         )

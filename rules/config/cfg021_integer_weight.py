@@ -1,20 +1,20 @@
-"""A weight is labelled with a dtype of integers, and nothing says that it is quantized.
+"""A weight has an integer dtype, but nothing says that it is quantized.
 
 ## What it checks
-Where neither a config nor any scale shows a quantization, no tensor called `weight` or `…_proj` is labelled as integers (I8 to
+If neither a config nor a scale indicates quantization, no tensor called `weight` or `…_proj` is labelled as integers (I8 to
 I64, U8 to U64) or BOOL. Tables of indices, counters and masks have other names.
 
 ## Why it matters
-The bytes are right and the header is not: a BF16 weight under the label I16 has the right size. transformers 5.23 loads it
-without a word and takes each bit pattern for a number, so that weights of 0.01 become -17,408 and 14,848. Engines copy the
-integers into their own dtype alike.
+The bytes are right but the header is wrong: a BF16 weight labelled I16 has the right size. transformers 5.23 silently loads
+it and interprets each bit pattern as an integer, so weights of 0.01 become -17,408 and 14,848. Engines also copy the integers
+into their own dtype.
 
 ## How to fix
-Write the header again with the dtype that the bytes have; most often it is the one that `config.json` names.
+Write the header again with the dtype of the bytes; usually `config.json` names it.
 
 ## When it can be wrong
-A quantization of your own that keeps its scales elsewhere, and has no setting with "quant" in its name. In a quantized model
-QNT005 judges the weights by what is declared. Files without a readable config, adapters, and single shards are left out.
+A custom quantization may store its scales elsewhere and have no setting with "quant" in its name. In a quantized model,
+QNT005 compares the weights with the declaration. Files without a readable config, adapters and single shards are excluded.
 `--ignore CFG021`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
+from ckptcheck.text.formatting import count, join_truncated
 
 INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64))))
 
@@ -40,14 +40,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, tensor in ckpt.tensors.items():
         if tensor.dtype in INTEGERS and tensor.shape and name.endswith(("weight", "_proj")):
-            found.setdefault((ckpt.holders[name], tensor.dtype), []).append(name)
+            found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
     for (shard, dtype), names in found.items():
         yield Problem(
-            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}, and nothing is quantized here: transformers "
-            f"and engines take the bit patterns for numbers: {few(names)}",
+            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}, but nothing declares a quantization: transformers "
+            f"and engines read the bit patterns as integers: {join_truncated(names)}",
             file=shard,
             key=min(names),
-            hint="write the header again with the dtype that the bytes have",
+            hint="write the header again with the dtype of the bytes",
         )
     ckpt.require_headers()
 

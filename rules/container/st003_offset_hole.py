@@ -1,21 +1,21 @@
-"""Bytes between the tensors of a safetensors file belong to none.
+"""Bytes between the tensors of a safetensors file belong to no tensor.
 
 ## What it checks
-The first tensor begins where the data begins, and every other one where the one before it ends. This is about the
-space between entries that are sound in themselves; one whose length is wrong is ST005.
+The first tensor begins where the data begins, and every other tensor where the previous one ends. This rule covers gaps
+between entries of correct length; ST005 reports a wrong length.
 
 ## Why it matters
-The format allows no holes, so that nothing can hide in a file. safetensors refuses it (`invalid offset for tensor`),
-and fastsafetensors too (`InvalidOffset`). A hole is left where an entry was taken out of the header and its data was
-not, or where a writer aligns tensors by leaving bytes free.
+The format forbids holes, so that nothing can be hidden in a file. safetensors refuses it (`invalid offset for tensor`), and
+fastsafetensors too (`InvalidOffset`). A hole remains if an entry was removed from the header but its data was not, or if a
+writer aligns tensors by leaving bytes free.
 
 ## How to fix
-Write the file anew with safetensors' `save_file`. Where an entry is missing, take it from the original.
+Write the file again with safetensors' `save_file`. If an entry is missing, copy it from the original.
 
 ## When it can be wrong
-A writer that aligns tensors to pages for a reader of its own leaves holes on purpose; `--ignore ST003` where that
-reader is the only one. Where the header has an entry that cannot be understood, or a name twice, that is said in its
-place (ST020, ST013), for the hole may be theirs.
+A writer may leave holes on purpose to align tensors to pages: use `--ignore ST003` if only its own reader opens the file. If
+the header has an unreadable entry or a duplicate name, ST020 or ST013 is reported instead, because the hole may belong to
+that entry.
 
 ## Seen in
 ml-explore/mlx#4439 (a writer that was to leave gaps), antirez/h3.c#48
@@ -36,5 +36,5 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("hole"):
-        yield replace(problem, hint="write the file anew with safetensors' save_file")
+        yield replace(problem, hint="write the file again with safetensors' save_file")
     ckpt.require_headers()

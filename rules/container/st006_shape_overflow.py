@@ -4,15 +4,15 @@
 The product of a tensor's dimensions, and its size in bits, fit into 64 bits.
 
 ## Why it matters
-safetensors refuses the file (`overflow computing buffer size from shape and/or element type`). Readers that multiply
-without looking get a small number, allocate that, and write past it: a file like this is damaged, or made to attack.
+safetensors refuses the file (`overflow computing buffer size from shape and/or element type`). Readers that multiply without
+an overflow check get a small number, allocate that much, and write past it. Such a file is damaged, or an attack.
 
 ## How to fix
 Fetch the file again from a source you trust.
 
 ## When it can be wrong
-It cannot be: no machine holds such a tensor. A shape that is absurd but fits into 64 bits is ST005, as long as the
-data behind it is not as long.
+It cannot: no machine holds such a tensor. ST005 reports an absurd shape that fits into 64 bits, unless the data is equally
+long.
 
 ## Seen in
 No public report of such a file; safetensors has an error of its own for it, `ValidationOverflow`.

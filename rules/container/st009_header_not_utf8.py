@@ -1,19 +1,19 @@
 """The header of a safetensors file is not UTF-8 text.
 
 ## What it checks
-The header is valid UTF-8. Where it is not, bytes of it were changed: by a broken disk or transfer, by a transfer in
-text mode, or by a program that wrote names in another encoding.
+The header is valid UTF-8. Otherwise a broken disk or transfer, or a transfer in text mode, changed bytes of it, or a program
+wrote names in another encoding.
 
 ## Why it matters
-safetensors refuses the file (`invalid UTF-8 in header`). Where the header is damaged, so may be the data, which
-carries no checksum.
+safetensors refuses the file (`invalid UTF-8 in header`). If the header is damaged, the data, which has no checksum, may be
+damaged too.
 
 ## How to fix
 Fetch the file again, and compare its SHA-256 with the original's.
 
 ## When it can be wrong
-It fires on no file that safetensors reads. It is quiet when the bytes that changed are UTF-8 still, such as a letter
-that became another: then mostly a name differs, and IDX002, CFG005 or CFG017 sees that.
+It never fires on a file that safetensors reads. It is quiet if the changed bytes are still UTF-8, such as one letter in place
+of another: then usually a name differs, and IDX002, CFG005 or CFG017 reports it.
 
 ## Seen in
 No public report that names this cause; safetensors calls it `InvalidHeader`.

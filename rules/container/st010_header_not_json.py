@@ -1,21 +1,21 @@
 """The header of a safetensors file is not a JSON object.
 
 ## What it checks
-The header begins with `{`, as the format demands, and is one JSON object with nothing but white space after it. JSON
-is taken strictly, as safetensors takes it: no NaN, no numbers beyond a double, no half surrogate pairs.
+The header begins with `{`, as the format requires, and is one JSON object, followed only by white space. JSON is parsed
+strictly, as safetensors does: no NaN, no numbers beyond a double, no half surrogate pairs.
 
 ## Why it matters
-safetensors refuses the file (`invalid JSON in header`). White space before the `{` it lets pass so far, but the
-format forbids it and Galaxy, for one, does not take the file for safetensors. Where the header is damaged, so may be
-the data.
+safetensors refuses the file (`invalid JSON in header`). It accepts white space before the `{` so far, but the format forbids
+it, and Galaxy, for example, does not recognize the file as safetensors. If the header is damaged, the data may be damaged
+too.
 
 ## How to fix
-Fetch the file again. Where a program of yours writes headers, let `save_file` do it.
+Fetch the file again. If your own program writes headers, use `save_file` instead.
 
 ## When it can be wrong
-With white space before the `{` the file loads in safetensors 0.8, transformers, vLLM and SGLang: `--ignore ST010` if
-they are all that read it. A header above 32 MB that is not written as programs write it is not examined entry by
-entry; the scan then says that it could not look.
+With white space before the `{` the file loads in safetensors 0.8, transformers, vLLM and SGLang: use `--ignore ST010` if no
+other program reads it. A header above 32 MB in an unusual form is not examined entry by entry; the scan then reports that it
+could not check it.
 
 ## Seen in
 huggingface/safetensors#466 and #601 (a writer that wrote `{},"__metadata__"…`), tloen/alpaca-lora#628,

@@ -4,16 +4,16 @@
 The first 8 bytes, the length of the header, are not all zero.
 
 ## Why it matters
-safetensors refuses the file (`invalid JSON in header: EOF while parsing`). Zeros where there was something are what a
-crash leaves of a file whose size was recorded and whose content was not, and what a download leaves that reserves the
-space first. The rest of the file may be zero too, or stale.
+safetensors refuses the file (`invalid JSON in header: EOF while parsing`). A crash leaves zeros if the size of the file was
+recorded and its content was not; so does a download that reserves the space first. The rest of the file may be zero or stale
+too.
 
 ## How to fix
-Fetch or write the file again. For checkpoints of your own: flush and sync before the folder is announced as complete.
+Fetch or write the file again. For your own checkpoints: flush and sync before you announce the folder as complete.
 
 ## When it can be wrong
-It fires on no file that safetensors reads. Only the length is looked at: a header that became zeros behind it is
-ST010, and data that did, under a sound header, are for VAL003, VAL004 and VAL005, which need the values.
+It never fires on a file that safetensors reads. Only the length is checked: ST010 reports zeros in the rest of the header,
+and VAL003, VAL004 and VAL005, which need the values, report zeros in the data.
 
 ## Seen in
 EricTan7/VeritasPP#2, sgl-project/sglang#13870, sgl-project/sglang#14465, sgl-project/sglang#13729

@@ -1,19 +1,19 @@
-"""A safetensors file has no bytes at all.
+"""A safetensors file is empty.
 
 ## What it checks
 No `.safetensors` file is 0 bytes long.
 
 ## Why it matters
-safetensors refuses it (`header too small`), and with it transformers, vLLM and SGLang. A full disk, a killed process
-or `touch` leave such a file.
+safetensors refuses it (`header too small`), and with it transformers, vLLM and SGLang. A full disk, a killed process or
+`touch` leaves such a file.
 
 ## How to fix
-Fetch or write the file again, or remove it where it does not belong to the model.
+Fetch or write the file again, or remove it if it does not belong to the model.
 
 ## When it can be wrong
-Any empty `.safetensors` file in the folder counts, also one that no loader opens, such as a placeholder for an
-optimizer. Remove it, or `--ignore ST012`; without an index, loaders that glob stop at it all the same. A file being
-downloaded may be empty for a moment.
+Every empty `.safetensors` file in the folder counts, even one that no loader opens, such as a placeholder for an optimizer.
+Remove it, or use `--ignore ST012`; without an index, loaders that glob files stop at it anyway. A file being downloaded may
+be empty for a moment.
 
 ## Seen in
 kijai/ComfyUI-CogVideoXWrapper#239 (HeaderTooSmall)

@@ -1,20 +1,19 @@
-"""A git-LFS pointer stands in the place of a file.
+"""A file is a git-LFS pointer instead of its content.
 
 ## What it checks
-No file begins with `version https://git-lfs`. Weights, tokenizer, index, configs and code are looked at.
+No file begins with `version https://git-lfs`. The rule checks weights, tokenizer, index, configs and code.
 
 ## Why it matters
-The repository was cloned without git-LFS, so the file is a text of three lines. safetensors refuses it (`header too
-large`), sentencepiece and the JSON parsers refuse a tokenizer or an index like that, each with an error that does not
-name the cause.
+The repository was cloned without git-LFS, so the file is a text of three lines. safetensors refuses such a shard (`header too
+large`); sentencepiece and the JSON parsers refuse such a tokenizer or index. None of their errors names the cause.
 
 ## How to fix
 Install git-LFS and run `git lfs pull` in the clone, or fetch the files with `hf download`.
 
 ## When it can be wrong
-`git lfs pull --include` leaves the pointers of what nobody asked for. `pytorch_model.bin` and `adapter_model.bin` are
-left alone where the same model is there in safetensors; for other files that your loader does not need, `--ignore
-ST014`. On the Hub only files below 1 KB and the shards are looked at, which is enough for a pointer.
+`git lfs pull --include` leaves the pointers of all other files. `pytorch_model.bin` and `adapter_model.bin` are excluded if
+the same model exists in safetensors; for other files that your loader does not need, use `--ignore ST014`. On the Hub only
+files below 1 KB and the shards are checked, which is enough for a pointer.
 
 ## Seen in
 huggingface/transformers#27923, microsoft/OmniParser#34, codefuse-ai/MFTCoder#20, turboderp/exllama#242
@@ -39,4 +38,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _has_weights(ckpt: Checkpoint) -> bool:
-    return bool(ckpt.loaded) and all(name in ckpt.shards and ckpt.shards[name].readable for name in ckpt.loaded)
+    return bool(ckpt.model_files) and all(
+        name in ckpt.shards and ckpt.shards[name].readable for name in ckpt.model_files
+    )

@@ -1,20 +1,20 @@
-"""A web page or an error message of a web server stands in the place of a file.
+"""A file is a web page or an error message of a web server instead of its content.
 
 ## What it checks
-No file begins as HTML or XML does, or with what the Hub and S3 answer instead of a file: `Entry not found`, `Invalid
-username or password`, `Access to model … is restricted`, `<Error>`.
+No file begins like HTML or XML, or with an error response of the Hub or S3: `Entry not found`, `Invalid username or
+password`, `Access to model … is restricted`, `<Error>`.
 
 ## Why it matters
-`wget`, `curl -L` and browsers save whatever comes: a login page, the page that shows the file, a refusal. safetensors
-then says `header too large`, a JSON parser complains about line 1, and neither names the cause.
+`wget`, `curl -L` and browsers save whatever the server sends: a login page, the page that displays the file, a refusal.
+safetensors then reports `header too large`, a JSON parser complains about line 1, and neither names the cause.
 
 ## How to fix
-Use `hf download`, or the `resolve` address instead of the `blob` one, with a token where the model is gated.
+Use `hf download`, or the `resolve` address instead of the `blob` one, with a token if the model is gated.
 
 ## When it can be wrong
-A file that is meant to be a page, under a name of data: a license in `.txt` that was saved as HTML, a template in
-`.jinja` that begins with `<html`. No loader of weights minds those; `--ignore ST015`. An answer in other words, such
-as JSON with an `error`, is not recognised here; for a shard it is ST008 or ST010.
+A file may be HTML on purpose, under a name of data: a license in `.txt` that was saved as HTML, a template in `.jinja` that
+begins with `<html`. No loader of weights reads those: use `--ignore ST015`. The rule does not recognize other responses, such
+as JSON with an `error`; for a shard, ST008 or ST010 reports them.
 
 ## Seen in
 huggingface/diffusers#6713

@@ -1,19 +1,19 @@
 """The `__metadata__` of a safetensors file is not a map from strings to strings.
 
 ## What it checks
-`__metadata__` in the header, where there is one, is a JSON object whose values are all strings. (`null` passes here,
-as it does with safetensors; see ST017.)
+If the header has a `__metadata__`, it is a JSON object whose values are all strings. (`null` passes here, as with
+safetensors; see ST017.)
 
 ## Why it matters
-safetensors refuses the whole file (`invalid JSON in header: invalid type`). Other readers take numbers, so a writer
-that does not use safetensors itself does not notice. A tensor that is called `__metadata__` ends in the same place.
+safetensors refuses the whole file (`invalid JSON in header: invalid type`). Other readers accept numbers, so a writer that
+does not use safetensors does not notice. A tensor named `__metadata__` has the same effect.
 
 ## How to fix
 Write numbers, lists and objects as strings, for example with `json.dumps`.
 
 ## When it can be wrong
-Readers that take numbers and lists load the file, so a model that never leaves such a program is not hurt. What the
-strings say is not looked at: a `format` that is wrong is ST017, other keys are not judged.
+Readers that accept numbers and lists load the file, so a model that only they read works. The content of the strings is not
+checked: ST017 reports a wrong `format`, and other keys are ignored.
 
 ## Seen in
 huggingface/safetensors#278, huggingface/safetensors#849

@@ -1,20 +1,19 @@
-"""A safetensors file is whole and holds no tensor.
+"""A safetensors file is complete but holds no tensor.
 
 ## What it checks
 Every header lists at least one tensor.
 
 ## Why it matters
-Such a file is legal, and loaders pass over it without a word: where the model's weights should be in it, they start
-with random or uninitialised ones. A save that gathered nothing, on a rank that owns no part of the model or from an
-empty state dict, leaves one.
+Such a file is legal, and loaders silently skip it. If it should hold weights of the model, these stay random or
+uninitialized. A save that gathered nothing leaves such a file: on a rank that owns no part of the model, or from an empty
+state dict.
 
 ## How to fix
-Remove the file where nothing is meant to be in it; else look at the code that saved it.
+Remove the file if it should be empty; otherwise check the code that saved it.
 
 ## When it can be wrong
-A shard may be empty by design, for example one for every rank where some ranks own nothing; and so may a file that
-belongs to something else than the model. It is a warning for that. If weights are missing, CFG003, CFG005 or IDX002
-say which.
+A shard may be empty by design, for example one for every rank if some ranks own nothing, and so may a file that does not
+belong to the model: therefore this is a warning. If weights are missing, CFG003, CFG005 or IDX002 names them.
 
 ## Seen in
 huggingface/safetensors#466, huggingface/safetensors#601

@@ -1,20 +1,20 @@
-"""A shard disappeared or changed while it was being read.
+"""A shard disappeared or changed while ckptcheck read it.
 
 ## What it checks
-Every `.safetensors` file that was there when the folder was listed can be read, and has the size it had then.
+Every `.safetensors` file that existed when ckptcheck listed the folder can be read, and has the size it had then.
 
 ## Why it matters
-Something is writing to the folder: a save that is not finished, a sync, or the rotation that deletes old checkpoints.
-Whoever loads it now, such as a rollout engine that watches for new weights, gets parts of two states or an error.
-What the other rules say about this folder is true of a moment that has passed.
+Something is writing to the folder: an unfinished save, a sync, or the rotation that deletes old checkpoints. A program that
+loads it now, such as a rollout engine that watches for new weights, gets parts of two states or an error. The other findings
+about this folder describe a past moment.
 
 ## How to fix
-Check again when nothing writes to it. Save to a temporary folder and rename it when it is whole.
+Check again when nothing writes to it. Save to a temporary folder, and rename it when it is complete.
 
 ## When it can be wrong
-On a network file system a listing may be older than the file, so that a file which was complete seconds ago looks
-changed; scan again. Only what is read for the header is held against the listing: a large shard whose values are
-rewritten in place, or which grows, looks sound here (VAL011 sees one that shrinks while its values are read).
+On a network file system the listing may be older than the file, so a file that was completed seconds ago looks changed: scan
+again. The listing is compared only when the header is read: a large shard whose values are rewritten in place, or that grows,
+looks sound here (VAL011 reports one that shrinks while its values are read).
 
 ## Seen in
 No public report names it: a race shows as a truncated or missing file elsewhere (ST001, IDX001).

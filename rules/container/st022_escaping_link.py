@@ -1,21 +1,21 @@
-"""A file of the checkpoint is only a link to somewhere else.
+"""A file of the checkpoint is a link that points outside.
 
 ## What it checks
-No file is a symbolic link that leads out of the folder or to nothing. Links within the folder, and those of a
-snapshot in the Hugging Face cache to its blobs, are followed.
+No file is a symbolic link that points outside the folder or to nothing. Links within the folder, and those of a snapshot in
+the Hugging Face cache to its blobs, are followed.
 
 ## Why it matters
-ckptcheck does not follow such a link, so that a checkpoint cannot make it read other files: what the link leads to
-was not checked. A container that mounts the folder, `rsync -l`, `git` and an archive carry the link and not the file,
-so the model that arrives has a hole. A link to nothing is one already, such as one into a cache that was cleaned.
+ckptcheck does not follow such a link, so that a checkpoint cannot make it read other files: the target of the link is not
+checked. A container that mounts the folder, `rsync -l`, `git` and archives copy the link and not the file, so the copy of the
+model is incomplete. A link to nothing, for example into a cleaned cache, is already broken.
 
 ## How to fix
 Put the file itself into the folder: `cp --remove-destination "$(readlink -f FILE)" FILE`.
 
 ## When it can be wrong
-On this machine loaders follow the link, so a folder that is put together from links, to save space, loads here. Scan
-the folders that they lead to, and `--ignore ST022`; nothing vouches then for what is behind the links. Every file of
-the folder counts, also one that no loader needs.
+On this machine loaders follow the link, so a folder of links that saves space loads here. Scan the target folders, and use
+`--ignore ST022`; ckptcheck then does not check the targets as part of this folder. Every file of the folder counts, even one
+that no loader needs.
 
 ## Seen in
 microsoft/onnxruntime#27353 and NVIDIA/TensorRT-Edge-LLM#184 (readers that refuse links out of the folder)
@@ -25,15 +25,15 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
 
 
 @rule("ST022", "escaping-link", severity="error")
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for name, file in ckpt.files.items():
-        if file.leaves is not None:
+        if file.outside_link is not None:
             yield Problem(
-                f"it is only a link, to {clipped(file.leaves, 300)}, and was not followed",
+                f"it is only a link, to {clip(file.outside_link, 300)}, and was not followed",
                 file=name,
-                hint="put the file itself in place of the link; what it leads to was not checked",
+                hint="replace the link by the file itself; its target was not checked",
             )

@@ -1,18 +1,18 @@
-"""A setting stands twice in config.json.
+"""A setting occurs twice in config.json.
 
 ## What it checks
 No object in `config.json` or `adapter_config.json` has the same key twice.
 
 ## Why it matters
-transformers, vLLM and SGLang read the file with Python, where the last one counts. Whoever edited the first sees no
-effect, and a reader in another language may take that one. It is what is left when two configs are merged by hand.
+transformers, vLLM and SGLang read the file with Python, which keeps the last one. An edit of the first has no effect, and a
+reader in another language may use the first. Merging two configs by hand leaves such duplicates.
 
 ## How to fix
-Remove the one that is not meant.
+Remove the wrong one.
 
 ## When it can be wrong
-Where both give the same value nothing is wrong yet; the two are not compared. A setting that stands once at the top
-and once in a nested config is not meant here: those are two settings.
+If both have the same value, nothing is wrong yet; the rule does not compare them. A setting at the top level and one in a
+nested config are two different settings and pass.
 
 ## Seen in
 No public report: configs merged by hand.
@@ -35,6 +35,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for problem in ckpt.defects("duplicate-key", files=("config.json", "adapter_config.json")):
         yield replace(
             problem,
-            message="this setting stands twice, and Python takes the last",
-            hint="remove the one that is not meant",
+            message="this setting occurs twice, and Python keeps the last",
+            hint="remove the wrong one",
         )

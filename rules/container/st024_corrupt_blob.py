@@ -1,19 +1,19 @@
-"""A file of the Hugging Face cache is not what its name says.
+"""A file of the Hugging Face cache does not have the hash in its name.
 
 ## What it checks
-With `--verify-blobs`: every file of a cached snapshot that links to a blob named by a SHA-256 has that SHA-256. No network is
-needed. It reads every byte through a slow hash, so it is not done unless asked for.
+With `--verify-blobs`: every file of a cached snapshot that links to a blob named by a SHA-256 has that SHA-256. This needs no
+network, but hashes every byte slowly, so it is off by default.
 
 ## Why it matters
-A corrupt download of the right size passes every other check, and everybody on the machine loads it.
+A corrupt download of the right size passes every other check, and every user of the machine loads it.
 
 ## How to fix
 Delete the blob and fetch the file again.
 
 ## When it can be wrong
-A file that somebody edited in place, within the cache, is not corrupt but changed; whoever shares the cache has the
-change too. Only files that the Hub keeps by SHA-256 can be checked: configs and the tokenizer's small files are named
-by another hash and are not. A file that was corrupt before it was uploaded has the right SHA-256.
+A file that was edited in place within the cache is changed and not corrupt; every user of the cache has the change too. Only
+files that the Hub stores by SHA-256 can be checked: configs and the tokenizer's small files have another hash. A file that
+was corrupt before the upload has the right SHA-256.
 
 ## Seen in
 paiml/aprender#2337

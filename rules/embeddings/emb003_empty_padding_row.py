@@ -1,20 +1,24 @@
 """Rows of padding are empty.
 
 ## What it checks
-The untrained rows of EMB001 that no token has, because the vocabulary is padded to a multiple, that of the padding token, and
-those of placeholders that the output of an image or audio encoder replaces. The input row of config.json's pad_token_id also
-where it is eos too: `padding_idx` of torch keeps it at zero, and the model was trained with it so. Not of a Megatron run: its
-vocabulary is padded as a rule, and MEG022 looks at that.
+Untrained rows, as EMB001 defines it, that the model never reads:
+- rows without a token, because the vocabulary is padded to a multiple;
+- the row of the padding token, and of placeholders that the output of an image or audio encoder replaces;
+- the embedding row of config.json's pad_token_id, also if that is eos too: `padding_idx` of torch keeps it at zero, and the model
+  was trained with it so.
+
+It leaves out Megatron runs: their vocabulary is padded as a rule, and MEG022 checks that.
 
 ## Why it matters
-It does not, and this says that it was looked at: whoever resizes the embedding or adds tokens gets these rows first.
+These rows do no harm. The finding records that they were checked: whoever resizes the embedding or adds tokens gets them first.
 
 ## How to fix
 Nothing. Initialise the rows before you give them tokens.
 
 ## When it can be wrong
-It is true of many sound models. Where the tokenizer's ids are not read (SentencePiece alone), nobody knows where its tokens end:
-of the empty rows at the end, up to an eighth of all, this says only that they may be padding.
+- Many sound models have such rows.
+- If the tokenizer's ids cannot be read (SentencePiece alone), the number of tokens is unknown. Of the empty rows at the end, up to
+  an eighth of all, the message only says that they may be padding.
 
 ## Seen in
 huggingface/transformers#4875, NVIDIA-NeMo/Megatron-Bridge#5375
@@ -24,25 +28,25 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count
-from ckptcheck.values.untrained import untrained
-from ckptcheck.values.uses import listed
+from ckptcheck.text.formatting import count
+from ckptcheck.values.detectors.token_usage import format_tokens
+from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 
 
-@rule("EMB003", "empty-padding-row", severity="info", when=lambda ckpt: bool(ckpt.vocabularies))
+@rule("EMB003", "empty-padding-row", severity="info", when=lambda ckpt: bool(ckpt.vocabulary_tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for matrix in untrained(ckpt):
+    for matrix in find_untrained_rows(ckpt):
         for rows, one, several in (
-            (matrix.padding - matrix.tail, "row of padding is empty", "rows of padding are empty"),
+            (matrix.padding_rows - matrix.tail_rows, "row of padding is empty", "rows of padding are empty"),
             (
-                matrix.padding & matrix.tail,
+                matrix.padding_rows & matrix.tail_rows,
                 "last row is empty and may be padding",
                 "last rows are empty and may be padding",
             ),
         ):
             if rows:
                 yield Problem(
-                    f"{count(len(rows), one, several)}: {listed(ckpt, rows)}",
+                    f"{count(len(rows), one, several)}: {format_tokens(ckpt, rows)}",
                     file=matrix.file(rows),
                     key=matrix.name,
                     hint="nothing to do, unless you give these rows tokens",

@@ -1,32 +1,33 @@
 """A token that the model will meet has a row that was probably never trained.
 
 ## What it checks
-The tokens that the chat template emits, in the embedding; those that end a turn or a text, in the matrix that scores the next
-token. Their rows are not:
+It judges the embedding rows of the tokens that the chat template emits, and the output rows of those that end a turn or a text.
+Their rows are not:
 
-- the very bytes of other rows (of padding and unknown tokens only in the scores);
-- within 1 % of their length of another row, or of the mean of all rows, which is where `resize_token_embeddings` of transformers
-  starts new tokens (in numbers of 16 bits and more, and within a tenth of the rows' spread);
-- among a cluster: at least four rows whose mean magnitude is below 20 % of the median row's, which vary no more than rows of one
-  random draw do, with a gap of half their size to all others.
+- equal to other rows, byte for byte (a row of padding or unknown tokens counts only in the output);
+- within 1 % of their length of another row, or of the mean of all rows, where `resize_token_embeddings` of transformers starts
+  new tokens (in numbers of 16 bits and more, and within a tenth of the rows' spread);
+- in a cluster of small rows: at least four rows with a mean magnitude below 20 % of the median row's, whose sizes vary no more than
+  those of rows of one random draw, with a gap of half their size to all others.
 
-Rows that EMB001 and EMB004 name are left out. Not looked for in a Megatron run.
+EMB001 and EMB004 report some rows already; those are left out, and so are Megatron runs.
 
 ## Why it matters
-Rows are equal or alike when training never reached them: a base model under a chat template that it has not seen, or new
-tokens that were all started from one vector. The model reads noise at every turn, cannot tell the start of a turn from its
-end, or writes reserved tokens instead; tokens at the mean of all score alike, and never best. With LoRA, and embeddings frozen,
-SFT and RL do not mend it.
+Rows are equal or alike if training never reached them: a base model under a chat template that it has not seen, or new tokens that
+all started from one vector. The model reads noise at every turn, cannot tell the start of a turn from its end, or writes reserved
+tokens instead. Tokens at the mean of all rows score alike, and never best. SFT and RL with LoRA and frozen embeddings do not
+repair it.
 
 ## How to fix
 Train with the embedding and the head unfrozen, or use a template whose tokens the base model knows.
 
 ## When it can be wrong
-Before the first step of an SFT that trains the rows, copies and means are a fair start. A learning rate so small that rows
-move by less than 1 % leaves them near it, trained or not. A token may be a copy on purpose, as an alias.
-A cluster is a likelihood and no proof: tokens of another modality, trained under a norm of their own, may look so. Rows of
-tied embeddings that were never trained are about as large as trained ones and point nearly the same way, but so do those of
-control tokens after a short SFT, so neither is held against a row.
+- Before the first step of an SFT that trains the rows, copies and means are a sound start.
+- With a very small learning rate a trained row may stay within 1 % of where it started.
+- A token may be a copy on purpose, as an alias.
+- A cluster is likely but no proof: tokens of another modality, trained under a norm of their own, may form one.
+- It misses untrained rows of tied embeddings: they are about as large as trained ones and point nearly the same way, but so do
+  those of control tokens after a short SFT.
 
 ## Seen in
 unslothai/unsloth#915, unslothai/unsloth#1024
@@ -35,54 +36,62 @@ unslothai/unsloth#915, unslothai/unsloth#1024
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count
-from ckptcheck.values.copies import copies, indistinct_stops
-from ckptcheck.values.neighbours import near
-from ckptcheck.values.untrained import untrained
-from ckptcheck.values.uses import idle, listed, needed, writes_with
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
+from ckptcheck.text.formatting import count
+from ckptcheck.values.detectors.duplicate_rows import find_duplicate_rows, find_indistinct_stops
+from ckptcheck.values.detectors.near_duplicate_rows import find_near_duplicate_rows
+from ckptcheck.values.detectors.token_usage import (
+    find_filler_tokens,
+    find_output_matrix,
+    find_required_tokens,
+    format_tokens,
+)
+from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 
 
 @rule(
     "EMB005",
     "likely-untrained-token",
     severity="warning",
-    when=lambda ckpt: ckpt.tokenizer is not None and ckpt.anatomy.embedding is not None,
+    on="tokenizer",
+    when=lambda ckpt: ckpt.components.embedding is not None,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    judged = {matrix.name: matrix for matrix in untrained(ckpt)}
-    for name in dict.fromkeys((ckpt.anatomy.embedding, writes_with(ckpt))):
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
+    untrained = {matrix.name: matrix for matrix in find_untrained_rows(ckpt)}
+    for name in dict.fromkeys((ckpt.components.embedding, find_output_matrix(ckpt))):
         if name is None:
             continue
-        reasons, matrix = needed(ckpt, name), judged.get(name)
-        said = set(matrix.rows) if matrix is not None else set()
+        reasons, matrix = find_required_tokens(ckpt, name), untrained.get(name)
+        reported = set(matrix.rows) if matrix is not None else set()
         ignored: frozenset[int] = frozenset()
-        if name == writes_with(ckpt):
-            said |= indistinct_stops(ckpt).keys()
+        if name == find_output_matrix(ckpt):
+            reported |= find_indistinct_stops(ckpt).keys()
         else:
-            ignored = idle(ckpt)
-        how: dict[int, str] = {}
+            ignored = find_filler_tokens(ckpt)
+        descriptions: dict[int, str] = {}
         if matrix is not None:
-            alike = f"is one of {len(matrix.cluster):,} small rows that are as alike as rows of one random draw"
-            how |= dict.fromkeys(reasons.keys() & matrix.cluster, alike)
-        for row, others in copies(ckpt, name, reasons.keys() - said).items():
+            size = f"{len(matrix.cluster):,} small rows of one size"
+            cluster_text = f"is one of {size}, like rows that were initialised and never trained"
+            descriptions |= dict.fromkeys(reasons.keys() & matrix.cluster, cluster_text)
+        for row, others in find_duplicate_rows(ckpt, name, reasons.keys() - reported).items():
             if partners := [other for other in others if other not in ignored]:
-                how[row] = f"has the same bytes as {listed(ckpt, partners)}"
-        for row, close in near(ckpt, name, reasons.keys() - said - how.keys(), ignored).items():
-            if close.other is None:
-                how[row] = (
-                    f"is the mean of all rows but for {100 * close.distance:.2g}% of its length, as new tokens start"
-                )
+                descriptions[row] = f"has the same bytes as {format_tokens(ckpt, partners)}"
+        for row, neighbour in find_near_duplicate_rows(
+            ckpt, name, reasons.keys() - reported - descriptions.keys(), ignored
+        ).items():
+            distance = f"is within {100 * neighbour.distance:.2g}% of its length of"
+            if neighbour.other is None:
+                descriptions[row] = f"{distance} the mean of all rows, where a resized embedding starts new tokens"
             else:
-                how[row] = (
-                    f"is the row of {listed(ckpt, [close.other])} but for {100 * close.distance:.2g}% of its length"
-                )
-        if how:
-            first = min(how)
+                descriptions[row] = f"{distance} the row of {format_tokens(ckpt, [neighbour.other])}"
+        if descriptions:
+            first = min(descriptions)
             yield Problem(
-                f"{count(len(how), 'used token has a row', 'used tokens have rows')} that training seems not to have reached: "
-                f"{listed(ckpt, how)}; token {first} {how[first]}, and {reasons[first]}",
-                file=ckpt.holders[name],
+                f"{count(len(descriptions), 'used token has a row', 'used tokens have rows')} that training seems "
+                "not to have reached: "
+                f"{format_tokens(ckpt, descriptions)}; token {first} is used because {reasons[first]}, and its row "
+                f"{descriptions[first]}",
+                file=ckpt.tensor_to_file[name],
                 key=name,
                 hint="train these rows too, or use a chat template whose tokens the model knows",
             )

@@ -1,20 +1,19 @@
 """A reward or value head is stored under a name that its architecture does not load.
 
 ## What it checks
-A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such
-head at all. TRL's `v_head` beside a language model is what TRL's own class loads, and is left out.
+A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such head at
+all. TRL's `v_head` beside a language model is what TRL's own class loads, and is left out.
 
 ## Why it matters
-transformers starts `score` from random numbers and leaves the trained head out, with a warning nobody reads. With a
-language-model architecture the reward model answers with text in place of a score.
+transformers initializes `score` with random numbers and omits the trained head, with a warning that is easily missed. With a
+language-model architecture, the reward model answers with text instead of a score.
 
 ## How to fix
-Rename the tensor to what the architecture loads, or load the model with the class that saved it (TRL's value-head
+Rename the tensor to the name that the architecture loads, or load the model with the class that saved it (TRL's value-head
 model, OpenRLHF's `get_llm_for_sequence_regression`).
 
 ## When it can be wrong
-A critic that is only ever loaded by the trainer that wrote it is fine as it is: ignore the rule there, with that
-reason.
+If only the trainer that wrote the critic loads it, it works as it is: ignore the rule there, with that reason.
 
 ## Seen in
 OpenRLHF/OpenRLHF#542 (Llama-3-8b-rm-mixture)
@@ -23,9 +22,9 @@ OpenRLHF/OpenRLHF#542 (Llama-3-8b-rm-mixture)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.heads import is_language_model, is_scorer
-from ckptcheck.phrase import few
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.text.formatting import join_truncated
 
 LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classification_head.")
 
@@ -34,23 +33,25 @@ LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classificatio
     "HEAD004",
     "unloaded-score-head",
     severity="warning",
+    on="config",
     when=lambda ckpt: (
-        bool(ckpt.anatomy.scores) and (is_scorer(ckpt.config) or is_language_model(ckpt.config)) and not ckpt.is_partial
+        bool(ckpt.components.score_head_tensors)
+        and (is_scorer(ckpt.config) or is_language_model(ckpt.config))
+        and not ckpt.is_partial
     ),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.config is not None
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     scorer = is_scorer(ckpt.config)
     unloaded = [
         name
-        for name in ckpt.anatomy.scores
+        for name in ckpt.components.score_head_tensors
         if not (scorer and name.startswith(LOADED)) and not (not scorer and name.startswith("v_head."))
     ]
-    if unloaded and not (scorer and len(unloaded) < len(ckpt.anatomy.scores)):
+    if unloaded and not (scorer and len(unloaded) < len(ckpt.components.score_head_tensors)):
         loads = "loads its head as score.weight" if scorer else "loads no such head"
         yield Problem(
-            f"{ckpt.config.architecture} {loads}, so transformers leaves {few(unloaded)} out",
-            file=ckpt.holders[unloaded[0]],
+            f"{ckpt.config.architecture} {loads}, so transformers omits {join_truncated(unloaded)}",
+            file=ckpt.tensor_to_file[unloaded[0]],
             key=unloaded[0],
             hint="rename the tensor"
             if scorer

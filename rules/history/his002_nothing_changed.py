@@ -1,19 +1,19 @@
-"""The trainer took a step, and sent exactly what it had sent before.
+"""The trainer took a step and sent the same weights as before.
 
 ## What it checks
-Where the step (or, without steps, the loss) moved on, the digest of at least one sent tensor changed; where it is not known what
-was sent, that of at least one tensor of the engine.
+- If the step (or, without steps, the loss) moved on, the digest of at least one sent tensor changed.
+- If the record does not say what was sent, at least one tensor of the engine changed.
 
 ## Why it matters
-What is exported is not what is trained: a frozen copy, the base model of an adapter, a buffer that was gathered once. The engine
-then samples from the first policy for ever.
+- The job exports something else than it trains: a frozen copy, the base model of an adapter, or a buffer that was
+  gathered once. The engine then samples from the first policy for ever.
 
 ## How to fix
-Export from the parameters that the optimizer updates; merge the adapter before it is sent.
+- Export the parameters that the optimizer updates. Merge the adapter before you send it.
 
 ## When it can be wrong
-A first step with a learning rate of 0 (warm-up), or a step that was skipped for an overflow, changes nothing. From three such
-steps in a row on it is HIS003.
+- A first step with a learning rate of 0 (warm-up), or a step that was skipped for an overflow, changes nothing.
+  HIS003 reports three such steps in a row.
 
 ## Seen in
 volcengine/verl#7495 (the base weights pushed at every sync for two months)
@@ -22,18 +22,22 @@ volcengine/verl#7495 (the base weights pushed at every sync for two months)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History
-from ckptcheck.history.runs import frozen
+from ckptcheck.refit.history.history import History, find_unchanged_runs
 
 
-@rule("HIS002", "nothing-changed", severity="warning", on="history", when=lambda history: bool(history.steps))
+@rule("HIS002", "nothing-changed", severity="warning", on="history", when=lambda history: bool(history.step_pairs))
 def check(history: History) -> Iterator[Problem]:
-    for run in frozen(history):
+    for run in find_unchanged_runs(history):
         if len(run) < 3:
-            for turn in run:
-                side, number = turn.same or ("", 0)
-                what = "were sent as they were" if side == "sent" else "of the engine are as they were"
+            for pair in run:
+                side, number = pair.unchanged_side or ("", 0)
+                since = history.label(pair.before_index)
                 yield Problem(
-                    f"{history.name(turn.index)}: all {number:,} tensors {what} at {history.name(turn.earlier)}",
-                    hint="was the learning rate 0, or the step skipped? else export what the optimizer updates",
+                    f"{history.label(pair.index)}: "
+                    + (
+                        f"the trainer sent all {number:,} tensors as at {since}"
+                        if side == "sent"
+                        else f"all {number:,} tensors of the engine are as at {since}"
+                    ),
+                    hint="was the learning rate 0, or the step skipped? otherwise export what the optimizer updates",
                 )

@@ -1,18 +1,20 @@
-"""A tensor was sent with the same numbers at every step, while its siblings in other layers changed.
+"""A matrix was sent unchanged at every step, while its siblings in other layers changed.
 
 ## What it checks
-Over three or more steps that changed something, every matrix changed at least once, unless all of its kind stayed the same
-(which is how a part of a model is frozen on purpose). Norms and biases are left out, for bf16 may round a step in them to
-nothing, and so are single experts, for one that no token is routed to has no gradient.
+- Over three or more steps that changed something, every matrix changed at least once.
+- If all matrices of a kind stayed the same, the rule does not report them: that is how a job freezes a part of the
+  model on purpose.
+- The rule leaves out norms and biases (in bf16 a step may round to nothing) and single experts (an expert that no
+  token is routed to has no gradient).
 
 ## Why it matters
-It is outside of the optimizer, or a stage of the pipeline exports a copy that nobody updates.
+- The tensor is outside of the optimizer, or a pipeline stage exports a copy that nobody updates.
 
 ## How to fix
-Look for it among the optimizer's parameters, and for what exports it.
+- Look for the tensor among the optimizer's parameters, and for the code that exports it.
 
 ## When it can be wrong
-Lower layers that were frozen on purpose.
+- Lower layers that were frozen on purpose.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259 (layers of the second pipeline stage)
@@ -21,8 +23,8 @@ NVIDIA-NeMo/RL#3259 (layers of the second pipeline stage)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History, kind, matrices
-from ckptcheck.phrase import count, few
+from ckptcheck.refit.history.history import History, name_pattern, trainable_matrices
+from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 3
 
@@ -32,16 +34,16 @@ STEPS = 3
     "never-updated",
     severity="warning",
     on="history",
-    when=lambda history: sum(bool(turn.moved) for turn in history.steps) >= STEPS,
+    when=lambda history: sum(bool(pair.sent_changed) for pair in history.step_pairs) >= STEPS,
 )
 def check(history: History) -> Iterator[Problem]:
-    never = set(history.never)
-    alive = {kind(name) for name in history.syncs[-1].sent if name not in never}
-    left = sorted(name for name in matrices(never) if kind(name) in alive)
-    if left:
+    constant = set(history.constant_names)
+    changing_kinds = {name_pattern(name) for name in history.syncs[-1].sent if name not in constant}
+    names = sorted(name for name in trainable_matrices(constant) if name_pattern(name) in changing_kinds)
+    if names:
         yield Problem(
-            f"{count(len(left), 'matrix', 'matrices')} never changed over {count(len(history.steps), 'step')} though others of"
-            f" their kind did: {few(left)}",
-            key=left[0],
+            f"{count(len(names), 'matrix', 'matrices')} never changed over {count(len(history.step_pairs), 'step')} although"
+            f" others of their kind did: {join_truncated(names)}",
+            key=names[0],
             hint="look for it among the optimizer's parameters",
         )

@@ -1,17 +1,18 @@
-"""The trainer sent what it had sent at an older step.
+"""The trainer sent weights of an older step again.
 
 ## What it checks
-No matrix that changed since comes back, bit for bit, to what was sent at an earlier step than the one before.
+- Take a matrix that changed at a sync. Its new value is not, bit for bit, the value it had at any earlier step (other
+  than the one right before).
 
 ## Why it matters
-Numbers do not come back by training. A buffer that is used in turns, a checkpoint that was loaded in between, or two senders push
-an old policy under a new version.
+- Training does not bring old values back. Buffers that are used in turns, a checkpoint that was loaded in between, or
+  a second sender push an old policy under a new version.
 
 ## How to fix
-Look at who else writes to the engine, and at buffers that are filled while they are sent.
+- Look for another process that writes to the engine, and for buffers that are filled while they are sent.
 
 ## When it can be wrong
-A job that goes back to an older checkpoint on purpose, and goes on counting steps.
+- A job may return to an older checkpoint on purpose and go on counting steps.
 
 ## Seen in
 radixark/miles#1724 (a recovered engine serves an old sync), THUDM/slime#1695 (after a resume)
@@ -20,27 +21,27 @@ radixark/miles#1724 (a recovered engine serves an old sync), THUDM/slime#1695 (a
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History, matrices
-from ckptcheck.phrase import count, few
+from ckptcheck.refit.history.history import History, trainable_matrices
+from ckptcheck.text.formatting import count, list_unless_single
 
 
-@rule("HIS006", "stale-push", severity="error", on="history", when=lambda history: len(history.steps) > 1)
+@rule("HIS006", "stale-push", severity="error", on="history", when=lambda history: len(history.step_pairs) > 1)
 def check(history: History) -> Iterator[Problem]:
-    for turn in history.steps:
-        older = range(turn.earlier - 1, -1, -1)
-        found: dict[int, list[str]] = {}
-        for name in matrices(turn.moved):
-            now = turn.after.sent[name]
-            for index in older:
-                past = history.syncs[index]
-                if past.run == turn.after.run and past.sent.get(name) == now:
-                    found.setdefault(index, []).append(name)
+    for pair in history.step_pairs:
+        old_names: dict[int, list[str]] = {}
+        for name in trainable_matrices(pair.sent_changed):
+            digest = pair.after.sent[name]
+            for index in range(pair.before_index - 1, -1, -1):
+                older = history.syncs[index]
+                if older.run == pair.after.run and older.sent.get(name) == digest:
+                    old_names.setdefault(index, []).append(name)
                     break
-        for index, names in sorted(found.items()):
-            whole = len(names) == sum(1 for _ in matrices(turn.moved))
-            what = "everything that changed" if whole else count(len(names), "tensor")
+        for index, names in sorted(old_names.items()):
+            is_everything = len(names) == sum(1 for _ in trainable_matrices(pair.sent_changed))
+            description = "every changed tensor" if is_everything else count(len(names), "tensor")
             yield Problem(
-                f"{history.name(turn.index)}: {what} was sent as it was at {history.name(index)}: {few(names)}",
+                f"{history.label(pair.index)}: the trainer sent the values of {history.label(index)} for {description}"
+                f"{list_unless_single(names)}",
                 key=sorted(names)[0],
-                hint="look at who else writes, and at buffers that are reused while they are sent",
+                hint="look for another process that writes, and for buffers that are reused while they are sent",
             )

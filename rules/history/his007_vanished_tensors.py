@@ -1,17 +1,17 @@
-"""Tensors that were sent before are not sent any more.
+"""The trainer stopped sending tensors, or the engine lost some.
 
 ## What it checks
-What is sent at a sync is what was sent at the one before, or something else altogether (an adapter in place of its base). The
-same holds for the names of the engine's tensors.
+- Each sync sends all the tensors of the sync before, or an entirely different set (an adapter in place of its base).
+- The same holds for the names of the engine's tensors.
 
 ## Why it matters
-A tensor that is not sent stays as it was in the engine, and nothing says so.
+- A tensor that is not sent keeps its old value in the engine, and nothing says so.
 
 ## How to fix
-Compare the two exports; a stage of the pipeline or a rank that failed to join is the usual cause.
+- Compare the two exports. The usual cause is a pipeline stage or a rank that failed to join.
 
 ## When it can be wrong
-A job that stops sending what it freezes.
+- A job may stop sending the tensors that it freezes.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259, NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, exit code 0)
@@ -20,25 +20,25 @@ NVIDIA-NeMo/RL#3259, NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History
-from ckptcheck.phrase import count, few
+from ckptcheck.refit.history.history import History
+from ckptcheck.text.formatting import count, join_truncated
 
 
-@rule("HIS007", "vanished-tensors", severity="error", on="history", when=lambda history: bool(history.turns))
+@rule("HIS007", "vanished-tensors", severity="error", on="history", when=lambda history: bool(history.pairs))
 def check(history: History) -> Iterator[Problem]:
-    for turn in history.turns:
-        for side, before, after in (
-            ("sent before and {} not now", turn.before.sent, turn.after.sent),
-            ("in the engine before and {} not now", turn.before.held, turn.after.held),
+    for pair in history.pairs:
+        for before, after, is_sent in (
+            (pair.before.sent, pair.after.sent, True),
+            (pair.before.held, pair.after.held, False),
         ):
-            gone = [name for name in before if name not in after]
-            came = [name for name in after if name not in before]
-            if not gone or not after or came:
+            missing_names = [name for name in before if name not in after]
+            added_names = [name for name in after if name not in before]
+            if not missing_names or not after or added_names:
                 continue
-            was, now = ("was", "is") if len(gone) == 1 else ("were", "are")
-            said = f"{count(len(gone), 'tensor')} of {len(before):,} {was} {side.format(now)}"
+            number = f"{len(missing_names):,} of {count(len(before), 'tensor')}"
+            description = f"the trainer no longer sends {number}" if is_sent else f"the engine no longer has {number}"
             yield Problem(
-                f"{history.name(turn.index)}: {said}: {few(gone)}",
-                key=gone[0],
-                hint="compare what is exported now with what was before",
+                f"{history.label(pair.index)}: {description}: {join_truncated(missing_names)}",
+                key=missing_names[0],
+                hint="compare what is exported now with what was exported before",
             )

@@ -1,17 +1,20 @@
-"""The engine holds something else than was sent, in a tensor that it holds as it is sent.
+"""The engine holds other values than were sent, in a tensor that it stores as sent.
 
 ## What it checks
-A tensor of the same name whose digest in the engine was that of what was sent at some sync has it at every sync. Tensors that the
-engine fuses, shards, casts or packs never have; they are left out. What is as it was before is HIS001.
+- If the engine's digest of a tensor equals the digest of the sent tensor of that name at one sync, it does so at
+  every sync.
+- The rule leaves out tensors that the engine fuses, shards, casts or packs: their digests never equal.
+- HIS001 reports a tensor that kept its old value.
 
 ## Why it matters
-The engine computes with other numbers than the trainer has.
+- The engine computes with other values than the trainer.
 
 ## How to fix
-Look at the update path of the named tensors; a trial (`ckptcheck refit`) names the cause.
+- Look at the update path of the named tensors. A trial (`ckptcheck refit`) names the cause.
 
 ## When it can be wrong
-It needs both digests by the same function, as a trial and `ckptcheck.watch` with an engine in reach record them.
+- The rule needs both digests from the same function. A trial records them, and so does `ckptcheck.watch` with an
+  engine it can reach.
 
 ## Seen in
 sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
@@ -20,8 +23,8 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History, as_sent
-from ckptcheck.phrase import count, few
+from ckptcheck.refit.history.history import History, tensors_stored_as_sent
+from ckptcheck.text.formatting import count, list_unless_single
 
 
 @rule(
@@ -32,19 +35,19 @@ from ckptcheck.phrase import count, few
     when=lambda history: sum(sync.alike and bool(sync.held) for sync in history.syncs) > 1,
 )
 def check(history: History) -> Iterator[Problem]:
-    stale = {turn.index: set(history.stale(turn)) for turn in history.turns}
+    stale = {pair.index: set(history.stale_tensors(pair)) for pair in history.pairs}
     for index, sync in enumerate(history.syncs):
         if not sync.alike:
             continue
         names = {
-            key.partition("/")[2]
-            for key in history.plain - as_sent(sync) - stale.get(index, set())
-            if key in sync.held and key.partition("/")[2] in sync.sent
+            place.partition("/")[2]
+            for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
+            if place in sync.held and place.partition("/")[2] in sync.sent
         }
         if names:
-            where = f"{count(len(names), 'tensor')}: {few(names)}"
             yield Problem(
-                f"{history.name(index)}: the engine holds other numbers than were sent in {where}",
+                f"{history.label(index)}: the engine holds other values than the trainer sent in"
+                f" {count(len(names), 'tensor')}{list_unless_single(names)}",
                 key=min(names),
                 hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
             )

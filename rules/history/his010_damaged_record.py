@@ -1,16 +1,16 @@
 """Lines of the record are damaged.
 
 ## What it checks
-Every line is a sync, but for a last one that was cut off while it was written.
+- Every line of the record is a sync. A last line that was cut off while it was written is allowed.
 
 ## Why it matters
-A sync that is missing from the record is one that no other rule has looked at.
+- No other rule sees a sync that is missing from the record.
 
 ## How to fix
-Nothing can be got back. Write to a disk that is not full, and from one process.
+- The damaged lines cannot be recovered. Write to a disk that is not full, and from one process.
 
 ## When it can be wrong
-A file that was edited by hand.
+- Somebody may have edited the file by hand.
 
 ## Seen in
 Jobs that were killed while another process wrote to the same file
@@ -19,16 +19,16 @@ Jobs that were killed while another process wrote to the same file
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.history.history import History
-from ckptcheck.phrase import count, ranges
+from ckptcheck.refit.history.history import History
+from ckptcheck.text.formatting import count, format_ranges
 
 
 @rule("HIS010", "damaged-record", severity="warning", on="history")
 def check(history: History) -> Iterator[Problem]:
-    if history.damaged:
-        first = min(history.damaged)
-        lines = f"{count(len(history.damaged), 'line')} cannot be read: {ranges(history.damaged)}"
+    if history.damaged_lines:
+        first = min(history.damaged_lines)
+        lines = f"{count(len(history.damaged_lines), 'line')} cannot be read: {format_ranges(history.damaged_lines)}"
         yield Problem(
-            f"{lines} (line {first}: {history.damaged[first]})",
-            hint="the syncs around them were compared with each other",
+            f"{lines} (line {first}: {history.damaged_lines[first]})",
+            hint="the check compared the syncs before and after these lines with each other",
         )

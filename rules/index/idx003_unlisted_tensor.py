@@ -5,16 +5,15 @@ Every tensor in the header of an indexed shard has an entry in `weight_map`.
 
 ## Why it matters
 Consumers disagree: vLLM and SGLang read every tensor of every shard, while loaders and exporters that walk the index
-(Model-Optimizer, transformers 4, MLX) leave the tensor out without a word. Layers of multi-token prediction vanish
-this way.
+(Model-Optimizer, transformers 4, MLX) silently omit the tensor. Layers of multi-token prediction get lost this way.
 
 ## How to fix
-`ckptcheck scan --fix` writes the index anew from the headers.
+`ckptcheck scan --fix` writes the index again from the headers.
 
 ## When it can be wrong
-Where only vLLM or SGLang load the model, every tensor of a named shard arrives, and the index makes no difference.
-`--ignore IDX003` there. Every tensor of the shard counts, also one that nobody misses, such as a rotary buffer.
-Tensors in files that the index does not name at all are SET004's.
+If only vLLM or SGLang loads the model, every tensor of a named shard is loaded whatever the index says: use `--ignore
+IDX003`. Every tensor of the shard counts, even one that no loader needs, such as a rotary buffer. SET004 reports files that
+the index does not name.
 
 ## Seen in
 NVIDIA/Model-Optimizer#2427, osaurus-ai/vmlx-swift#388
@@ -23,23 +22,23 @@ NVIDIA/Model-Optimizer#2427, osaurus-ai/vmlx-swift#388
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.views import IndexedCheckpoint
+from ckptcheck.text.formatting import count, join_truncated
 
 
-@rule("IDX003", "unlisted-tensor", severity="error", when=lambda ckpt: ckpt.index_decides)
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.index is None or ckpt.index_agrees:
+@rule("IDX003", "unlisted-tensor", severity="error", on="index", when=lambda ckpt: ckpt.index_decides)
+def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
+    if ckpt.index_agrees:
         return
     unlisted: dict[str, list[str]] = {}
-    for tensor in ckpt.holders.keys() - ckpt.index.weight_map.keys():
-        unlisted.setdefault(ckpt.holders[tensor], []).append(tensor)
+    for tensor in ckpt.tensor_to_file.keys() - ckpt.index.weight_map.keys():
+        unlisted.setdefault(ckpt.tensor_to_file[tensor], []).append(tensor)
     for shard, tensors in sorted(unlisted.items()):
         one = len(tensors) == 1
         yield Problem(
             f"{count(len(tensors), 'tensor')} in this shard {'is' if one else 'are'} not in the index, "
-            f"so loaders that walk the index leave {'it' if one else 'them'} out: {few(tensors)}",
+            f"so loaders that follow the index omit {'it' if one else 'them'}: {join_truncated(tensors)}",
             file=shard,
             key=min(tensors),
-            hint="ckptcheck scan --fix writes the index anew from the headers",
+            hint="ckptcheck scan --fix writes the index again from the headers",
         )

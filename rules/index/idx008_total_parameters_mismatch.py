@@ -1,20 +1,20 @@
 """The index's total_parameters is far from what the shards hold.
 
 ## What it checks
-`metadata.total_parameters` of the index is within 10 % of the elements that the shards' headers add up to. It is a
-count of parameters, so buffers and tied weights make small differences legal. Quantized checkpoints pack several
-parameters into one element and are left out.
+`metadata.total_parameters` of the index is within 10 % of the elements that the shards' headers add up to. It counts
+parameters, so buffers and tied weights cause small legal differences. Quantized checkpoints, which pack several parameters
+into one element, are excluded.
 
 ## Why it matters
 The Hub shows this number as the model's size, and tools choose hardware by it.
 
 ## How to fix
-Save the index anew with the library that wrote it, or correct the number.
+Save the index again with the library that wrote it, or correct the number.
 
 ## When it can be wrong
-A model that is packed without saying so in `config.json`, such as a GPTQ one with only `quantize_config.json`, has
-fewer elements than parameters. An author may also have written the active parameters of a mixture of experts on
-purpose. `--ignore IDX008` there. Within 10 % it is quiet, also when a layer of many is lost (CFG003 counts layers).
+A model that is packed but does not say so in `config.json`, such as a GPTQ model with only `quantize_config.json`, has fewer
+elements than parameters. An author may also write the active parameters of a mixture of experts on purpose. Use `--ignore
+IDX008` in both cases. The rule is quiet within 10 %, even if one of many layers is lost (CFG003 counts layers).
 
 ## Seen in
 huggingface/huggingface_hub#4221 (a 7.6 B model that says 333,312)
@@ -24,21 +24,21 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.views import IndexedCheckpoint
 
 
 @rule(
     "IDX008",
     "total-parameters-mismatch",
     severity="warning",
+    on="index",
     when=lambda ckpt: (
         ckpt.index_decides
         and "total_parameters" in ckpt.index.metadata
-        and not (ckpt.config is not None and ckpt.config.quantized)
+        and not (ckpt.config is not None and ckpt.config.is_quantized)
     ),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.index is not None
+def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     declared = ckpt.index.metadata["total_parameters"]
     actual = sum(prod(tensor.shape) for tensor in ckpt.tensors.values())

@@ -1,18 +1,19 @@
 """Nothing was compared: the two sides have no point in common.
 
 ## What it checks
-At least one module's output is there on both sides under the same name and with the same shape.
+The output of at least one module exists on both sides under the same name and with the same shape.
 
 ## Why it matters
-A comparison of nothing is no proof that the sides agree.
+A comparison of nothing does not prove that the sides agree.
 
 ## How to fix
-Dump the same prompt on both sides, the prompt only: a trainer's forward goes over prompt and response, an engine's prefill over
-the prompt. Names are matched by the plain Hugging Face form; where projections are joined, name the checkpoint as well, so that
-its config tells how.
+- Dump the same prompt on both sides, and only the prompt: a trainer's forward pass covers prompt and response, an engine's
+  prefill covers the prompt.
+- ckptcheck matches names in the plain Hugging Face form. Where projections are fused, name the checkpoint as well, so that its
+  config says how to split them.
 
 ## When it can be wrong
-Never: there was nothing.
+Never: there was nothing to compare.
 
 ## Seen in
 the verl/msProbe guide to consistency dumps
@@ -21,19 +22,28 @@ the verl/msProbe guide to consistency dumps
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.localize.localization import Localization
-from ckptcheck.phrase import count
+from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.text.formatting import count
 
 
 @rule("LOC003", "nothing-compared", severity="error", on="localization")
-def check(seen: Localization) -> Iterator[Problem]:
-    if seen.points:
+def check(evidence: Localization) -> Iterator[Problem]:
+    if evidence.points:
         return
-    here, there = seen.unmatched.values()
-    names = [name for name in here if name in seen.other]
-    if names:
-        a, b = (list(held[names[0]].shape) for held in (seen.reference, seen.other))
-        said = f"{count(len(names), 'point has', 'points have')} another shape on the other side, as {names[0]}: {a} and {b}"
+    reference_names, other_names = evidence.unmatched.values()
+    shared_names = [name for name in reference_names if name in evidence.other]
+    if shared_names:
+        reference_shape, other_shape = (
+            list(activations[shared_names[0]].shape) for activations in (evidence.reference, evidence.other)
+        )
+        detail = (
+            f"{count(len(shared_names), 'module output has', 'module outputs have')} another shape "
+            f"on the other side, such as {shared_names[0]}:"
+            f" {reference_shape} and {other_shape}"
+        )
     else:
-        said = f"{seen.sides[0]} has {count(len(here), 'point')}, {seen.sides[1]} {len(there)}, and no name is on both"
-    yield Problem(f"nothing was compared: {said}", hint="dump the same prompt, and only the prompt, on both sides")
+        detail = (
+            f"{evidence.sides[0]} has {count(len(reference_names), 'module output')}, {evidence.sides[1]} {len(other_names)},"
+            " and no module name occurs on both sides"
+        )
+    yield Problem(f"nothing was compared: {detail}", hint="dump the same prompt, and only the prompt, on both sides")

@@ -1,18 +1,19 @@
-"""A module gives out NaN or Inf.
+"""The output of a module contains NaN or Inf.
 
 ## What it checks
 The first point at which one side, or both, have a number that is not finite.
 
 ## Why it matters
-Whatever comes after it is not finite either, and an engine samples from it all the same: it answers with garbage, or with one token
-for ever.
+Every module after it has non-finite output too, and the engine samples from that all the same: it answers with garbage, or with
+one token for ever.
 
 ## How to fix
-On one side only: what that side does to the weights (a scale that is missing, a packed copy, float16 where the model needs
-bfloat16). On both: the weights themselves; ckptcheck scan finds them.
+- On one side only: look at what that side does to the weights (a missing scale, a packed copy, float16 where the model needs
+  bfloat16).
+- On both sides: look at the weights themselves; `ckptcheck scan` finds them.
 
 ## When it can be wrong
-Never: such a number is none that a model means to give out here.
+Never: no model outputs such a number here on purpose.
 
 ## Seen in
 vLLM's W8A8 layers after a reload of weights, float16 attention logits beyond 65504
@@ -21,16 +22,16 @@ vLLM's W8A8 layers after a reload of weights, float16 attention logits beyond 65
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.localize.localization import Localization
+from ckptcheck.parity.localize.localization import Localization
 
 
-@rule("LOC004", "broken-activation", severity="error", on="localization", when=lambda seen: bool(seen.points))
-def check(seen: Localization) -> Iterator[Problem]:
-    point = next((point for point in seen.points if point.broken), None)
+@rule("LOC004", "broken-activation", severity="error", on="localization", when=lambda evidence: bool(evidence.points))
+def check(evidence: Localization) -> Iterator[Problem]:
+    point = next((point for point in evidence.points if point.non_finite_sides), None)
     if point is not None:
-        who = " and ".join(point.broken)
+        sides = " and ".join(point.non_finite_sides)
         yield Problem(
-            f"{point.name} of {who} gives out numbers that are not finite, from token {point.first} of {point.tokens} on; "
+            f"the output of this module contains NaN or Inf on {sides}, from token {point.first_token} of {point.tokens} on; "
             "no module before it does",
             key=point.name,
         )

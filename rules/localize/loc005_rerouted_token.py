@@ -1,19 +1,20 @@
 """Routers send tokens to other experts on the other side.
 
 ## What it checks
-In every mixture-of-experts layer before the sides part, each token's set of experts, from the logits of the router.
+In every mixture-of-experts layer before the sides diverge: the set of experts of each token, computed from the router's logits.
 
 ## Why it matters
-A token that goes to another expert gets another output, far beyond rounding, and a gradient for an expert that did not serve it.
-Rounding decides for tokens on the edge between two experts; in large models such tokens are the main part of the gap between
-training and inference.
+- A token that goes to another expert gets another output, far beyond rounding, and a gradient for an expert that did not serve
+  it.
+- Rounding decides for tokens on the edge between two experts. In large models such tokens are the main part of the gap between
+  training and inference.
 
 ## How to fix
-Where margins are near 0: compute the router in float32 on both sides, or replay the engine's routing in the trainer. Where they are
-not, the router itself differs: see LOC001.
+- Margins near 0: compute the router in float32 on both sides, or replay the engine's routing in the trainer.
+- Larger margins: the router itself differs; see LOC001.
 
 ## When it can be wrong
-It compares the logits' order. Routers that add a correction bias or choose groups first choose otherwise than that order.
+The rule compares the order of the logits. Routers that add a correction bias or choose groups first choose differently.
 
 ## Seen in
 arXiv:2510.11370 (rollout routing replay), THUDM/slime (`--use-rollout-routing-replay`)
@@ -22,20 +23,26 @@ arXiv:2510.11370 (rollout routing replay), THUDM/slime (`--use-rollout-routing-r
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.localize.localization import Localization
-from ckptcheck.phrase import count, ranges
+from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.text.formatting import count, format_layers
 
 
-@rule("LOC005", "rerouted-token", severity="warning", on="localization", when=lambda seen: seen.chosen > 0)
-def check(seen: Localization) -> Iterator[Problem]:
-    if not seen.rerouted:
+@rule(
+    "LOC005",
+    "rerouted-token",
+    severity="warning",
+    on="localization",
+    when=lambda evidence: evidence.experts_per_token > 0,
+)
+def check(evidence: Localization) -> Iterator[Problem]:
+    if not evidence.rerouted_layers:
         return
-    first = seen.rerouted[0]
-    layers = ranges(each.layer for each in seen.rerouted)
+    first_layer = evidence.rerouted_layers[0]
+    later_layers = [rerouted_layer.layer for rerouted_layer in evidence.rerouted_layers[1:]]
     yield Problem(
-        f"{count(len(first.tokens), 'token goes', 'tokens go')} to other experts in layer {first.layer}, of {first.total} "
-        f"(margin up to {first.margin:.2g} in the router's logits)"
-        + (f"; so it is in layers {layers}" if seen.rerouted[1:] else ""),
-        key=f"model.layers.{first.layer}.mlp.gate",
+        f"{len(first_layer.tokens):,} of {count(first_layer.total, 'token')} {'goes' if len(first_layer.tokens) == 1 else 'go'}"
+        f" to other experts in layer {first_layer.layer} (margin up to {first_layer.margin:.2g} in the router's logits)"
+        + (f"; also in {format_layers(later_layers)}" if later_layers else ""),
+        key=f"model.layers.{first_layer.layer}.mlp.gate",
         hint="compute the router in float32 on both sides, or replay the engine's routing in the trainer",
     )

@@ -1,18 +1,17 @@
-"""A tensor lies in another file than when the manifest was taken.
+"""A tensor moved to another file since the manifest was written.
 
 ## What it checks
-Tensors with unchanged bytes are still in the file they were in.
+Tensors with unchanged bytes are still in the same file.
 
 ## Why it matters
-The checkpoint was sharded anew. The values are the same; an old index or a cache of file names is not.
+The checkpoint was sharded again. The values are the same, but an old index or a cache of file names is wrong.
 
 ## How to fix
-Nothing, if the index was written anew too; IDX004 says if it was not.
+Nothing, if the index was written again as well; IDX004 reports an index that was not.
 
 ## When it can be wrong
-Sharding anew is harmless, so it is an information only. A tensor that moved and changed is MAN001's alone, and one
-that moved and was renamed is MAN002's. Of a Megatron run whose tensors lie in several files, the folder is what is
-compared.
+Sharding again is harmless, so this is only an info. MAN001 alone reports a tensor that moved and changed, and MAN002 one that
+moved and was renamed. If a tensor of a Megatron run lies in several files, their folder is compared.
 
 ## Seen in
 Blaizzy/mlx-vlm#1827
@@ -21,22 +20,22 @@ Blaizzy/mlx-vlm#1827
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.manifest import Verification
-from ckptcheck.phrase import count, few
+from ckptcheck.compare.manifest import Verification
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule("MAN004", "moved-tensor", severity="info", on="manifest")
-def check(seen: Verification) -> Iterator[Problem]:
+def check(verification: Verification) -> Iterator[Problem]:
     moved: dict[tuple[str, str], list[str]] = {}
-    for name, was in seen.manifest.tensors.items():
-        found = seen.now.get(name)
-        if found is not None and found.digest == was.digest and found.file != was.file:
-            moved.setdefault((was.file, found.file), []).append(name)
-    for (old, new), names in moved.items():
+    for name, old in verification.manifest.tensors.items():
+        current = verification.current.get(name)
+        if current is not None and current.digest == old.digest and current.file != old.file:
+            moved.setdefault((old.file, current.file), []).append(name)
+    for (old_file, new_file), names in moved.items():
         yield Problem(
-            f"{count(len(names), 'tensor that was', 'tensors that were')} in {old} "
-            f"{'lies' if len(names) == 1 else 'lie'} here now: {few(names)}",
-            file=new,
+            f"{count(len(names), 'tensor that was', 'tensors that were')} in {old_file} "
+            f"{'is' if len(names) == 1 else 'are'} in this file now: {join_truncated(names)}",
+            file=new_file,
             key=names[0],
-            hint="nothing to do if the index was written anew too",
+            hint="nothing to do, if the index was written again as well",
         )

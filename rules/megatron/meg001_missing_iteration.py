@@ -1,19 +1,19 @@
-"""The tracker names an iteration that is not there.
+"""The tracker names an iteration that does not exist or is empty.
 
 ## What it checks
-The folder that `latest_checkpointed_iteration.txt` names exists and holds something: a `.metadata`, `.distcp` files, or
-`mp_rank` folders.
+The folder that `latest_checkpointed_iteration.txt` names exists and holds a `.metadata`, `.distcp` files, or `mp_rank`
+folders.
 
 ## Why it matters
-Megatron loads what the tracker names, and stops. Trackers that are moved before the data is on disk, and cleaners that
-remove the old iteration first, leave a run from which nothing can be resumed.
+Megatron loads what the tracker names, and stops if it is missing. A tracker that is written before the data is on disk, or a
+cleanup that removes the old iteration first, leaves a run that cannot be resumed.
 
 ## How to fix
-Write the number of a whole iteration into the tracker, or copy the folder that is missing.
+Write the number of a complete iteration into the tracker, or copy the missing folder.
 
 ## When it can be wrong
-A run that is being saved at this moment looks the same. Where only a part of a run was copied on purpose, name the
-iteration's folder instead. `--ignore MEG001`, or a reason under `[ignore]`, silences it.
+A run that is being saved at this moment looks the same. If only a part of a run was copied on purpose, check the folder of
+the iteration instead of the run. `--ignore MEG001`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 KempnerInstitute/KempnerForge#102, intelligent-machine-learning/dlrover#990
@@ -22,9 +22,9 @@ KempnerInstitute/KempnerForge#102, intelligent-machine-learning/dlrover#990
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.checkpoint.megatron.tree import TRACKER
-from ckptcheck.phrase import few
+from ckptcheck.checkpoint.megatron.folders import TRACKER
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.text.formatting import join_truncated
 
 
 @rule(
@@ -35,17 +35,17 @@ from ckptcheck.phrase import few
     when=lambda run: run.tracker is not None and run.tracker_is_sound,
 )
 def check(run: Megatron) -> Iterator[Problem]:
-    assert run.tracker is not None
-    if run.tracker in run.leaving:
-        return  # it is there, on another disk: MEG034
-    if run.tracker not in run.iterations:
-        others = f"; there is {few(run.iterations)}" if run.iterations else ""
+    # An iteration behind a link is there, on another disk: MEG034 reports it.
+    if run.tracker is not None and run.tracker not in run.outside_links and run.tracker not in run.iterations:
+        others = f"; there is {join_truncated(run.iterations)}" if run.iterations else ""
         yield Problem(
             f"it names {run.tracker}, which does not exist{others}",
             file=TRACKER,
-            hint="write the number of a whole iteration into it, or copy the missing folder",
+            hint="write the number of a complete iteration into it, or copy the missing folder",
         )
     elif run.form == "empty":
         yield Problem(
-            f"it names {run.tracker}, which holds no checkpoint", file=TRACKER, hint="take an earlier iteration"
+            f"it names {run.tracker}, which holds no checkpoint",
+            file=TRACKER,
+            hint="write the number of an earlier iteration into it",
         )

@@ -1,13 +1,13 @@
 """The tracker holds neither a number nor `release`.
 
 ## What it checks
-`latest_checkpointed_iteration.txt` holds a number of iterations, or the word `release`, and nothing else.
+`latest_checkpointed_iteration.txt` holds the number of an iteration or the word `release`, and nothing else.
 
 ## Why it matters
-Megatron prints "Invalid metadata file" and exits. An empty tracker is what a full disk or a job that was killed leaves.
+Megatron prints "Invalid metadata file" and exits. A full disk or a killed job leaves an empty tracker.
 
 ## How to fix
-Write the number of the last whole iteration into it.
+Write the number of the last complete iteration into it.
 
 ## When it can be wrong
 It cannot: Megatron accepts nothing else. `--ignore MEG002` silences it.
@@ -19,9 +19,9 @@ KempnerInstitute/KempnerForge#102
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clipped
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.checkpoint.megatron.tree import TRACKER
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.megatron.folders import TRACKER
+from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 
 @rule(
@@ -33,10 +33,10 @@ from ckptcheck.checkpoint.megatron.tree import TRACKER
 )
 def check(run: Megatron) -> Iterator[Problem]:
     if not run.tracker:
-        yield Problem("it is empty", file=TRACKER, hint="write the number of the last whole iteration into it")
+        yield Problem("it is empty", file=TRACKER, hint="write the number of the last complete iteration into it")
     else:
         yield Problem(
-            f"it says {clipped(run.tracker)!r}, which is neither a number nor 'release'",
+            f"it says {clip(run.tracker)!r}, which is neither a number nor 'release'",
             file=TRACKER,
-            hint="write the number of the last whole iteration into it",
+            hint="write the number of the last complete iteration into it",
         )

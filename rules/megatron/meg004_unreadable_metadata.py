@@ -1,18 +1,17 @@
-"""The table of contents cannot be read.
+"""`.metadata` cannot be read.
 
 ## What it checks
-`.metadata` is a pickle of torch.distributed.checkpoint's Metadata whose every entry describes a tensor or a run of bytes.
-It is read without executing anything.
+`.metadata` is a pickle of torch.distributed.checkpoint's Metadata whose entries all describe a tensor or a run of bytes.
+ckptcheck reads it without executing anything.
 
 ## Why it matters
-Megatron and torch.distributed.checkpoint load nothing without it. It is the last file of a save, so a disk that ran full
-leaves it short.
+Megatron and torch.distributed.checkpoint load nothing without it. It is the last file of a save, so a full disk truncates it.
 
 ## How to fix
-Take an earlier iteration, or another copy of the file.
+Use an earlier iteration, or another copy of the file.
 
 ## When it can be wrong
-A table of contents of another format (of a storage plugin) cannot be read here either. `--ignore MEG004` silences it.
+ckptcheck cannot read the `.metadata` of another format, such as a storage plugin's. `--ignore MEG004` silences it.
 
 ## Seen in
 Found in tests of broken saves; the native loader says EOFError or UnpicklingError
@@ -21,20 +20,20 @@ Found in tests of broken saves; the native loader says EOFError or UnpicklingErr
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count
+from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
+from ckptcheck.text.formatting import count
 
 
 @rule(
     "MEG004",
     "unreadable-metadata",
     severity="error",
-    on="megatron",
-    when=lambda run: run.form == "torch_dist" and run.contents is not None,
+    on="dcp",
 )
-def check(run: Megatron) -> Iterator[Problem]:
-    assert run.contents is not None
+def check(run: DcpCheckpoint) -> Iterator[Problem]:
     for defect in run.contents.defects[:1]:
         more = f" ({count(len(run.contents.defects) - 1, 'more such entry', 'more such entries')})"
         text = defect.text + (more if len(run.contents.defects) > 1 else "")
-        yield Problem(text, file=run.file(".metadata"), key=defect.key, hint="take another copy of it")
+        yield Problem(
+            text, file=run.file(".metadata"), key=defect.key, hint="copy it again, or use an earlier iteration"
+        )

@@ -1,12 +1,12 @@
-"""common.pt is missing from a Megatron checkpoint.
+"""`common.pt` is missing from a Megatron checkpoint.
 
 ## What it checks
-Where `metadata.json`, or objects sharded over a grid, show that megatron-core wrote the checkpoint, `common.pt` lies beside
-it.
+Where `metadata.json`, or objects sharded over a grid of ranks, show that megatron-core wrote the checkpoint, the folder holds
+`common.pt`.
 
 ## Why it matters
-`common.pt` holds what is the same on all ranks: the iteration, the arguments, the state of the scheduler. Megatron stops
-without it, with an AttributeError that does not name the file.
+`common.pt` holds what is equal on all ranks: the iteration, the arguments, the state of the scheduler. Without it Megatron
+stops with an AttributeError that does not name the file.
 
 ## How to fix
 Copy it from the node of rank 0.
@@ -21,7 +21,7 @@ NVIDIA/Megatron-LM#1530 (files that only the first node has)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.structure import has_sharded_objects
 
 

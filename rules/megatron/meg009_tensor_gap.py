@@ -1,18 +1,17 @@
-"""Elements of a tensor are held by no chunk.
+"""No chunk holds some elements of a tensor.
 
 ## What it checks
 The chunks of every tensor of the model cover it without a gap.
 
 ## Why it matters
-Megatron and torch.distributed.checkpoint load such a checkpoint without a word and leave the elements as they were
-allocated: random, or from the step before. It is what a rank leaves that did not save, or a tool that merged two tables of
-contents.
+Megatron and torch.distributed.checkpoint load such a checkpoint without an error and leave these elements uninitialized:
+random, or from the previous step. It happens if a rank did not save, or if a tool merged two tables of contents.
 
 ## How to fix
-Save again with all ranks, or take an earlier iteration.
+Save again with all ranks, or use an earlier iteration.
 
 ## When it can be wrong
-Optimizer states are not looked at here (MEG021): some formats pad them. `--ignore MEG009` silences it.
+MEG021 checks optimizer states, because some formats pad them. `--ignore MEG009` silences it.
 
 ## Seen in
 verl-project/verl#2086 and KempnerInstitute/KempnerForge#202 (experts of one rank only); faults injected into real
@@ -23,22 +22,23 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.weights import is_weight
-from ckptcheck.phrase import count, few, shape
+from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 
 @rule("MEG009", "tensor-gap", severity="error", on="megatron", when=lambda run: run.form == "torch_dist")
 def check(run: Megatron) -> Iterator[Problem]:
-    for key, cover in run.covers.items():
+    for key, cover in run.tiling_gaps.items():
         if cover.missing and is_weight(key):
             whole = prod(run.tensors[key].shape)
             yield Problem(
-                f"{cover.missing:,} of {count(whole, 'element')} are held by no chunk, the first at {shape(cover.missing_at)}: "
-                "a loader leaves them as they were allocated, silently",
+                f"no chunk holds {cover.missing:,} of {count(whole, 'element')}, the first at "
+                f"{format_shape(cover.missing_at)}: "
+                "loaders silently leave them uninitialized",
                 file=run.file(".metadata"),
                 key=key,
-                hint="save again with all ranks, or take an earlier iteration",
+                hint="save again with all ranks, or use an earlier iteration",
             )
-    if unseen := [key for key, cover in run.covers.items() if cover.unexamined and is_weight(key)]:
-        raise Skip(f"too many chunks to look for gaps: {few(unseen)}")
+    if unexamined := [key for key, cover in run.tiling_gaps.items() if cover.unexamined and is_weight(key)]:
+        raise Skip(f"too many chunks to look for gaps: {join_truncated(unexamined)}")

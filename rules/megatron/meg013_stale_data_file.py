@@ -1,17 +1,17 @@
-"""A data file that the table of contents does not name.
+"""`.metadata` does not name a data file.
 
 ## What it checks
-Every `.distcp` file is named by `.metadata`.
+`.metadata` names every `.distcp` file of the folder.
 
 ## Why it matters
-A smaller number of ranks saved over a larger one: the checkpoint loads, and the old files stay, take space, and are
-uploaded with it. Where the new save was meant to be the larger one, it is the table of contents that is stale.
+Fewer ranks saved over a save of more ranks: the checkpoint loads, but the old files remain, take space, and are uploaded with
+it. If the save of more ranks is the new one, `.metadata` is the old file.
 
 ## How to fix
-Compare the times of the files; delete those of the earlier save.
+Compare the times of the files, and delete those of the earlier save.
 
 ## When it can be wrong
-A save that is under way has files that no table names yet. `--ignore MEG013` silences it.
+A save in progress has files that no `.metadata` names yet. `--ignore MEG013` silences it.
 
 ## Seen in
 Two saves of different world sizes by megatron-core 0.16.1
@@ -20,26 +20,27 @@ Two saves of different world sizes by megatron-core 0.16.1
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
     "MEG013",
     "stale-data-file",
     severity="warning",
-    on="megatron",
-    when=lambda run: run.form == "torch_dist" and run.contents is not None and run.contents.readable,
+    on="dcp",
+    when=lambda run: run.contents.readable,
 )
-def check(run: Megatron) -> Iterator[Problem]:
-    assert run.contents is not None
-    named = {run.path_of(item) for item in run.contents.items}
-    inside = run.file("")
-    stale = [name for name in run.files if name.endswith(".distcp") and name.startswith(inside) and name not in named]
+def check(run: DcpCheckpoint) -> Iterator[Problem]:
+    named_files = {run.path_of(item) for item in run.contents.items}
+    folder = run.file("")
+    stale = [
+        name for name in run.files if name.endswith(".distcp") and name.startswith(folder) and name not in named_files
+    ]
     if stale:
         yield Problem(
-            f"{count(len(stale), 'data file is', 'data files are')} named nowhere, as an earlier save of more ranks leaves them: "
-            f"{few(stale)}",
+            f".metadata does not name {count(len(stale), 'data file')}; an earlier save of more ranks leaves such files: "
+            f"{join_truncated(stale)}",
             file=stale[0],
             hint="compare their times with .metadata's, and delete those of the earlier save",
         )

@@ -1,17 +1,17 @@
-"""The bytes of an item do not have the checksum that was written with them.
+"""Bytes do not match the checksum that was written with them.
 
 ## What it checks
-The CRC-32 of every record of every archive, legacy files included. Where the writer switched checksums off
-(`torch.serialization.set_crc32_options`), there is nothing to compare.
+The CRC-32 of every record of every archive, including legacy files. There is nothing to compare if the writer disabled
+checksums (`torch.serialization.set_crc32_options`).
 
 ## Why it matters
-torch.load does not look at the checksums, so a flipped bit or a block of zeros loads without a word.
+torch.load does not check the checksums, so a flipped bit or a block of zeros loads without an error.
 
 ## How to fix
-Copy the file again from where it was written; if it is as broken there, take an earlier iteration.
+Copy the file again from where it was written. If that copy is broken too, use an earlier iteration.
 
 ## When it can be wrong
-A tool that changes tensors in place and leaves the checksum. `--ignore MEG015` silences it.
+A tool may change tensors in place without updating the checksum. `--ignore MEG015` silences it.
 
 ## Seen in
 Faults injected into real checkpoints (one float flipped, 4 KB zeroed): both load silently
@@ -20,21 +20,22 @@ Faults injected into real checkpoints (one float flipped, 4 KB zeroed): both loa
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule("MEG015", "checksum-mismatch", severity="error", on="megatron", when=lambda run: run.form != "empty")
 def check(run: Megatron) -> Iterator[Problem]:
-    found: dict[str, list[str]] = {}
-    for seen in run.swept:
-        if seen.corrupt:
-            found.setdefault(seen.record.file, []).append(seen.record.key)
-    for file, keys in found.items():
+    corrupt: dict[str, list[str]] = {}
+    for stats in run.record_stats:
+        if stats.corrupt:
+            corrupt.setdefault(stats.record.file, []).append(stats.record.key)
+    for file, keys in corrupt.items():
         yield Problem(
-            f"{count(len(keys), 'record differs', 'records differ')} from the checksum that was written with it, "
-            f"of {few(set(keys))}: torch.load does not notice",
+            f"{count(len(keys), 'record does', 'records do')} not match "
+            f"the checksum written with {'it' if len(keys) == 1 else 'them'}: "
+            f"{join_truncated(set(keys))}; torch.load does not notice",
             file=file,
             key=keys[0],
-            hint="copy the file again, or take an earlier iteration",
+            hint="copy the file again, or use an earlier iteration",
         )

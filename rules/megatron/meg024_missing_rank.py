@@ -1,17 +1,18 @@
 """The file of a rank is missing from a legacy checkpoint.
 
 ## What it checks
-There is an `mp_rank` folder with a `model_optim_rng.pt` for every tensor, pipeline and expert rank that the arguments give.
-Where tensor parallelism does not cut the experts, each rank number has to occur once, not every combination.
+- There is an `mp_rank` folder with a `model_optim_rng.pt` for every tensor, pipeline and expert rank that the arguments give.
+- Where tensor parallelism does not split the experts, each rank number occurs at least once; not every combination has to
+  exist.
 
 ## Why it matters
-A legacy checkpoint loads on exactly its own grid: one rank that finds no file stops the job.
+A legacy checkpoint loads only on its own grid of ranks: a single rank without a file stops the job.
 
 ## How to fix
 Copy the folders of all nodes into one.
 
 ## When it can be wrong
-A checkpoint that is only to be converted may lack ranks whose weights are copies. `--ignore MEG024` silences it.
+A checkpoint that will only be converted may lack ranks whose weights are copies. `--ignore MEG024` silences it.
 
 ## Seen in
 NVIDIA/Megatron-LM#1530 (files that only one node has)
@@ -20,9 +21,9 @@ NVIDIA/Megatron-LM#1530 (files that only one node has)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.legacy import FILES, Place, folder_name, integer, place_of
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.megatron.legacy import FILES, RankPosition, folder_name, positive_integer, rank_position
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -38,15 +39,17 @@ def check(run: Megatron) -> Iterator[Problem]:
             yield Problem(
                 "the folder of this rank holds no model_optim_rng.pt", file=folder, hint="copy it from that rank's node"
             )
-    tp, pp, ep = (integer(run.args, f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert"))
-    places = {place_of(rank, run.args) for rank in run.ranks}
-    if integer(run.args, "expert_tensor_parallel_size", tp) == tp or ep == 1:
-        due = (
-            {Place(t, p, e) for t in range(tp) for p in range(pp) for e in range(ep)}
+    tp, pp, ep = (
+        positive_integer(run.args, f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")
+    )
+    places = {rank_position(rank, run.args) for rank in run.ranks}
+    if positive_integer(run.args, "expert_tensor_parallel_size", tp) == tp or ep == 1:
+        expected = (
+            {RankPosition(t, p, e) for t in range(tp) for p in range(pp) for e in range(ep)}
             if tp * pp * ep <= 1 << 16
             else set()
         )
-        missing = sorted(folder_name(place, pp, ep) for place in due - places)
+        missing = sorted(folder_name(place, pp, ep) for place in expected - places)
     else:
         sizes = {"tp": tp, "pp": pp, "ep": ep}
         missing = [
@@ -58,7 +61,7 @@ def check(run: Megatron) -> Iterator[Problem]:
     if missing:
         yield Problem(
             f"the arguments give {tp} × {pp} × {ep} ranks (tensor × pipeline × expert), "
-            f"and {count(len(missing), 'of them is', 'of them are')} missing: {few(missing)}",
-            file=run.place,
+            f"but {count(len(missing), 'of them is', 'of them are')} missing: {join_truncated(missing)}",
+            file=run.finding_file,
             hint="copy the folders of all nodes into one",
         )

@@ -1,18 +1,19 @@
-"""Parts of a checkpoint are of different saves.
+"""Parts of a checkpoint come from different saves.
 
 ## What it checks
-The iteration that common.pt, or the file of every legacy rank, names is the same on all ranks, and the number of the folder
-(`iter_0000100`). All legacy ranks have the same arguments, as far as they describe the model and the grid of ranks.
+- The iteration that common.pt, or the file of every legacy rank, names is the same on all ranks and equals the number of the
+  folder (`iter_0000100`).
+- All legacy ranks have the same arguments, as far as they describe the model and the grid of ranks.
 
 ## Why it matters
-A model whose parts are of different ages loads, and answers almost sensibly. Megatron goes on from the iteration that the
-file names, not from that of the folder: it reads the same data again and writes over later saves.
+A model whose parts have different ages loads, and its answers look almost right. Megatron continues from the iteration that
+the file names, not from that of the folder: it reads the same data again and overwrites later saves.
 
 ## How to fix
-Copy the files of one iteration; the others are named in the message.
+Copy the files of one iteration. The message names the others.
 
 ## When it can be wrong
-A folder that was given another number on purpose. `--ignore MEG025` silences it.
+A folder may be renumbered on purpose. `--ignore MEG025` silences it.
 
 ## Seen in
 KempnerInstitute/KempnerForge#102 (a save that did not end over an older one)
@@ -21,9 +22,9 @@ KempnerInstitute/KempnerForge#102 (a save that did not end over an older one)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.checkpoint.megatron.tree import ITERATION
-from ckptcheck.phrase import few
+from ckptcheck.checkpoint.megatron.folders import ITERATION
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.text.formatting import join_truncated
 
 SAME = [
     "num_layers",
@@ -45,7 +46,7 @@ SAME = [
     "expert_tensor_parallel_size",
     "virtual_pipeline_model_parallel_size",
 ]
-"""Arguments of the model and of the grid; others, such as the rank, are each rank's own."""
+"""Arguments of the model and of the grid; others, such as the rank, differ between ranks."""
 
 
 @rule("MEG025", "mixed-iterations", severity="error", on="megatron", when=lambda run: run.form != "empty")
@@ -55,16 +56,20 @@ def check(run: Megatron) -> Iterator[Problem]:
         if rank.iteration is not None:
             by_iteration.setdefault(rank.iteration, []).append(rank.folder.rpartition("/")[2])
     if len(by_iteration) > 1:
-        said = "; ".join(f"{number} in {few(folders)}" for number, folders in sorted(by_iteration.items()))
-        yield Problem(f"its ranks are of iterations {said}", file=run.place, hint="copy the files of one iteration")
-    common = (run.common or {}).get("iteration")
+        listed = "; ".join(f"{number} in {join_truncated(folders)}" for number, folders in sorted(by_iteration.items()))
+        yield Problem(
+            f"its ranks come from different iterations: {listed}",
+            file=run.finding_file,
+            hint="copy the files of one iteration",
+        )
+    common = (run.common_state or {}).get("iteration")
     own = next(iter(by_iteration)) if len(by_iteration) == 1 else common if type(common) is int else None
     folder = run.iteration or run.target.rstrip("/").rpartition("/")[2]
     if own is not None and ITERATION.fullmatch(folder) and int(folder[5:]) != own:
         yield Problem(
-            f"the folder is called {folder}, and what is in it was saved at iteration {own}: Megatron goes on from {own}",
-            file=run.place if run.ranks else run.file("common.pt"),
-            hint="copy the files of one iteration, or call the folder by its own number",
+            f"the folder is called {folder}, but its content was saved at iteration {own}: Megatron continues from {own}",
+            file=run.finding_file if run.ranks else run.file("common.pt"),
+            hint="copy the files of one iteration, or rename the folder to that iteration",
         )
     for name in SAME if run.ranks else ():
         values: dict[str, list[str]] = {}
@@ -72,5 +77,7 @@ def check(run: Megatron) -> Iterator[Problem]:
             if name in rank.arguments:
                 values.setdefault(repr(rank.arguments[name]), []).append(rank.folder.rpartition("/")[2])
         if len(values) > 1:
-            said = "; ".join(f"{value} in {few(folders)}" for value, folders in sorted(values.items()))
-            yield Problem(f"its ranks disagree about {name}: {said}", file=run.place, hint="copy the files of one save")
+            listed = "; ".join(f"{value} in {join_truncated(folders)}" for value, folders in sorted(values.items()))
+            yield Problem(
+                f"its ranks disagree about {name}: {listed}", file=run.finding_file, hint="copy the files of one save"
+            )

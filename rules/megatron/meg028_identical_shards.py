@@ -1,22 +1,22 @@
 """Chunks of a weight hold the same bytes.
 
 ## What it checks
-No two chunks of a weight matrix, of the same size, hold the same bytes, except where every element is the same. Chunks are
-what tensor-parallel ranks, and the halves of gated layers, hold. What ranks hold of experts in one tensor is compared expert
-by expert. Tables of a state-space model such as `A_log` are left out, as they start with equal rows.
+- No two chunks of a weight matrix with the same size hold the same bytes, unless all their elements are equal. A chunk is
+  what a tensor-parallel rank, or one half of a gated layer, holds.
+- Stacked experts are compared expert by expert.
+- Tables of a state-space model such as `A_log` are left out, because they start with equal rows.
 
 ## Why it matters
-A rank whose weights were gathered wrongly, or written twice, leaves a copy where its own part belongs: sizes and names are
-right, Megatron resumes from it and every export of it loads, and half of the matrix is gone. In an exported checkpoint the
-same is VAL010, and as grave.
+Weights that were gathered wrongly or written twice leave a copy in the place of a rank's own part. Sizes and names are right,
+Megatron resumes and every export loads, but half of the matrix is lost. VAL010 reports the same in an exported checkpoint.
 
 ## How to fix
-Save again from the run; compare with an earlier iteration.
+Save again from the run, and compare with an earlier iteration.
 
 ## When it can be wrong
-Weights that were made by repeating rows: key-value heads with a matrix of their own, copied to a larger number of ranks, or a
-layer widened by copying its neurons, before further training. Keys and values within `linear_qkv` lie with queries, which
-differ. `--ignore MEG028`, or a reason under `[ignore]`, silences it.
+Weights may repeat rows by construction: separate key-value heads copied to a larger number of ranks, or a layer widened by
+copying its neurons, before further training. Keys and values within `linear_qkv` are stored with queries, which differ.
+`--ignore MEG028`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#1871 (every rank's part written over one tensor), vllm-project/vllm#53537
@@ -25,10 +25,10 @@ NVIDIA-NeMo/Megatron-Bridge#1871 (every rank's part written over one tensor), vl
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.copies import beginning, is_constant, same
-from ckptcheck.checkpoint.megatron.reading import Located
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.megatron.chunk_bytes import is_constant, is_same_bytes, read_first_bytes
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -39,25 +39,27 @@ from ckptcheck.phrase import count, few
     when=lambda run: run.form != "empty" and bool(run.weights),
 )
 def check(run: Megatron) -> Iterator[Problem]:
-    found: list[tuple[str, str, int, int]] = []
-    for name, placed in run.inspection.located.items():
-        groups: dict[tuple[tuple[int, ...], tuple[int, ...], bytes], list[Located]] = {}
-        for chunk, place in placed if name.endswith(("weight", "proj")) else ():
-            if len(placed) > 1 and len(chunk.sizes) > 1 and chunk.elements >= 16:
-                groups.setdefault((chunk.sizes, chunk.offsets[:-2], beginning(run, place)), []).append(place)
+    repeated: list[tuple[str, str, int, int]] = []
+    for name, locations in run.inspection.located.items():
+        groups: dict[tuple[tuple[int, ...], tuple[int, ...], bytes], list[ChunkLocation]] = {}
+        for chunk, place in locations if name.endswith(("weight", "proj")) else ():
+            if len(locations) > 1 and len(chunk.sizes) > 1 and chunk.elements >= 16:
+                groups.setdefault((chunk.sizes, chunk.offsets[:-2], read_first_bytes(run, place)), []).append(place)
         for group in groups.values():
-            twins = [place for place in group[1:] if not is_constant(run, place) and same(run, group[0], place)]
-            if twins:
-                found.append((name, twins[0].name, len(twins) + 1, len(placed)))
-    if not found:
+            duplicates = [
+                place for place in group[1:] if not is_constant(run, place) and is_same_bytes(run, group[0], place)
+            ]
+            if duplicates:
+                repeated.append((name, duplicates[0].name, len(duplicates) + 1, len(locations)))
+    if not repeated:
         return
-    name, file, alike, number = found[0]
-    weights, files = {name for name, *_ in found}, {file for _, file, *_ in found}
+    name, file, duplicate_count, total = repeated[0]
+    weights, files = {name for name, *_ in repeated}, {file for _, file, *_ in repeated}
     where = f" in {count(len(files), 'file')}" if len(files) > 1 else ""
-    many = f"of {len(weights)} weights, chunks{where} hold the same bytes as another ({few(weights)})"
+    many = f"chunks of {len(weights)} weights{where} hold the same bytes as another chunk ({join_truncated(weights)})"
     yield Problem(
-        (many if len(weights) > 1 else f"{alike} of its {number} chunks hold the same bytes")
-        + ", as a rank leaves them that was written twice",
+        (many if len(weights) > 1 else f"{duplicate_count} of its {total} chunks hold the same bytes")
+        + ", as if one rank had been written twice",
         file=file,
         key=name,
         hint="save again from the run",

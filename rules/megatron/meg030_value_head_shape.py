@@ -1,17 +1,17 @@
-"""The value head of a critic has another shape than it must have.
+"""The value head of a critic has the wrong shape.
 
 ## What it checks
-A value head (`value_head.weight`, `v_head.summary.weight`) is `[1, hidden_size]`, and holds something.
+A value head (`value_head.weight`, `v_head.summary.weight`) has the shape `[1, hidden_size]`.
 
 ## Why it matters
-Loaders stop at the shape, or reshape it. `[8, hidden/8]` is a head that was saved in its tensor-parallel layout: as many
-elements, in the wrong places. An empty head is what a sharded optimizer leaves where parameters were not gathered.
+Loaders stop at the shape, or reshape it. `[8, hidden/8]` is a head that was saved in its tensor-parallel layout: the right
+number of elements in the wrong positions. A sharded optimizer that did not gather its parameters leaves an empty head.
 
 ## How to fix
-Gather the head before it is saved; it is not cut by tensor parallelism.
+Gather the head before saving it. Tensor parallelism does not split it.
 
 ## When it can be wrong
-A critic with several values per token. `--ignore MEG030` silences it.
+A critic may have several values per token. `--ignore MEG030` silences it.
 
 ## Seen in
 Open-Reasoner-Zero#63
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from math import prod
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.checkpoint.megatron.structure import EMBEDDING, VALUE_HEADS, promised
-from ckptcheck.phrase import shape
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.structure import EMBEDDING, VALUE_HEADS, positive_argument
+from ckptcheck.text.formatting import format_shape
 
 
 @rule(
@@ -35,15 +35,15 @@ from ckptcheck.phrase import shape
 )
 def check(run: Megatron) -> Iterator[Problem]:
     embedding = run.weights.get(EMBEDDING)
-    hidden = promised(run.args, "hidden_size") or (
+    hidden = positive_argument(run.args, "hidden_size") or (
         embedding.shape[1] if embedding and len(embedding.shape) == 2 else None
     )
     for name, head in run.weights.items():
         if not name.endswith(VALUE_HEADS) or hidden is None or head.shape == (1, hidden):
             continue
         if 0 in head.shape:
-            text = f"the head is empty ({shape(head.shape)}): its parameters were not gathered"
+            text = f"the head is empty ({format_shape(head.shape)}): its parameters were not gathered"
         else:
             layout = "; it was saved in a tensor-parallel layout" if prod(head.shape) == hidden else ""
-            text = f"the head is {shape(head.shape)}; a value head is {shape((1, hidden))}{layout}"
-        yield Problem(text, file=run.place, key=name, hint="gather the head before it is saved")
+            text = f"the shape of the head is {format_shape(head.shape)}, not {format_shape((1, hidden))}{layout}"
+        yield Problem(text, file=run.finding_file, key=name, hint="gather the head before saving it")

@@ -1,18 +1,17 @@
-"""The value head is the first row of the vocabulary.
+"""The value head is a copy of the first row of the vocabulary.
 
 ## What it checks
 The value head, or an output layer of one row, is not the first row of the output layer or of the embedding, byte for byte.
 
 ## Why it matters
-A head that sits in the place of `output_layer` loads from a language model's checkpoint without an error, because shapes
-may differ there for the padding of the vocabulary: it becomes the row of token 0. The critic's first values are that
-token's logits.
+A value head stored as `output_layer` loads from a language model's checkpoint without an error, because row counts may differ
+there due to vocabulary padding: the head becomes the row of token 0. The critic's first values are that token's logits.
 
 ## How to fix
-Give the head a name of its own (`value_head`), and let only that name be missing when a language model is loaded.
+Give the head a name of its own (`value_head`), and allow only that name to be missing when loading a language model.
 
 ## When it can be wrong
-It cannot by chance: the bytes of a whole row agree. `--ignore MEG033` silences it.
+It cannot happen by chance: the bytes of a whole row are equal. `--ignore MEG033` silences it.
 
 ## Seen in
 A critic with its head in the output_layer slot, megatron-core 0.16.1, loaded from a language model
@@ -20,8 +19,8 @@ A critic with its head in the output_layer slot, megatron-core 0.16.1, loaded fr
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.structure import EMBEDDING, OUTPUT, VALUE_HEADS
 
 
@@ -36,8 +35,7 @@ from ckptcheck.checkpoint.megatron.structure import EMBEDDING, OUTPUT, VALUE_HEA
     ),
 )
 def check(run: Megatron) -> Iterator[Problem]:
-    if not run.reads_values:
-        raise Skip(run.no_values)
+    run.require_value_reader()
     heads = [
         name
         for name, weight in run.weights.items()
@@ -53,8 +51,8 @@ def check(run: Megatron) -> Iterator[Problem]:
             row = run.read(other, [slice(0, 1)])
             if row.any() and row.tobytes() == run.read(name).tobytes():
                 yield Problem(
-                    f"it is row 0 of {other}, byte for byte, as loading a language model into this place leaves it",
-                    file=run.place,
+                    f"it is row 0 of {other}, byte for byte: a language model was loaded into the place of the head",
+                    file=run.finding_file,
                     key=name,
-                    hint="give the head a name of its own, and start it anew",
+                    hint="give the head a name of its own, and initialize it again",
                 )

@@ -1,16 +1,16 @@
-"""The table of contents or a link leads out of the checkpoint.
+"""`.metadata` or a link points outside the checkpoint.
 
 ## What it checks
-No file that `.metadata` names, and no link in the folder, leads out of it. Such a file is not read.
+No file that `.metadata` names, and no link in the folder, points outside the checkpoint. ckptcheck does not read such a file.
 
 ## Why it matters
-A loader would read whatever the path names on the machine that loads it, and a copy of the checkpoint is incomplete.
+A loader would read whatever the path names on its machine, and a copy of the checkpoint is incomplete.
 
 ## How to fix
-Copy the files into the folder; do not load a checkpoint whose paths you did not write.
+Copy the files into the folder. Do not load a checkpoint whose paths you did not write.
 
 ## When it can be wrong
-Runs that link old iterations from another disk. Check the goal of the link itself then. `--ignore MEG034` silences it.
+Runs may link old iterations from another disk: check the target of the link itself. `--ignore MEG034` silences it.
 
 ## Seen in
 The same defect in indexes of Hugging Face checkpoints (IDX009)
@@ -19,8 +19,8 @@ The same defect in indexes of Hugging Face checkpoints (IDX009)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clipped
-from ckptcheck.checkpoint.megatron.run import Megatron
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 
 @rule("MEG034", "escaping-path", severity="error", on="megatron", when=lambda run: True)
@@ -28,18 +28,18 @@ def check(run: Megatron) -> Iterator[Problem]:
     named = {item.file for _, item in run.all_items()}
     for name in sorted(name for name in named if run.escapes(name)):
         yield Problem(
-            f"it names the file {clipped(name)}, which leads out of the checkpoint",
+            f"it names the file {clip(name)}, which is outside the checkpoint",
             file=run.file(".metadata"),
             hint="do not load a checkpoint whose paths you did not write",
         )
     for name, file in run.files.items():
-        if file.leaves is not None:
+        if file.outside_link is not None:
             yield Problem(
-                f"this is a link to {clipped(file.leaves)}, outside the checkpoint",
+                f"this is a link to {clip(file.outside_link)}, outside the checkpoint",
                 file=name,
                 hint="copy the file here",
             )
-    for name, goal in run.leaving.items():
+    for name, target in run.outside_links.items():
         yield Problem(
-            f"this is a link to {clipped(goal)}, outside the checkpoint", file=name, hint="name that folder instead"
+            f"this is a link to {clip(target)}, outside the checkpoint", file=name, hint="check that folder instead"
         )

@@ -1,18 +1,16 @@
-"""A run with iterations and no tracker.
+"""A run has iterations but no tracker.
 
 ## What it checks
-Beside the folders of iterations lies `latest_checkpointed_iteration.txt` (or `latest_train_state.pt`, which Megatron Bridge
-writes).
+A folder with iterations holds `latest_checkpointed_iteration.txt` (or `latest_train_state.pt`, which Megatron Bridge writes).
 
 ## Why it matters
-Megatron prints that it could not find the file "and will start from random": the job trains from scratch, and nothing
-fails.
+Megatron prints that it could not find the file "and will start from random": the job trains from scratch, without an error.
 
 ## How to fix
 Write the number of the iteration to load into `latest_checkpointed_iteration.txt`.
 
 ## When it can be wrong
-A folder in which iterations are only collected, to be loaded one by one. `--ignore MEG035` silences it.
+A folder may only collect iterations that are loaded one by one. `--ignore MEG035` silences it.
 
 ## Seen in
 megatron/training/checkpointing.py, read_metadata: a missing tracker is no error
@@ -21,9 +19,9 @@ megatron/training/checkpointing.py, read_metadata: a missing tracker is no error
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.run import Megatron
-from ckptcheck.checkpoint.megatron.tree import BRIDGE_TRACKER, TRACKER
-from ckptcheck.phrase import few
+from ckptcheck.checkpoint.megatron.folders import BRIDGE_TRACKER, TRACKER
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.text.formatting import join_truncated
 
 
 @rule(
@@ -31,11 +29,12 @@ from ckptcheck.phrase import few
     "missing-tracker",
     severity="warning",
     on="megatron",
-    when=lambda run: bool(run.iterations) and (run.common is not None or run.form == "legacy"),
+    when=lambda run: bool(run.iterations) and (run.common_state is not None or run.form == "legacy"),
 )
 def check(run: Megatron) -> Iterator[Problem]:
     if run.tracker is None and BRIDGE_TRACKER not in run.files:
         yield Problem(
-            f"there is no {TRACKER} beside {few(run.iterations)}: Megatron starts from random weights, and nothing fails",
+            f"there is no {TRACKER} beside {join_truncated(run.iterations)}: Megatron starts from random weights, "
+            "without an error",
             hint="write the number of the iteration to load into it",
         )

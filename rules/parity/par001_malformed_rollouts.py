@@ -1,8 +1,9 @@
 """The columns of the file do not fit together.
 
 ## What it checks
-Header, metadata, dtypes and shapes; that sequences follow each other without gap, prompts lie within their sequences, and
-spans of weight versions do not overlap. In JSON lines ids have to be whole numbers: `"5"`, `5.5` and `true` are none.
+- Header, metadata, dtypes and shapes are as the format demands.
+- Sequences follow each other without a gap, prompts lie within their sequences, and spans of weight versions do not overlap.
+- In JSON lines, ids are whole numbers: `"5"`, `5.5` and `true` are not.
 
 ## Why it matters
 Offsets that are off by one pair every logprob with another token. What is computed from them looks like a bad sync.
@@ -11,9 +12,9 @@ Offsets that are off by one pair every logprob with another token. What is compu
 Write the file again, or convert the framework's own file with `ckptcheck parity convert`.
 
 ## When it can be wrong
-It looks at form only. A file in which every logprob is moved by one token, or every mask is another sequence's, fits
-together and passes: PAR028 and PAR007 see such slips. A file that is still being written has no whole header yet;
-judge it again when it is done.
+- The rule checks only the form. A file in which every logprob is shifted by one token, or every mask belongs to another
+  sequence, passes; PAR028 and PAR007 find such mistakes.
+- A file that is still being written has no complete header yet; judge it again when it is done.
 
 ## Seen in
 files that were cut off while they were copied
@@ -22,15 +23,15 @@ files that were cut off while they were copied
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 
 @rule("PAR001", "malformed-rollouts", severity="error", on="rollouts")
-def check(judged: Judged) -> Iterator[Problem]:
-    for defect in judged.rollouts.defects:
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    for defect in evidence.rollouts.defects:
         yield Problem(
             defect.text,
-            judged.rollouts.name or None,
+            evidence.rollouts.name or None,
             defect.key,
             "write the file again, or convert what a framework wrote (ckptcheck parity convert)",
         )

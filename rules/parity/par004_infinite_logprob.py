@@ -1,20 +1,20 @@
 """A logprob is infinite.
 
 ## What it checks
-Every logprob under the response mask. A token that was drawn cannot have had probability 0 on the side that drew it.
+Every logprob under the response mask. A token that a side drew cannot have had probability 0 on that side.
 
 ## Why it matters
--inf means: this token was impossible. Its ratio is 0 or infinite, and KL with it. The other side says so when it cuts off
-the distribution (top-p, top-k) before the logprob is taken, or masks ids of padding.
+-inf means that this token was impossible. Its ratio is 0 or infinite, and so is the KL. The other side reports it when it
+truncates the distribution (top-p, top-k) before it takes the logprob, or masks padding ids.
 
 ## How to fix
 Take the trainer's logprobs without top-p and top-k, or train with the same mask of allowed ids.
 
 ## When it can be wrong
-Where a file was drawn by the trainer, an engine that samples with top-k or a mask of allowed ids says -inf of tokens
-it never draws, and is right to. The gap is infinite all the same, so take its raw logprobs. A writer may also use
--inf for a place that has none; leave it out of the mask. A floor such as -1e10 in place of -inf is finite and shows
-in PAR020 only.
+- The trainer drew the tokens: an engine that samples with top-k or a mask of allowed ids is right to report -inf for tokens that
+  it never draws. The gap is infinite all the same, so use its raw logprobs.
+- A writer uses -inf for a place that has no logprob: leave that place out of the mask.
+- A floor such as -1e10 in place of -inf is finite and shows in PAR020 only.
 
 ## Seen in
 vLLM `processed_logprobs` with top-p: ids outside of the nucleus are -inf
@@ -23,19 +23,24 @@ vLLM `processed_logprobs` with top-p: ids outside of the nucleus are -inf
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.parity.judging import logprob_columns, seen, whose
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
+from ckptcheck.text.formatting import count
 
 
-@rule("PAR004", "infinite-logprob", severity="error", on="rollouts", when=lambda judged: judged.sound)
-def check(judged: Judged) -> Iterator[Problem]:
+@rule("PAR004", "infinite-logprob", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
-    for column in logprob_columns(judged):
-        if found := seen(judged, column, np.isinf):
-            text = f"{whose(column)} is {found.value:g} for {count(found.number, 'token')} in {count(found.sequences, 'sequence')}"
-            text += ", so that its probability is 0" if found.value < 0 else ""
+    for column in list_logprob_columns(evidence):
+        if matches := find_tokens(evidence, column, np.isinf):
+            text = (
+                f"{describe_logprob_column(column)} is {matches.value:g} for {count(matches.number, 'token')} in"
+                f" {count(matches.sequences, 'sequence')}"
+            )
+            text += ", which means probability 0" if matches.value < 0 else ""
             yield Problem(
-                text, key=f"{column}, {found.place}", hint="take logprobs before top-p, top-k and masks of ids"
+                text,
+                key=f"{column}, {matches.place}",
+                hint="take the logprobs before top-p, top-k and masks of ids apply",
             )

@@ -1,16 +1,16 @@
 """A logprob is above 0.
 
 ## What it checks
-Every logprob under the response mask: a probability is at most 1. 0.001 is allowed for rounding.
+Every logprob under the response mask: a probability is at most 1. The rule allows 0.001 for rounding.
 
 ## Why it matters
-What is above 0 is no logprob: a logit, a probability, a negated one. The ratio of a policy to it means nothing.
+A value above 0 is not a logprob but a logit, a probability or a negated logprob. The ratio of a policy to it means nothing.
 
 ## How to fix
-Find out what the column holds: take the log of probabilities, subtract log-sum-exp from logits, turn the sign of losses.
+Find out what the column holds. Take the log of probabilities, subtract log-sum-exp from logits, change the sign of losses.
 
 ## When it can be wrong
-A head in bfloat16 whose logits are normalised in bfloat16 can round a logprob to a little above 0.
+An output head in bfloat16 that normalises its logits in bfloat16 can round a logprob to a little above 0.
 
 ## Seen in
 harnesses that store the cross entropy, which is minus the logprob
@@ -19,23 +19,26 @@ harnesses that store the cross entropy, which is minus the logprob
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.parity.judging import logprob_columns, seen, whose
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
+from ckptcheck.text.formatting import count
 
 ROUNDING = 1e-3
-"""What rounding may make of a logprob of 0."""
+"""Largest value that rounding may turn a logprob of 0 into."""
 
 
-@rule("PAR005", "positive-logprob", severity="error", on="rollouts", when=lambda judged: judged.sound)
-def check(judged: Judged) -> Iterator[Problem]:
+@rule("PAR005", "positive-logprob", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
-    for column in logprob_columns(judged):
-        if found := seen(judged, column, lambda values: (values > ROUNDING) & np.isfinite(values)):
-            text = f"{whose(column)} is above 0 for {count(found.number, 'token')}, the first {found.value:.4g}"
+    for column in list_logprob_columns(evidence):
+        if matches := find_tokens(evidence, column, lambda values: (values > ROUNDING) & np.isfinite(values)):
+            text = (
+                f"{describe_logprob_column(column)} is above 0 for {count(matches.number, 'token')}, the first"
+                f" {matches.value:.4g}"
+            )
             yield Problem(
-                text + ": it is no logprob",
-                key=f"{column}, {found.place}",
-                hint="see whether these are losses, logits or probabilities",
+                text + ": it is not a logprob",
+                key=f"{column}, {matches.place}",
+                hint="check whether the column holds losses, logits or probabilities",
             )

@@ -1,20 +1,18 @@
-"""All logprobs of a sequence are one and the same number.
+"""All logprobs of a sequence are the same number.
 
 ## What it checks
-Sequences of at least 8 compared tokens: that neither side gives every token of one the same logprob, as a column of zeros
-does.
+In every sequence of at least 8 compared tokens, neither side gives all tokens the same logprob, as a column of zeros does.
 
 ## Why it matters
-A placeholder compares as a number. Against zeros the gap is the entropy of the model; if both sides are the same
-placeholder it is 0, and everything passes.
+A placeholder compares like a number. Against zeros the gap is the entropy of the model. If both sides hold the same placeholder
+the gap is 0, and everything passes.
 
 ## How to fix
-Demand logprobs from the engine (`logprobs=0` in vLLM, `return_logprob` in SGLang), and let the trainer score what it now
-skips.
+Request logprobs from the engine (`logprobs=0` in vLLM, `return_logprob` in SGLang), and let the trainer score what it skips now.
 
 ## When it can be wrong
-A greedy engine that reports processed logprobs gives 0 for every token; so where the temperature is 0, only the trainer is
-looked at.
+A greedy engine that reports processed logprobs gives 0 for every token. Where the temperature is 0, the rule therefore checks
+only the trainer.
 
 ## Seen in
 NeMo-RL with force_on_policy_ratio skips the forward pass and reports placeholders; verl#7196: bypass mode removes the
@@ -24,37 +22,39 @@ metrics where the gap is largest
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.parity.judging import logprob_columns, whose
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollout_queries import describe_logprob_column, list_logprob_columns
+from ckptcheck.text.formatting import count
 
 LEAST = 8
-"""Tokens from which it is no coincidence."""
+"""Fewest compared tokens of a sequence in which equal logprobs are no coincidence."""
 
 
-@rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts", when=lambda judged: judged.sound)
-def check(judged: Judged) -> Iterator[Problem]:
+@rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
-    cold = judged.rollouts.metadata.sampling.temperature == 0
-    for column in logprob_columns(judged):
-        if cold and column == "engine_logprobs":
+    is_greedy = evidence.rollouts.metadata.sampling.temperature == 0
+    for column in list_logprob_columns(evidence):
+        if is_greedy and column == "engine_logprobs":
             continue
-        found = []
-        for block in judged.rollouts.blocks():
-            at = np.flatnonzero(block.mask)
-            values, owners = block.column(column)[at], block.owners[at]
+        constant_sequences = []
+        for block in evidence.rollouts.blocks():
+            indices = np.flatnonzero(block.mask)
+            values, owners = block.column(column)[indices], block.owners[indices]
             begins = np.flatnonzero(np.diff(owners, prepend=-1))
             if not len(begins):
                 continue
-            number = np.diff(begins, append=len(at))
-            flat = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
-            found += [(int(owners[begin]), float(values[begin])) for begin in begins[flat & (number >= LEAST)].tolist()]
-        if found:
-            text = f"{count(len(found), 'sequence')} of {judged.rollouts.number:,}: {whose(column)} is "
-            text += f"{found[0][1]:g} for every token"
+            lengths = np.diff(begins, append=len(indices))
+            is_constant = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
+            constant_begins = begins[is_constant & (lengths >= LEAST)].tolist()
+            constant_sequences += [(int(owners[begin]), float(values[begin])) for begin in constant_begins]
+        if constant_sequences:
+            sequence, value = constant_sequences[0]
+            text = f"{count(len(constant_sequences), 'sequence')} of {evidence.rollouts.sequence_count:,}: "
+            text += f"{describe_logprob_column(column)} is {value:g} for every token"
             yield Problem(
                 text,
-                key=f"{column}, sequence {found[0][0]}",
+                key=f"{column}, sequence {sequence}",
                 hint="ask the engine for logprobs, and let the trainer score",
             )

@@ -1,19 +1,20 @@
 """Some tokens have a weight version and others have none.
 
 ## What it checks
-Where weight versions are recorded: that every compared token has one.
+Where weight versions are recorded, every compared token has one.
 
 ## Why it matters
-Filters for stale samples and corrections by lag take a token without a version for fresh, or drop it. The tokens that lack
-one are often those of the request that an update interrupted.
+Filters for stale samples and corrections by lag treat a token without a version as fresh, or drop it. The tokens that lack one
+are often those of the request that an update interrupted.
 
 ## How to fix
-Record the version of every token, also of those after a pause.
+Record the version of every token, also after a pause.
 
 ## When it can be wrong
-Tokens that no engine computed have no version and need none; leave them out of the mask, for only tokens under it are
-asked. A job that never updates in flight may note the version once for each sequence, over its first token only:
-write the span over all of them. A version that is there and wrong passes.
+- Tokens that no engine computed need no version. Leave them out of the mask; the rule checks only tokens under it.
+- A job that never updates in flight may note the version once for each sequence, over its first token only. Write the span over
+  all tokens.
+- The rule does not find a version that is there and wrong.
 
 ## Seen in
 vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered engine gets traffic before its first sync)
@@ -22,8 +23,8 @@ vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered eng
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import count
 
 
 @rule(
@@ -31,23 +32,23 @@ from ckptcheck.phrase import count
     "missing-version",
     severity="warning",
     on="rollouts",
-    when=lambda judged: judged.sound and "version_spans" in judged.rollouts,
+    when=lambda evidence: evidence.is_well_formed and "version_spans" in evidence.rollouts,
 )
-def check(judged: Judged) -> Iterator[Problem]:
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
-    spans = judged.rollouts.columns["version_spans"]
+    spans = evidence.rollouts.columns["version_spans"]
     edges = np.concatenate([[0], spans[:, :2].ravel()]) if len(spans) else np.zeros(1, np.int64)
     missing = sequences = total = 0
     first = None
-    for block in judged.rollouts.blocks():
-        at = np.flatnonzero(block.mask)
-        inside = np.searchsorted(edges[1:], at + block.where.start, "right") % 2 == 1
-        lost = at[~inside]
-        total, missing = total + len(at), missing + len(lost)
-        sequences += len(np.unique(block.owners[lost]))
-        if first is None and len(lost):
-            first = f"sequence {block.owners[lost[0]]}, token {block.positions[lost[0]]}"
+    for block in evidence.rollouts.blocks():
+        indices = np.flatnonzero(block.mask)
+        has_version = np.searchsorted(edges[1:], indices + block.token_slice.start, "right") % 2 == 1
+        unversioned = indices[~has_version]
+        total, missing = total + len(indices), missing + len(unversioned)
+        sequences += len(np.unique(block.owners[unversioned]))
+        if first is None and len(unversioned):
+            first = f"sequence {block.owners[unversioned[0]]}, token {block.positions[unversioned[0]]}"
     if missing:
         text = f"{missing:,} of {count(total, 'token')}, in {count(sequences, 'sequence')}, have no weight version"
         yield Problem(text, key=first, hint="record the version of every token")

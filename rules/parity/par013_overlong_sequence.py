@@ -1,19 +1,20 @@
-"""A sequence is longer than the engine was allowed to make it.
+"""A sequence is longer than the engine's max_model_len.
 
 ## What it checks
-Where max_model_len is recorded: that no sequence, prompt and response together, has more tokens.
+Where max_model_len is recorded, no sequence (prompt plus response) has more tokens.
 
 ## Why it matters
-An engine that goes past its limit runs beyond the positions it was set up for: rotary tables, cache blocks, the trainer's
-own sequence length. The last tokens of such a sequence are wrong, or are cut off in training.
+An engine that goes past its limit runs beyond the positions that it was set up for: rotary tables, cache blocks, the trainer's
+own sequence length. The last tokens of such a sequence are wrong, or training cuts them off.
 
 ## How to fix
-Correct the limit of the engine, and see whether it counts the prompt.
+Correct the limit of the engine, and check whether it counts the prompt.
 
 ## When it can be wrong
-A trajectory that is put together of several requests, with a context that was cut or summed up between them, may be
-longer than any one request was. Record its requests one by one. And `max_model_len` may be the trainer's, or that of
-another engine of the fleet: correct it in the metadata. That responses end too early is not looked at.
+- A trajectory that is put together from several requests, with a context that was cut or summarised in between, may be longer
+  than any one request. Record its requests one by one.
+- `max_model_len` may be the trainer's, or that of another engine of the fleet: correct it in the metadata.
+- The rule does not find responses that end too early.
 
 ## Seen in
 NeMo-RL tools/model_diagnostics/1.max_model_len_respected.py exists because of it
@@ -22,8 +23,8 @@ NeMo-RL tools/model_diagnostics/1.max_model_len_respected.py exists because of i
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import count
 
 
 @rule(
@@ -31,16 +32,19 @@ from ckptcheck.phrase import count
     "overlong-sequence",
     severity="error",
     on="rollouts",
-    when=lambda judged: judged.sound and judged.rollouts.metadata.max_model_len is not None,
+    when=lambda evidence: evidence.is_well_formed and evidence.rollouts.metadata.max_model_len is not None,
 )
-def check(judged: Judged) -> Iterator[Problem]:
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
-    most = judged.rollouts.metadata.max_model_len
-    assert most is not None
-    lengths = np.diff(judged.rollouts.starts)
+    if (most := evidence.rollouts.metadata.max_model_len) is None:
+        return
+    lengths = np.diff(evidence.rollouts.starts)
     longer = np.flatnonzero(lengths > most)
     if len(longer):
         worst = int(longer[lengths[longer].argmax()])
-        text = f"{count(len(longer), 'sequence')}: more than the {most:,} tokens of max_model_len, this one {int(lengths[worst]):,}"
-        yield Problem(text, key=f"sequence {worst}", hint="see whether the engine's limit counts the prompt")
+        text = (
+            f"{count(len(longer), 'sequence exceeds', 'sequences exceed')} max_model_len ({most:,} tokens);"
+            f" this one has {int(lengths[worst]):,}"
+        )
+        yield Problem(text, key=f"sequence {worst}", hint="check whether the engine's limit counts the prompt")

@@ -1,35 +1,38 @@
 """Engine and trainer agree to the last bit.
 
 ## What it checks
-That not every one of at least 64 compared tokens has the same logprob on both sides, bit for bit.
+Of at least 64 compared tokens, not every one has the same logprob on both sides, bit for bit.
 
 ## Why it matters
-Two implementations that agree to the last bit are rare, and hard work. More often one column was copied into the other:
-then there is no gap to be seen, however large it is.
+Two implementations that agree to the last bit are rare, and hard work. More often one column was copied into the other, and
+then no gap shows, however large it is.
 
 ## How to fix
-Where it is meant, nothing: ignore this. Else let the trainer compute logprobs of its own.
+Let the trainer compute logprobs of its own. If your set-up is meant to agree bit for bit, ignore this.
 
 ## When it can be wrong
 True on-policy set-ups, with batch-invariant kernels on both sides, are equal.
 
 ## Seen in
 volcengine/verl#7196 (bypass mode copies rollout_log_probs to old_log_probs and drops the metrics), #7688 and miles (true
-on-policy: meant)
+on-policy: intended)
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.phrase import count
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import count
 
 LEAST = 64
 
 
-@rule("PAR014", "identical-logprobs", severity="info", on="rollouts", when=lambda judged: judged.scored)
-def check(judged: Judged) -> Iterator[Problem]:
-    found = judged.gap
-    if found.tokens >= LEAST and found.abs_max == 0:
-        text = f"all {count(found.tokens, 'logprob')} of engine and trainer are equal to the last bit: truly on policy, or copied"
-        yield Problem(text, hint="see whether the trainer computed its own (in verl: no bypass mode)")
+@rule("PAR014", "identical-logprobs", severity="info", on="rollouts", when=lambda evidence: evidence.has_both_sides)
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    metrics = evidence.metrics
+    if metrics.tokens >= LEAST and metrics.abs_max == 0:
+        text = (
+            f"all {count(metrics.tokens, 'logprob')} of engine and trainer are equal to the last bit: the"
+            f" set-up is truly on policy, or one column was copied"
+        )
+        yield Problem(text, hint="check that the trainer computed its own logprobs (in verl: no bypass mode)")

@@ -1,18 +1,18 @@
-"""At step 0 trainer and reference model do not agree.
+"""At step 0 the trainer and the reference model do not agree.
 
 ## What it checks
-At step 0, before anything was trained, trainer and reference are the same weights: their logprobs have to be equal, and KL
-0. 1e-8 nats are allowed, as in slime's CI.
+At step 0, before any training, trainer and reference model hold the same weights: their logprobs have to be equal, and the KL is
+0. The rule allows 1e-8 nats, as slime's CI does.
 
 ## Why it matters
 The KL penalty pulls towards a reference that is not where training started. Either one of the two was loaded or converted
-wrongly, or kernels of the trainer are not deterministic, and every ratio of the run has that noise.
+wrongly, or the trainer's kernels are not deterministic and every ratio of the run has that noise.
 
 ## How to fix
 Compare both with `ckptcheck diff`, then force deterministic attention (`--attention-backend flash` in Megatron).
 
 ## When it can be wrong
-A reference that is meant to be another model than the one trained.
+You want the reference to be another model than the trained one.
 
 ## Seen in
 slime docs/en/developer_guide/debug.md, first training step
@@ -21,9 +21,9 @@ slime docs/en/developer_guide/debug.md, first training step
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.metrics.gap import gap
-from ckptcheck.parity.judged import Judged
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.metrics.logprob_metrics import compute_metrics
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 SAME = 1e-8
 
@@ -33,22 +33,23 @@ SAME = 1e-8
     "first-step-off-policy",
     severity="error",
     on="rollouts",
-    when=lambda judged: (
-        judged.sound
-        and judged.rollouts.metadata.step == 0
-        and {"trainer_logprobs", "reference_logprobs"} <= judged.rollouts.columns.keys()
+    when=lambda evidence: (
+        evidence.is_well_formed
+        and evidence.rollouts.metadata.step == 0
+        and {"trainer_logprobs", "reference_logprobs"} <= evidence.rollouts.columns.keys()
     ),
 )
-def check(judged: Judged) -> Iterator[Problem]:
-    found = gap(judged.rollouts, "trainer", "reference")
-    if found is None:
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    metrics = compute_metrics(evidence.rollouts, "trainer", "reference")
+    if metrics is None:
         raise Skip("no token could be compared")
-    if found.abs_max > SAME:
-        place = found.worst[0]
-        text = f"trainer and reference differ by up to {found.abs_max:.3g} nats (mean {found.abs_mean:.3g}) at step 0, "
-        text += "where they are the same weights"
+    if metrics.abs_max > SAME:
+        place = metrics.worst[0]
+        text = f"the trainer and the reference model differ by up to {metrics.abs_max:.3g} nats "
+        text += f"(mean {metrics.abs_mean:.3g}) at step 0, "
+        text += "where both hold the same weights"
         yield Problem(
             text,
             key=f"sequence {place.sequence}, token {place.position}",
-            hint="ckptcheck diff of the two checkpoints tells which it is",
+            hint="ckptcheck diff of the two checkpoints shows whether their weights differ",
         )

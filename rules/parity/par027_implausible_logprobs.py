@@ -1,20 +1,20 @@
 """The model finds its own text unlikely.
 
 ## What it checks
-The mean logprob of the trainer over what the engine drew, at a temperature of at most 1: below -0.8 for a model whose name
-says that it is an instruct or chat model, below -3 for any.
+The trainer's mean logprob of the tokens that the engine drew at a temperature of at most 1. It should be at least -0.8 for a
+model whose name says that it is an instruct or chat model, and at least -3 for any model.
 
 ## Why it matters
-Whoever draws from a distribution meets its entropy: a few tenths of a nat for an instruct model. Far more means that the
-prompts are not in the form the model knows (a wrong chat template, a missing BOS, another tokenizer), or that weights are
-broken.
+Tokens drawn from a distribution have a mean logprob near minus its entropy: a few tenths of a nat for an instruct model. A much
+lower value means that the prompts are not in the form that the model knows (a wrong chat template, a missing BOS, another
+tokenizer), or that weights are broken.
 
 ## How to fix
-Decode a prompt and look at it. Compare the chat template with the one the model was trained on.
+Decode a prompt and look at it. Compare the chat template with the one that the model was trained on.
 
 ## When it can be wrong
-Instruct models on tasks that they were not trained for, creative text, synthetic prompts, and small models: SmolLM2-135M-Instruct
-is at -3 on random prompts. It is a hint.
+It is a hint only. Instruct models on tasks that they were not trained for, creative text, synthetic prompts and small models
+are lower: SmolLM2-135M-Instruct is at -3 on random prompts.
 
 ## Seen in
 slime docs/en/developer_guide/debug.md: 0.8 for an instruct model points to the chat template
@@ -24,8 +24,8 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 TUNED = re.compile(r"instruct|chat|[-_]it\b|rlhf|sft", re.IGNORECASE)
 TUNED_LIMIT, LIMIT = -0.8, -3.0
@@ -36,15 +36,15 @@ TUNED_LIMIT, LIMIT = -0.8, -3.0
     "implausible-logprobs",
     severity="info",
     on="rollouts",
-    when=lambda judged: judged.scored and judged.rollouts.metadata.sampled_by == "engine",
+    when=lambda evidence: evidence.has_both_sides and evidence.rollouts.metadata.sampled_by == "engine",
 )
-def check(judged: Judged) -> Iterator[Problem]:
-    temperature = judged.rollouts.metadata.sampling.temperature
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    temperature = evidence.rollouts.metadata.sampling.temperature
     if temperature is not None and temperature > 1:
-        raise Skip(f"at temperature {temperature:g} unlikely tokens are to be expected")
-    tuned = TUNED.search(judged.rollouts.metadata.model)
-    found, limit = judged.gap, TUNED_LIMIT if tuned else LIMIT
-    if found.trainer_mean < limit:
-        kind = "an instruct model finds its own answers" if tuned else "a model finds its own text"
-        text = f"the mean logprob of the trainer is {found.trainer_mean:.3g}, and {kind} likelier than {limit:g}"
+        raise Skip(f"at temperature {temperature:g} unlikely tokens are normal")
+    tuned = TUNED.search(evidence.rollouts.metadata.model)
+    metrics, limit = evidence.metrics, TUNED_LIMIT if tuned else LIMIT
+    if metrics.trainer_mean < limit:
+        kind = "an instruct model gives its own answers" if tuned else "a model gives its own text"
+        text = f"the mean logprob of the trainer is {metrics.trainer_mean:.3g}; {kind} more than {limit:g}"
         yield Problem(text, hint="decode a prompt, and compare it with the chat template")

@@ -1,20 +1,21 @@
-"""The two sides take logprobs of different distributions, by their own settings.
+"""By their own settings, the two sides take logprobs of different distributions.
 
 ## What it checks
-What the metadata say: the temperature that the engine sampled with, whether its logprobs are raw or processed, and the
-temperature by which the trainer divides. And whether processed logprobs are of a nucleus (top-p, top-k) that the trainer
-does not know.
+- The metadata agree: the temperature that the engine sampled with, whether its logprobs are raw or processed, and the
+  temperature by which the trainer divides.
+- Processed logprobs do not come from a truncated distribution (top-p, top-k) that the trainer does not compute.
 
 ## Why it matters
-Raw logprobs are of the model, processed ones of what was sampled from. At a temperature other than 1 these are two
-policies.
+Raw logprobs are those of the model, processed ones those of the distribution that was sampled from. At a temperature other than
+1 these are two policies.
 
 ## How to fix
-vLLM: `--logprobs-mode`. SGLang: it reports processed ones unless it is told otherwise. Trainer: divide by the same
-temperature, or not.
+- vLLM: `--logprobs-mode`.
+- SGLang reports processed logprobs unless a setting says otherwise.
+- Trainer: divide by the same temperature as the engine, or not at all.
 
 ## When it can be wrong
-Metadata can be wrong; where distributions are recorded, PAR029 measures it.
+Metadata can be wrong. Where distributions are recorded, PAR029 measures the temperature.
 
 ## Seen in
 vllm-project/vime#64 (vLLM raw by default, Megatron with temperature), NeMo-RL#4015
@@ -23,24 +24,25 @@ vllm-project/vime#64 (vLLM raw by default, Megatron with temperature), NeMo-RL#4
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 
-@rule("PAR030", "raw-against-processed", severity="error", on="rollouts", when=lambda judged: judged.scored)
-def check(judged: Judged) -> Iterator[Problem]:
-    about = judged.rollouts.metadata
-    sampling, trainer = about.sampling, about.trainer
-    if about.logprobs == "unknown":
-        raise Skip("whether the engine's logprobs are raw or processed is not recorded")
-    nucleus = (sampling.top_p is not None and sampling.top_p < 1) or (sampling.top_k or 0) > 0
-    if about.logprobs == "processed" and nucleus:
-        text = "the engine reports processed logprobs of a distribution cut off by top-p or top-k, which no trainer computes"
+@rule("PAR030", "raw-against-processed", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    metadata = evidence.rollouts.metadata
+    sampling, trainer = metadata.sampling, metadata.trainer
+    if metadata.logprobs == "unknown":
+        raise Skip("the file does not record whether the engine's logprobs are raw or processed")
+    is_truncated = (sampling.top_p is not None and sampling.top_p < 1) or (sampling.top_k or 0) > 0
+    if metadata.logprobs == "processed" and is_truncated:
+        text = "the engine reports processed logprobs of a distribution truncated by top-p or top-k, which no trainer computes"
         yield Problem(text, hint="sample with top_p 1 and top_k off, or take raw logprobs")
-    own = trainer.temperature if trainer is not None else None
-    if sampling.temperature is None or own is None:
+    trainer_temperature = trainer.temperature if trainer is not None else None
+    if sampling.temperature is None or trainer_temperature is None:
         return
-    engine = sampling.temperature if about.logprobs == "processed" else 1.0
-    if abs(engine - own) > 1e-6:
-        text = f"the engine's logprobs are {about.logprobs}, so of temperature {engine:g}, and the trainer divides by {own:g}"
-        yield Problem(text, hint="let both sides take logprobs of the same distribution")
+    engine_temperature = sampling.temperature if metadata.logprobs == "processed" else 1.0
+    if abs(engine_temperature - trainer_temperature) > 1e-6:
+        text = f"the engine's logprobs are {metadata.logprobs}, taken at temperature {engine_temperature:g}, and the trainer "
+        text += f"divides by {trainer_temperature:g}"
+        yield Problem(text, hint="take logprobs of the same distribution on both sides")

@@ -1,18 +1,19 @@
-"""Trainer and engine route tokens to other experts.
+"""Trainer and engine route tokens to different experts.
 
 ## What it checks
-Where both sides recorded routing: the share of tokens whose set of experts differs, layer by layer. A finding from half of
-the tokens in one layer on, or a quarter over all.
+Where both sides recorded routing: the share of tokens whose set of experts differs, layer by layer. The rule reports half of the
+tokens or more in one layer, or a quarter over all layers.
 
 ## Why it matters
-Another expert is another function. A tenth of all decisions flip by rounding in bfloat16, and most tokens flip in some
-layer; a layer that disagrees in half of its tokens has another router, another order of experts, or another input.
+Another expert is another function. In bfloat16 rounding flips a tenth of all decisions, and most tokens flip in some layer. A
+layer that disagrees for half of its tokens has another router, another order of experts, or another input.
 
 ## How to fix
-Compare the router of that layer (`ckptcheck diff`), its bias and its dtype on both sides. Routing replay hides it.
+Compare the router of that layer (`ckptcheck diff`), its bias and its dtype on both sides. Routing replay only hides the
+difference.
 
 ## When it can be wrong
-Routers that spread tokens by random or by load choose differently every time.
+Routers that spread tokens at random or by load choose differently every time.
 
 ## Seen in
 radixark/miles#2722, NVIDIA TensorRT-LLM#19501 (10 % of decisions), prime-rl#2952
@@ -21,9 +22,9 @@ radixark/miles#2722, NVIDIA TensorRT-LLM#19501 (10 % of decisions), prime-rl#295
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.phrase import count
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import count
 
 LAYER, OVERALL = 0.5, 0.25
 
@@ -33,16 +34,18 @@ LAYER, OVERALL = 0.5, 0.25
     "other-experts",
     severity="warning",
     on="rollouts",
-    when=lambda judged: judged.sound and {"engine_routing", "trainer_routing"} & judged.rollouts.columns.keys(),
+    when=lambda evidence: (
+        evidence.is_well_formed and {"engine_routing", "trainer_routing"} & evidence.rollouts.columns.keys()
+    ),
 )
-def check(judged: Judged) -> Iterator[Problem]:
-    found = judged.routing
-    if found is None:
-        raise Skip("it takes the routing of both sides, of the same layers and top k")
-    shares, tokens = found
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    disagreement = evidence.routing_disagreement
+    if disagreement is None:
+        raise Skip("the file lacks the routing of both sides for the same layers and top k")
+    shares, tokens = disagreement
     worst = int(shares.argmax())
     if shares[worst] >= LAYER or shares.mean() >= OVERALL:
-        text = f"{shares[worst]:.0%} of {count(tokens, 'token')} have other experts in layer {worst}, "
+        text = f"{shares[worst]:.0%} of {count(tokens, 'token')} go to other experts in layer {worst}, "
         text += f"{shares.mean():.1%} over all {count(len(shares), 'layer')}"
         yield Problem(
             text, key=f"layer {worst}", hint="compare the router of that layer, its bias and its dtype on both sides"

@@ -1,11 +1,13 @@
-"""Full-vocabulary logprobs do not add up to 1.
+"""Full-vocabulary logprobs do not add up to probability 1.
 
 ## What it checks
-Where full-vocabulary logprobs are recorded: the logarithm of the sum of all probabilities, which is 0. 0.01 is allowed.
+Where full-vocabulary logprobs are recorded: the logarithm of the sum of all probabilities, which has to be 0. The rule allows
+0.01.
 
 ## Why it matters
-Logits in place of logprobs, a slice of the vocabulary (one tensor-parallel rank's part), or padding rows that were counted
-in. KL and temperature computed of them mean nothing. NaN, and rows in which nothing was recorded, are told here too.
+- The column holds logits in place of logprobs, a slice of the vocabulary (one tensor-parallel rank's part), or padding rows that
+  were counted in. A KL or a temperature computed from them means nothing.
+- The rule also reports NaN, and rows in which nothing was recorded.
 
 ## How to fix
 Apply log-softmax over the whole vocabulary before recording.
@@ -21,8 +23,8 @@ from collections.abc import Iterator
 from math import inf
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 TOLERANCE = 0.01
 
@@ -32,14 +34,16 @@ TOLERANCE = 0.01
     "unnormalized-distribution",
     severity="error",
     on="rollouts",
-    when=lambda judged: judged.sound and "full_positions" in judged.rollouts,
+    when=lambda evidence: evidence.is_well_formed and "full_positions" in evidence.rollouts,
 )
-def check(judged: Judged) -> Iterator[Problem]:
-    found = judged.exact
-    if found is None:
-        raise Skip("full-vocabulary logprobs of both sides are not recorded alike")
-    if found.mass == inf:
-        yield Problem("a position's logprobs hold NaN, or no number at all", hint="look at what recorded them")
-    elif not found.mass <= TOLERANCE:
-        text = f"the probabilities of one position add up to e^{found.mass:.4g} or e^-{found.mass:.4g}, and not to 1"
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    exact_kl = evidence.exact_kl
+    if exact_kl is None:
+        raise Skip("the file lacks full-vocabulary logprobs of both sides at the same positions")
+    if exact_kl.mass == inf:
+        yield Problem("the logprobs of a position contain NaN, or no number at all", hint="look at what recorded them")
+    elif not exact_kl.mass <= TOLERANCE:
+        text = (
+            f"the probabilities of one position add up to e^{exact_kl.mass:.4g} or e^-{exact_kl.mass:.4g}, and not to 1"
+        )
         yield Problem(text, hint="these are logits, or a part of the vocabulary: apply log-softmax over all of it")

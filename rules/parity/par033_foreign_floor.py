@@ -1,20 +1,20 @@
-"""The floor was measured with something else than what is judged.
+"""The floor was measured with another set-up than the rollouts.
 
 ## What it checks
-With `--floor`: the engine, the trainer, their dtypes and the model's vocabulary that the floor was measured with, against
-those of the rollouts, as far as both tell. Versions are not compared, and no names of models: a checkpoint has another name
-at every step.
+With `--floor`: the engine, the trainer, their dtypes and the size of the vocabulary with which the floor was measured, against
+those of the rollouts, as far as both files record them. The rule does not compare versions, nor names of models, because a
+checkpoint has another name at every step.
 
 ## Why it matters
-A floor says what equal weights cost in this engine, this trainer and this precision. Against the floor of a bfloat16 model
-a float32 one with a stale layer is within its limits.
+A floor says what equal weights cost in this engine, this trainer and this precision. A float32 model with a stale layer is
+within the limits that the floor of a bfloat16 model sets.
 
 ## How to fix
-Measure the floor anew: `ckptcheck parity calibrate` with the engine, the trainer and the dtype of the run.
+Measure the floor again: `ckptcheck parity calibrate` with the engine, the trainer and the dtype of the run.
 
 ## When it can be wrong
-Where a floor of another precision is meant, as the least that could be had. Frameworks' own names of trainers (`verl`,
-`prime-rl`) are not compared.
+You use a floor of another precision on purpose, as the least that can be reached. The rule does not compare frameworks' own
+names of trainers (`verl`, `prime-rl`).
 
 ## Seen in
 floors kept in a repository while the engine's dtype changed
@@ -23,8 +23,8 @@ floors kept in a repository while the engine's dtype changed
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.judged import Judged
-from ckptcheck.parity.judging import foreign
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollout_queries import find_floor_mismatches
 
 
 @rule(
@@ -32,9 +32,9 @@ from ckptcheck.parity.judging import foreign
     "foreign-floor",
     severity="warning",
     on="rollouts",
-    when=lambda judged: judged.sound and judged.floor is not None,
+    when=lambda evidence: evidence.is_well_formed and evidence.floor is not None,
 )
-def check(judged: Judged) -> Iterator[Problem]:
-    if apart := list(foreign(judged)):
-        text = "the floor was measured with something else: " + ", ".join(apart)
-        yield Problem(text, hint="measure it anew with ckptcheck parity calibrate")
+def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    if differences := list(find_floor_mismatches(evidence)):
+        text = "the floor was measured with another set-up: " + ", ".join(differences)
+        yield Problem(text, hint="measure it again with ckptcheck parity calibrate")

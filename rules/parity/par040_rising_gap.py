@@ -1,12 +1,12 @@
 """The gap grows from step to step.
 
 ## What it checks
-Over at least 5 files of one run, in their order: the mean gap (mult_prob_error less 1) of the last third against the first,
-at least twice and 0.002 more, with most steps rising.
+Over at least 5 files of one run, in their order: the mean gap (mult_prob_error less 1) of the last third is at least twice that
+of the first third and 0.002 more, with most steps rising.
 
 ## Why it matters
-A gap that drifts upward is a sync that leaves something behind: a part of the weights, a cache of keys and values, an
-adapter. It resets when the engine restarts, which is why it is found late.
+A gap that drifts upward comes from a sync that leaves something behind: a part of the weights, a KV cache, an adapter. It
+disappears when the engine restarts, which is why teams find it late.
 
 ## How to fix
 Run `ckptcheck refit`, and reset the prefix cache after every update.
@@ -23,20 +23,20 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.series import Series
-from ckptcheck.phrase import count
+from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.text.formatting import count
 
 LEAST = 5
 
 
 @rule("PAR040", "rising-gap", severity="warning", on="rollout-series", when=lambda series: len(series.gaps) >= LEAST)
-def check(series: Series) -> Iterator[Problem]:
-    values = [number.mult_prob_error - 1 for number in series.gaps]
+def check(series: RolloutSeries) -> Iterator[Problem]:
+    values = [gap.mult_prob_error - 1 for gap in series.gaps]
     third = len(values) // 3
     before, after = sum(values[:third]) / third, sum(values[-third:]) / third
     rising = sum(b > a for a, b in combinations(values, 2)) / (len(values) * (len(values) - 1) / 2)
     if after > 2 * before and after - before > 0.002 and rising > 0.75:
         text = f"mult_prob_error rises from {1 + before:.5g} in the first {count(third, 'file')} to {1 + after:.5g} in the last"
         yield Problem(
-            text, hint="ckptcheck refit tells what a sync leaves behind; reset the prefix cache after every update"
+            text, hint="ckptcheck refit shows what a sync leaves behind; reset the prefix cache after every update"
         )

@@ -1,17 +1,17 @@
-"""Later steps were drawn with the same weights, or older ones.
+"""Later steps were drawn with the same weights, or with older ones.
 
 ## What it checks
 Over several files that record their step: the newest weight version of the tokens rises with the step.
 
 ## Why it matters
-A version that stands still is an engine that no sync reaches, or a version that nobody sets. Either way corrections for
-staleness are inert.
+A version that stands still means that no sync reaches the engine, or that nobody sets the version. Either way corrections for
+staleness have no effect.
 
 ## How to fix
-Pass the step to the engine's update call, and see whether updates succeed: engines answer 200 when they do not.
+Pass the step to the engine's update call, and check whether updates succeed: engines answer 200 when they do not.
 
 ## When it can be wrong
-Several steps trained on one batch of rollouts share its version.
+Several steps that train on one batch of rollouts share its version.
 
 ## Seen in
 radixark/miles#2244, rllm#622, vLLM (the version stays `default`)
@@ -21,18 +21,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.series import Series
-from ckptcheck.rule import Skip
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.series import RolloutSeries
 
 
 @rule("PAR041", "frozen-version", severity="warning", on="rollout-series")
-def check(series: Series) -> Iterator[Problem]:
-    known = series.versions
-    if len(known) < 2:
+def check(series: RolloutSeries) -> Iterator[Problem]:
+    versions = series.versions
+    if len(versions) < 2:
         raise Skip("fewer than two steps have weight versions that are numbers")
-    for (step, version), (later, other) in pairwise(known):
+    for (step, version), (later, other) in pairwise(versions):
         if later > step and other <= version:
-            what = "is still" if other == version else f"falls from {version} to"
-            text = f"the newest weight version {what} {other} at step {later}, after step {step}"
-            yield Problem(text, hint="pass the step to the update call, and see whether updates succeed")
+            verb = "is still" if other == version else f"falls from {version} to"
+            text = f"the newest weight version {verb} {other} at step {later}, after step {step}"
+            yield Problem(text, hint="pass the step to the update call, and check whether updates succeed")
             return

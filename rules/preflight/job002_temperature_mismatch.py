@@ -1,17 +1,17 @@
-"""The trainer computes logprobs at another temperature than the rollouts are sampled at.
+"""The trainer computes logprobs at a temperature other than that of sampling.
 
 ## What it checks
-The temperature of sampling and the one by which the trainer divides its logits are the same.
+The temperature of sampling equals the temperature by which the trainer divides its logits.
 
 ## Why it matters
-The trainer then improves another policy than the one that acts. A ratio between the two is wrong for every token, however well
-the weights agree.
+The trainer improves another policy than the one that acts. A ratio between the two is wrong for every token, however well the
+weights agree.
 
 ## How to fix
 Let one setting refer to the other: `temperature: ${llm.parameters.temperature}`.
 
 ## When it can be wrong
-Not known. Where a framework takes one setting for both, there is nothing to compare and nothing is said.
+No case is known. Where a framework has one setting for both, the rule has nothing to compare and stays quiet.
 
 ## Seen in
 verl-project/verl#4162, NVIDIA-NeMo/RL#4015, marin-community/marin#1879, OpenRLHF/OpenRLHF#853
@@ -31,14 +31,14 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["rollout.temperature"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("trainer.temperature", "rollout.temperature")
+    job.require_resolved("trainer.temperature", "rollout.temperature")
     trainer, rollout = job.number("trainer.temperature"), job.number("rollout.temperature")
     if trainer is None or rollout is None:
-        raise Skip(f"at which temperature {job.framework}'s trainer computes logprobs is in no setting")
+        raise Skip(f"no setting says at which temperature {job.framework}'s trainer computes logprobs")
     if trainer != rollout:
         yield job.problem(
-            f"the trainer computes logprobs at temperature {job.said('trainer.temperature')}, and rollouts are sampled at"
-            f" {job.said('rollout.temperature')}",
+            f"the trainer computes logprobs at temperature {job.describe('trainer.temperature')}, and rollouts are sampled at"
+            f" {job.describe('rollout.temperature')}",
             at="trainer.temperature",
-            hint="let one refer to the other",
+            hint="let one setting refer to the other",
         )

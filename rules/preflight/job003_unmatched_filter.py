@@ -1,17 +1,18 @@
 """Rollouts are sampled with top-p or top-k, and the trainer computes logprobs without it.
 
 ## What it checks
-Where rollouts are sampled with top-p below 1 or with top-k, the trainer applies the same filter to its logprobs.
+Where rollouts are sampled with top-p below 1 or with top-k, the trainer applies the same filter to its own logprobs.
 
 ## Why it matters
-The tokens come from a truncated distribution. Processed logprobs of the engine are normalised over what is left of it, the
-trainer's over all tokens: they differ even with equal weights, and most where the filter cuts most.
+- The tokens come from a truncated distribution.
+- The engine normalises its processed logprobs over the tokens that the filter keeps; the trainer normalises over all tokens.
+- The two differ even with equal weights, and most where the filter cuts most.
 
 ## How to fix
 Sample with `top_p: 1` and `top_k: -1` in training, and keep filters for evaluation.
 
 ## When it can be wrong
-If the small bias is accepted. NeMo-RL applies the filters in training too.
+You accept the small bias. NeMo-RL applies the filters in training too, so the rule stays quiet there.
 
 ## Seen in
 vllm-project/vime#64, vllm-project/vime#69
@@ -31,17 +32,17 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["rollout.top_p"].status != "unknown" or job["rollout.top_k"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("rollout.top_p", "rollout.top_k")
+    job.require_resolved("rollout.top_p", "rollout.top_k")
     top_p, top_k = job.number("rollout.top_p"), job.number("rollout.top_k")
     active = [name for name, on in (("top_p", top_p is not None and top_p < 1), ("top_k", (top_k or 0) > 0)) if on]
     if not active:
         return
     if job.flag("trainer.filters") is None:
-        raise Skip(f"whether {job.framework}'s trainer applies top-p and top-k to its logprobs is in no setting")
+        raise Skip(f"no setting says whether {job.framework}'s trainer applies top-p and top-k to its logprobs")
     if not job.flag("trainer.filters"):
-        what = " and ".join(f"{name} {job.said(f'rollout.{name}')}" for name in active)
+        filters = " and ".join(f"{name} {job.describe(f'rollout.{name}')}" for name in active)
         yield job.problem(
-            f"rollouts are sampled with {what}, and {job.framework}'s trainer computes logprobs over all tokens",
+            f"rollouts are sampled with {filters}, and {job.framework}'s trainer computes logprobs over all tokens",
             at=f"rollout.{active[0]}",
             hint="sample with top_p 1 and top_k -1 in training",
         )

@@ -1,20 +1,23 @@
 """The prefix cache outlives weight updates.
 
 ## What it checks
-An engine with prefix caching clears its cache when weights change, or salts it by version.
+An engine with prefix caching clears its cache when weights change, or salts it by weight version.
 
 ## Why it matters
-Later requests with the same beginning (a system prompt, the next sample of a group) are computed from keys and values of older
-weights, of any age. The gap between trainer and engine grows step by step, and is gone after a restart: it looks like a bug of
-the optimizer, and has cost weeks.
+- Later requests with the same beginning (a system prompt, the next sample of a group) reuse keys and values of older weights,
+  however old.
+- The gap between trainer and engine grows step by step and is gone after a restart. It looks like a bug of the optimizer, and
+  teams lost weeks on it.
 
 ## How to fix
-NeMo-RL: `recompute_kv_cache_after_weight_updates: true`. prime-rl: `use_prefix_cache_salt`. slime and miles: a pause mode
-other than `in_place`. PipelineRL: `enable-prefix-caching: false`.
+- NeMo-RL: `recompute_kv_cache_after_weight_updates: true`.
+- prime-rl: `use_prefix_cache_salt`.
+- slime and miles: a pause mode other than `in_place`.
+- PipelineRL: `enable-prefix-caching: false`.
 
 ## When it can be wrong
-If no two requests share a prefix of a whole block across an update. Requests that are running while weights change keep their
-own keys and values in any case.
+No two requests share a prefix of a whole block across an update. Requests that run while weights change keep their own keys and
+values in any case.
 
 ## Seen in
 NVIDIA-NeMo/RL#4018, NVIDIA-NeMo/RL#3152, PrimeIntellect-ai/prime-rl#1650, vllm-project/vllm#9744
@@ -34,7 +37,7 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["update.clears_cache"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("update.clears_cache", "engine.prefix_caching")
+    job.require_resolved("update.clears_cache", "engine.prefix_caching")
     if job.flag("update.clears_cache") is False and job.flag("engine.prefix_caching"):
         yield job.problem(
             f"prefix caching is on ({job['engine.prefix_caching'].place}), and its cache is not cleared when weights change"

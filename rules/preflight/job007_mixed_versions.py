@@ -1,17 +1,17 @@
-"""Weights change while requests run, so a response can hold tokens of several versions.
+"""Weights change while requests run, so one response can hold tokens of several versions.
 
 ## What it checks
-Whether updates happen in flight, what becomes of running requests, and whether the age of rollouts is bounded.
+Whether updates happen in flight, what happens to running requests then, and whether the job bounds the age of rollouts.
 
 ## Why it matters
-A response that was paused and resumed was computed by two policies, with keys and values of the older. That can be meant; then
-rollouts have to carry their versions, and a lag without a bound has to be watched.
+- A response that was paused and resumed comes from two policies, and its keys and values are those of the older one.
+- That can be intended. Then rollouts have to carry their weight versions, and somebody has to watch a lag that has no bound.
 
 ## How to fix
 Bound the lag (`max_lag`), and record weight versions with rollouts.
 
 ## When it can be wrong
-It is no fault where asynchronous training is meant.
+It is not a fault where you want asynchronous training.
 
 ## Seen in
 vllm-project/vllm#54443, PipelineRL's move to vLLM V1 ("lag was a useful runtime diagnostic")
@@ -23,13 +23,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB007", "mixed-versions", severity="info", on="job", when=lambda job: job["update.in_flight"].known)
+@rule("JOB007", "mixed-versions", severity="info", on="job", when=lambda job: job["update.in_flight"].is_known)
 def check(job: Job) -> Iterator[Problem]:
     if not job.flag("update.in_flight"):
         return
-    paused = f" ({job['update.in_flight'].place})"
+    detail = f" ({job['update.in_flight'].place})"
     if mode := job.text("update.pause_mode"):
-        paused = f" (pause mode {mode}: {job['update.pause_mode'].place})"
+        detail = f" (pause mode {mode}: {job['update.pause_mode'].place})"
     if job.flag("algorithm.unbounded_lag"):
         bound = f"and nothing bounds how old a rollout may be ({job['algorithm.unbounded_lag'].place})"
     else:
@@ -40,7 +40,7 @@ def check(job: Job) -> Iterator[Problem]:
             else "and the lag is not known"
         )
     yield job.problem(
-        f"weights change while requests run{paused}, {bound}",
+        f"weights change while requests run{detail}, {bound}",
         at="algorithm.unbounded_lag" if job.flag("algorithm.unbounded_lag") else "update.in_flight",
         hint="record the weight versions of every response, and watch the lag",
     )

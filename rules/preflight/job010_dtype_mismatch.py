@@ -1,17 +1,18 @@
 """Trainer and engine compute in different dtypes.
 
 ## What it checks
-The dtype of the trainer's forward pass is the engine's; `auto` is the dtype that the checkpoint is stored in, where that is here.
+The trainer's forward pass and the engine compute in the same dtype. An engine's `auto` stands for the dtype in which the
+checkpoint is stored, where the checkpoint is on this machine.
 
 ## Why it matters
-bfloat16 has three bits less than float16, and rounds at other places: logprobs differ by hundredths of a nat in every token, and
-by more where experts are chosen otherwise.
+bfloat16 has three bits less than float16 and rounds at other places. Logprobs differ by hundredths of a nat in every token, and
+by more where rounding sends a token to another expert.
 
 ## How to fix
-Set both to the same.
+Set both to the same dtype.
 
 ## When it can be wrong
-If the difference is wanted, with a correction for it.
+You want the difference, and correct for it.
 
 ## Seen in
 NeMo-RL's guide ("Numerical precision differences"), verl's FAQ (rollout_probs_diff_mean)
@@ -31,13 +32,14 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["trainer.dtype"].status != "unknown" and job["engine.dtype"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("trainer.dtype", "engine.dtype")
+    job.require_resolved("trainer.dtype", "engine.dtype")
     trainer, engine = job.text("trainer.dtype"), job.text("engine.dtype")
     place = job["engine.dtype"].place
     if engine == "auto":
-        named = job.checkpoints.get("checkpoint.model")
-        stored = named.dtype if named is not None and named.dtype != "float32" else None  # which engines do not keep
-        engine, place = stored, f"auto: as {named.named} is stored" if named else ""
+        checkpoint = job.checkpoints.get("checkpoint.model")
+        # Engines do not compute in float32 because a checkpoint is stored in it.
+        engine = checkpoint.dtype if checkpoint is not None and checkpoint.dtype != "float32" else None
+        place = f"auto: as {checkpoint.named} is stored" if checkpoint else ""
     if trainer and engine and trainer != engine:
         yield job.problem(
             f"the trainer computes in {trainer} ({job['trainer.dtype'].place}), the engine in {engine} ({place})",

@@ -1,17 +1,17 @@
 """A model with experts trains in Megatron without --moe-permute-fusion.
 
 ## What it checks
-Where the model has experts and Megatron trains it, `--moe-permute-fusion` is on.
+Where Megatron trains a model with experts, `--moe-permute-fusion` is on.
 
 ## Why it matters
-Without it, versions of Megatron and Transformer Engine have a fault that shows at the first step: KL is not 0 and the gradient
-norm is not small, though the weights have not moved.
+Without it some versions of Megatron and Transformer Engine have a fault that shows at the first step: KL is not 0 and the
+gradient norm is not small, although the weights have not moved.
 
 ## How to fix
 `--moe-permute-fusion`; in verl `+actor_rollout_ref.actor.megatron.override_transformer_config.moe_permute_fusion=True`.
 
 ## When it can be wrong
-In versions without the fault: the first step's KL is exactly 0.
+Your versions do not have the fault: the first step's KL is exactly 0.
 
 ## Seen in
 slime's debugging guide
@@ -32,14 +32,14 @@ from ckptcheck.preflight.job import Job
 )
 def check(job: Job) -> Iterator[Problem]:
     if job.moe is None:
-        raise Skip("whether the model has experts is neither in the configuration nor in a checkpoint that is here")
+        raise Skip("neither the configuration nor a checkpoint on this machine says whether the model has experts")
     fusion = job.flag("trainer.moe_permute_fusion")
     if job.moe and fusion is None:
-        raise Skip("the model has experts, and whether Megatron fuses their permutation is not in the configuration")
+        raise Skip("the model has experts, and the configuration does not say whether Megatron fuses their permutation")
     if job.moe and not fusion:
         yield job.problem(
             f"the model has experts, and --moe-permute-fusion is off ({job['trainer.moe_permute_fusion'].place}): some versions of"
-            " Megatron and Transformer Engine are wrong then from the first step on",
+            " Megatron and Transformer Engine then compute wrong results from the first step on",
             at="trainer.moe_permute_fusion" if job["trainer.moe_permute_fusion"].leaf else "trainer.moe",
             hint="set --moe-permute-fusion, and see that the first step's KL is exactly 0",
         )

@@ -1,18 +1,19 @@
-"""The engine's context cannot hold a prompt and its response.
+"""The engine's context is too short for a prompt and its response.
 
 ## What it checks
-max_model_len (SGLang: context_length) is at least the longest prompt and the longest response together, and at most what the
+max_model_len (SGLang: context_length) is at least the longest prompt plus the longest response, and at most what the
 checkpoint's config.json allows.
 
 ## Why it matters
-verl refuses to start. Elsewhere the engine cuts responses short or refuses long prompts, and the reward is of a torso. vLLM
-refuses a max_model_len beyond max_position_embeddings.
+- verl refuses to start.
+- Other frameworks let the engine cut responses short or refuse long prompts; the reward then judges a cut-off text.
+- vLLM refuses a max_model_len beyond max_position_embeddings.
 
 ## How to fix
-Raise max_model_len, or lower the lengths.
+Raise max_model_len, or lower the lengths of prompt and response.
 
 ## When it can be wrong
-If prompts are always much shorter than the longest that is allowed.
+Prompts are always much shorter than the longest that the job allows.
 
 ## Seen in
 verl's rollout workers ("max_model_len should be greater than total sequence length"), NeMo-RL's diagnostics
@@ -33,25 +34,25 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["engine.max_model_len"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("engine.max_model_len", "rollout.prompt_length", "rollout.response_length")
+    job.require_resolved("engine.max_model_len", "rollout.prompt_length", "rollout.response_length")
     length = job.number("engine.max_model_len")
     if length is None:
         return
     prompt, response = job.number("rollout.prompt_length"), job.number("rollout.response_length")
     if response is not None and (prompt or 0) + response > length:
-        parts = f"a response of up to {job.said('rollout.response_length')} tokens"
+        parts = f"a response of up to {job.describe('rollout.response_length')} tokens"
         if prompt:
-            parts = f"a prompt of up to {job.said('rollout.prompt_length')} and {parts}"
+            parts = f"a prompt of up to {job.describe('rollout.prompt_length')} and {parts}"
         yield job.problem(
             f"the engine's context has {length:g} tokens ({job['engine.max_model_len'].place}), too few for {parts}",
             at="engine.max_model_len",
             hint="raise max_model_len, or lower the lengths",
         )
-    named = job.checkpoints.get("checkpoint.model")
-    if named is not None and named.context is not None and length > named.context:
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    if checkpoint is not None and checkpoint.context is not None and length > checkpoint.context:
         yield job.problem(
             f"the engine's context has {length:g} tokens ({job['engine.max_model_len'].place}), and max_position_embeddings of"
-            f" {named.named} is {named.context}",
+            f" {checkpoint.named} is {checkpoint.context}",
             at="engine.max_model_len",
             hint="lower max_model_len, or say how positions are scaled",
         )

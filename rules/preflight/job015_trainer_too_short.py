@@ -1,18 +1,18 @@
 """The trainer takes shorter sequences than the rollouts can be.
 
 ## What it checks
-The longest sequence that the trainer takes is at least the longest prompt and response together, or the engine's context where
-the longest prompt is not told.
+The longest sequence that the trainer takes is at least the longest prompt plus the longest response. Where no setting says how
+long a prompt may be, it is at least the engine's context.
 
 ## Why it matters
-What is longer is cut or dropped, after it was paid for: the reward belongs to text that is not trained on. verl stops with an
-assertion at the first such batch.
+The trainer cuts or drops longer sequences after the job has paid for them: the reward belongs to text that is not trained on.
+verl stops with an assertion at the first such batch.
 
 ## How to fix
 Raise the trainer's length, or lower max_model_len.
 
 ## When it can be wrong
-If no rollout gets that long.
+No rollout gets that long.
 
 ## Seen in
 prime-rl (seq_len), PipelineRL (finetune.seq_length), verl (ppo_max_token_len_per_gpu with use_dynamic_bsz)
@@ -32,25 +32,27 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["trainer.max_length"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.need("trainer.max_length", "rollout.prompt_length", "rollout.response_length", "engine.max_model_len")
-    most = job.number("trainer.max_length")
+    job.require_resolved(
+        "trainer.max_length", "rollout.prompt_length", "rollout.response_length", "engine.max_model_len"
+    )
+    max_length = job.number("trainer.max_length")
     prompt, response = job.number("rollout.prompt_length"), job.number("rollout.response_length")
     context = job.number("engine.max_model_len")
-    if most is None:
+    if max_length is None:
         return
     if prompt is not None and response is not None:
-        longest, what = prompt + response, f"prompt and response have up to {prompt + response:g} tokens"
+        longest, reason = prompt + response, f"prompt and response have up to {prompt + response:g} tokens"
         if context is not None and context < longest:
-            longest, what = context, f"the engine's context has {job.said('engine.max_model_len')} tokens"
+            longest, reason = context, f"the engine's context has {job.describe('engine.max_model_len')} tokens"
     elif context is not None:
-        longest, what = context, f"the engine's context has {job.said('engine.max_model_len')} tokens"
+        longest, reason = context, f"the engine's context has {job.describe('engine.max_model_len')} tokens"
     elif response is not None:
-        longest, what = response, f"a response alone has up to {job.said('rollout.response_length')} tokens"
+        longest, reason = response, f"a response alone has up to {job.describe('rollout.response_length')} tokens"
     else:
         return
-    if most < longest:
+    if max_length < longest:
         yield job.problem(
-            f"the trainer takes sequences of {most:g} tokens ({job['trainer.max_length'].place}), and {what}",
+            f"the trainer takes sequences of {max_length:g} tokens ({job['trainer.max_length'].place}), and {reason}",
             at="trainer.max_length",
             hint="raise the trainer's length",
         )

@@ -1,14 +1,14 @@
 """A checkpoint that the job names has errors of its own.
 
 ## What it checks
-Checkpoints that the job names and that are on this machine are scanned, headers and configs only, and their ignore lists are held
-against how the job's engine and trainer read them.
+ckptcheck scans the checkpoints that the job names and that are on this machine, headers and configs only, and compares their
+ignore lists with how the job's engine and trainer read them.
 
 ## Why it matters
-The job would load it, hours into a queue, and refuse it or compute with something else.
+After hours in a queue the job would load the checkpoint and refuse it, or compute with something else.
 
 ## How to fix
-`ckptcheck scan` on it shows all that is wrong.
+Run `ckptcheck scan` on the checkpoint; it shows every finding.
 
 ## When it can be wrong
 As the rules of `ckptcheck scan`.
@@ -21,24 +21,25 @@ import shlex
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count
 from ckptcheck.preflight.job import Job
+from ckptcheck.text.formatting import count
 
 
 @rule("JOB017", "checkpoint-with-errors", severity="error", on="job", when=lambda job: bool(job.checkpoints))
 def check(job: Job) -> Iterator[Problem]:
-    unseen = []
-    for name, named in job.checkpoints.items():
-        if named.reason:
-            unseen.append(named.reason)
-        if named.errors:
-            first = named.errors[0]
+    reasons = []
+    for name, checkpoint in job.checkpoints.items():
+        if checkpoint.reason:
+            reasons.append(checkpoint.reason)
+        if checkpoint.errors:
+            first = checkpoint.errors[0]
             place = f"{first.place}: " if first.place else ""
-            asked = f" --consumers {','.join(named.consumers)}" if named.consumers else ""
+            option = f" --consumers {','.join(checkpoint.consumers)}" if checkpoint.consumers else ""
             yield job.problem(
-                f"{named.named} has {count(len(named.errors), 'error')}, the first: {first.code} {place}{first.message}",
+                f"{checkpoint.named} has {count(len(checkpoint.errors), 'error')}, the first:"
+                f" {first.code} {place}{first.message}",
                 at=name,
-                hint=f"ckptcheck scan {shlex.quote(named.path)} --headers-only{asked}",
+                hint=f"ckptcheck scan {shlex.quote(checkpoint.path)} --headers-only{option}",
             )
-    if unseen:
-        raise Skip("; ".join(dict.fromkeys(unseen)))
+    if reasons:
+        raise Skip("; ".join(dict.fromkeys(reasons)))

@@ -1,17 +1,18 @@
-"""The engine drops its weights when it sleeps, and what the trainer does not send is lost.
+"""The engine drops weights when it sleeps that no update sends again.
 
 ## What it checks
-At sleep level 2 the engine has no draft model, and neither quantized weights nor a quantized cache.
+At sleep level 2 the engine has no draft model, no quantized weights and no quantized KV cache.
 
 ## Why it matters
-At level 2 vLLM drops buffers, scales of an fp8 cache and draft weights too. The trainer sends the weights again, and only those:
-the rest is what memory held. One job had 52 samples, of which 32 were corrupted.
+- At level 2 vLLM drops buffers, the scales of an fp8 cache and draft weights too.
+- The trainer sends only the model's weights again. The rest is whatever the memory held.
+- In one job 32 of 52 samples were corrupted.
 
 ## How to fix
 `sleep_level: 1`.
 
 ## When it can be wrong
-In versions that restore them, or where the job does.
+In versions of vLLM that restore them, or where the job does.
 
 ## Seen in
 verl-project/verl#7904, NVIDIA-NeMo/RL#2631, vllm-project/vllm#29341, huggingface/trl#5312
@@ -23,20 +24,21 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB022", "lost-at-sleep", severity="warning", on="job", when=lambda job: job["engine.sleep_level"].known)
+@rule("JOB022", "lost-at-sleep", severity="warning", on="job", when=lambda job: job["engine.sleep_level"].is_known)
 def check(job: Job) -> Iterator[Problem]:
     if job.number("engine.sleep_level") != 2:
         return
-    lost = []
+    dropped = []
     if job.flag("engine.draft"):
-        lost.append(f"the draft model ({job['engine.draft'].place})")
+        dropped.append(f"the draft model ({job['engine.draft'].place})")
     if job.text("engine.quantization") not in (None, "none"):
-        lost.append(f"scales of its quantized weights, {job.said('engine.quantization')}")
+        dropped.append(f"scales of its quantized weights, {job.describe('engine.quantization')}")
     if (job.text("engine.kv_cache_dtype") or "").startswith(("fp8", "int8")):
-        lost.append(f"scales of its cache, {job.said('engine.kv_cache_dtype')}")
-    if lost:
+        dropped.append(f"scales of its cache, {job.describe('engine.kv_cache_dtype')}")
+    if dropped:
         yield job.problem(
-            f"at sleep level {job.said('engine.sleep_level')} the engine drops {' and '.join(lost)}, which no update brings back",
+            f"at sleep level {job.describe('engine.sleep_level')} the engine drops {' and '.join(dropped)},"
+            f" which no update brings back",
             at="engine.sleep_level",
             hint="set sleep_level to 1",
         )

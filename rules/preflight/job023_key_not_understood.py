@@ -1,49 +1,52 @@
-"""There are keys in the parts that are looked at which nobody here knows.
+"""The configuration has keys that ckptcheck does not know.
 
 ## What it checks
-Keys of the rollout and of the engine's arguments are ones that the framework or the engine has, and hold values of the right
+Keys of the rollout and of the engine's arguments are keys that the framework or the engine has, and hold values of the right
 kind.
 
 ## Why it matters
-A misspelt key is ignored by some frameworks, and what it should have set keeps its default. It may also be newer than this
-version of ckptcheck; no value is guessed for it, and rules that need it say that they were skipped.
+- Some frameworks ignore a misspelt key, and what it should have set keeps its default.
+- The key may also be newer than this version of ckptcheck. ckptcheck guesses no value for it; rules that need it are skipped.
 
 ## How to fix
-Correct the spelling, or leave it.
+Correct the spelling, or leave the key as it is.
 
 ## When it can be wrong
 For keys of newer versions and of patched frameworks.
 
 ## Seen in
-Not yet. It keeps this tool from guessing
+Not yet. The rule exists so that ckptcheck does not guess
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.job import Job
+from ckptcheck.text.formatting import count
 
 MOST = 6
-"""Keys that are named; a job of another framework has hundreds."""
+"""Largest number of keys in the message; a job of another framework has hundreds of unknown keys."""
 
 
 @rule("JOB023", "key-not-understood", severity="info", on="job")
 def check(job: Job) -> Iterator[Problem]:
-    if not job.not_understood:
+    if not job.unknown_keys:
         return
     parts = []
-    for unread in job.not_understood[:MOST]:
-        line = f":{unread.leaf.line}" if unread.leaf.line else ""
-        place = f" ({unread.leaf.file}{line})" if unread.leaf.file else ""
-        why = f": {unread.why}" if unread.why else f": {unread.near} is known" if unread.near else ""
-        parts.append(f"{clipped(unread.leaf.key)}{place}{why}")
-    rest = len(job.not_understood) - len(parts)
+    for unknown_key in job.unknown_keys[:MOST]:
+        line = f":{unknown_key.leaf.line}" if unknown_key.leaf.line else ""
+        place = f" ({unknown_key.leaf.file}{line})" if unknown_key.leaf.file else ""
+        why = f": {unknown_key.why}" if unknown_key.why else ""
+        if not why and unknown_key.near:
+            why = f": did you mean {unknown_key.near}?"
+        parts.append(f"{clip(unknown_key.leaf.key)}{place}{why}")
+    rest = len(job.unknown_keys) - len(parts)
     more = f", and {rest} more" if rest else ""
-    first = job.not_understood[0].leaf
+    first = job.unknown_keys[0].leaf
     yield Problem(
-        f"not understood, and not guessed: {'; '.join(parts)}{more}",
+        f"ckptcheck does not understand {count(len(job.unknown_keys), 'setting')}: {'; '.join(parts)}{more}",
         file=first.file,
         line=first.line if first.file else None,
-        hint="correct the spelling where it is one",
+        hint="correct the spelling if it is a mistake",
     )

@@ -1,17 +1,17 @@
-"""There are settings and files that nobody can tell without running the job.
+"""Some settings and files cannot be resolved without running the job.
 
 ## What it checks
-Settings that rules ask for are plain values or references to them, and files that the job builds on are there.
+Settings that rules ask for are plain values or references to such values, and the files that the job builds on are there.
 
 ## Why it matters
-What a resolver, an environment variable, a command or a missing file would set is not known, so rules that need it could not
-look.
+ckptcheck does not know what a resolver, an environment variable, a command or a missing file would set, so it skips the rules
+that need it.
 
 ## How to fix
-Run it where the files and variables are, or give the values after the file: `ckptcheck preflight job.yaml a.b=1`.
+Run ckptcheck where the files and variables are, or give the values after the file: `ckptcheck preflight job.yaml a.b=1`.
 
 ## When it can be wrong
-It is no fault of the job.
+It is not a fault of the job.
 
 ## Seen in
 NeMo-RL's `${mul:…}`, slime's sourced model scripts
@@ -20,11 +20,11 @@ NeMo-RL's `${mul:…}`, slime's sourced model scripts
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.job import Job
 
 MOST = 6
-"""Settings that are named."""
+"""Largest number of settings in the message."""
 
 
 @rule("JOB024", "not-resolved", severity="info", on="job")
@@ -34,7 +34,7 @@ def check(job: Job) -> Iterator[Problem]:
         for setting in job.settings.values()
         if setting.status == "unresolved" and setting.leaf
     }
-    parts = [f"{clipped(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
+    parts = [f"{clip(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
     if parts:
         first = next((leaf for _, leaf in unresolved.values()), None)
         rest = len(parts) - MOST

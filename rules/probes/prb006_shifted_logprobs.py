@@ -1,21 +1,23 @@
 """One side's logprobs are shifted by a token against the other's.
 
 ## What it checks
-The engine's logprobs of a response are held against the trainer's of the token before, of the same one, and of the one after.
+The probe compares the engine's logprob of each response token with the trainer's of the token before, of the same token, and of
+the token after.
 
 ## Why it matters
-A shift by one gives ratios that look like a very large mismatch, and corrections such as truncated importance sampling then
-correct what is only misaligned.
+A shift by one gives ratios that look like a very large mismatch. Corrections such as truncated importance sampling then correct
+what is only misaligned.
 
 ## How to fix
-logprob[i] belongs to token i, and comes from the logits at i - 1. Look where labels are shifted: once in the data, once in the
-loss.
+logprob[i] belongs to token i and comes from the logits at i - 1. Look for two places that shift labels: one in the data, one in
+the loss.
 
 ## When it can be wrong
-It compares 24 tokens of a few prompts, and calls it a shift where the gap is a third or less one token away. A model
-whose logprobs hardly differ from token to token, as a tiny random one's, can come to that by chance. A shift by two
-tokens, or in some sequences only, is not found. It is about the engine and the trainer as started here; your own
-harness may shift what these two do not: PAR028 judges its files.
+- The probe compares 24 tokens of a few prompts, and reports a shift where the gap one token away is a third or less. A model
+  whose logprobs hardly differ from token to token, such as a tiny random one, can reach that by chance.
+- It does not find a shift by two tokens, or one in some sequences only.
+- It tests the engine and the trainer as ckptcheck starts them. Your own harness may shift what these do not; PAR028 judges its
+  files.
 
 ## Seen in
 modelscope/ms-swift#8196, where logprobs were "shifted left by one"; ByteDance-Seed/VeOmni#917, whose harness
@@ -25,18 +27,17 @@ shifted labels that were shifted already
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.semantics import SemanticsSeen
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.semantics import SemanticsResult
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB006", "shifted-logprobs", severity="error", on="probe", when=asked("semantics"))
+@rule("PRB006", "shifted-logprobs", severity="error", on="probe", when=requires_probe("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("semantics", SemanticsSeen).own
-    if best := seen.shift:
-        where = "before" if best < 0 else "after"
+    result = trace.result_of("semantics", SemanticsResult).own
+    if best := result.shift:
+        direction = "before" if best < 0 else "after"
         yield Problem(
-            f"the engine's logprob of a token is the trainer's of the token {where} it: |Δ| is"
-            f" {seen.shifts[best]:.3f} nats there, and"
-            f" {seen.shifts[0]:.3f} where they should meet",
+            f"the engine's logprob of a token is the trainer's of the token {direction} it: |Δ| is"
+            f" {result.shifts[best]:.3f} nats there, and {result.shifts[0]:.3f} at the same token",
             hint="one side counts from the token, the other from the position that predicts it: shift one by one",
         )

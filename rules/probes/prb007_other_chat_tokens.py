@@ -1,21 +1,22 @@
-"""The engine makes other tokens of a conversation than the checkpoint's own template.
+"""The engine tokenises a conversation differently than the checkpoint's own chat template.
 
 ## What it checks
-A conversation is rendered with the checkpoint's chat template, tokenised as it stands, and handed to the engine as messages.
-Both have to be the same tokens.
+The probe renders a conversation with the checkpoint's chat template, tokenises the text as it is, and sends the same messages to
+the engine. Both have to give the same tokens.
 
 ## Why it matters
-The trainer tokenises the conversation itself. A second BOS, a system prompt that one side adds, or another template means
-that the policy is trained on prompts that it was never given.
+The trainer tokenises the conversation itself. With a second BOS, a system prompt that one side adds, or another template, the
+policy is trained on prompts that it never received.
 
 ## How to fix
-Send token ids to the engine. Else give it the same template (vLLM `--chat-template`), and look for a BOS that is written by the
-template and added by the tokenizer as well.
+Send token ids to the engine. Otherwise give it the same template (vLLM `--chat-template`), and look for a BOS that both the
+template and the tokenizer add.
 
 ## When it can be wrong
-A job that sends token ids never meets the engine's template, and is not hurt. A template that writes the date differs
-when midnight lies between the two, and one that was given to the engine on purpose differs by intent. One
-conversation is tried: tools, images or thinking may be rendered otherwise and are not seen.
+- A job that sends token ids never uses the engine's template and is not affected.
+- A template that writes the date differs if midnight lies between the two renderings. A template that you gave to the engine on
+  purpose differs by intent.
+- The probe tries one conversation: it does not see how tools, images or thinking are rendered.
 
 ## Seen in
 slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token suggests another chat template
@@ -24,17 +25,16 @@ slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token su
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.ends import PromptSeen
-from ckptcheck.parity.probes.tokens import apart
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.tokenization import TokenizationResult, describe_token_difference
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB007", "other-chat-tokens", severity="error", on="probe", when=asked("prompt"))
+@rule("PRB007", "other-chat-tokens", severity="error", on="probe", when=requires_probe("prompt"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("prompt", PromptSeen)
-    if seen.chat != seen.due:
+    result = trace.result_of("prompt", TokenizationResult)
+    if result.chat != result.expected:
         yield Problem(
-            f"the engine makes other tokens of a conversation than the checkpoint's template and tokenizer:"
-            f" {apart(seen.due, seen.chat)}",
+            f"the engine tokenises a conversation differently than the checkpoint's template and tokenizer:"
+            f" {describe_token_difference(result.expected, result.chat)}",
             hint="send token ids, or give the engine the template of the training code",
         )

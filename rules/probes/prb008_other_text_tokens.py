@@ -1,7 +1,7 @@
-"""A rendered conversation, sent as a text, becomes other tokens than the conversation itself.
+"""A rendered conversation that is sent as text gives other tokens than the conversation itself.
 
 ## What it checks
-The text that the chat template writes is handed to the engine as a plain prompt, and its tokens are compared.
+The probe sends the text that the chat template writes to the engine as a plain prompt, and compares its tokens.
 
 ## Why it matters
 Templates write the BOS, and the tokenizer adds another to every plain text. Rollout code that renders the template itself and
@@ -11,7 +11,7 @@ calls the completions endpoint trains on prompts with two.
 Send token ids, or messages to the chat endpoint, or `add_special_tokens=false`.
 
 ## When it can be wrong
-A job that sends no rendered text is not concerned.
+A job that sends no rendered text is not affected.
 
 ## Seen in
 Hugging Face's documentation of chat templates, which warns of special tokens added twice
@@ -20,17 +20,16 @@ Hugging Face's documentation of chat templates, which warns of special tokens ad
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.ends import PromptSeen
-from ckptcheck.parity.probes.tokens import apart
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.tokenization import TokenizationResult, describe_token_difference
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB008", "other-text-tokens", severity="warning", on="probe", when=asked("prompt"))
+@rule("PRB008", "other-text-tokens", severity="warning", on="probe", when=requires_probe("prompt"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("prompt", PromptSeen)
-    if seen.text != seen.due and seen.chat == seen.due:
+    result = trace.result_of("prompt", TokenizationResult)
+    if result.text != result.expected and result.chat == result.expected:
         yield Problem(
-            f"a rendered conversation that is sent as a text becomes other tokens than the conversation:"
-            f" {apart(seen.due, seen.text)}",
+            f"a rendered conversation that is sent as a text gives other tokens than the conversation:"
+            f" {describe_token_difference(result.expected, result.text)}",
             hint="send token ids, or messages, or add_special_tokens=false",
         )

@@ -1,22 +1,22 @@
-"""The trainer gives a sequence other logprobs when it is padded to a longer one.
+"""The trainer gives a sequence other logprobs when it pads it to a longer one.
 
 ## What it checks
-Sequences are scored one by one, and then with a sequence twice as long, to which all are filled up on the right: transformers
-gets one batch with an attention mask, as from a collator; Megatron gets microbatches of that length.
+The trainer scores sequences one by one, and then together with one twice as long, to which all are padded on the right:
+transformers gets one batch with an attention mask, as from a collator; Megatron gets microbatches of that length.
 
 ## Why it matters
-Rollouts differ in length, so training batches are padded or packed. If padding is attended to, or shifts positions, every short
-sequence of a batch is scored wrongly, and no engine can agree with that.
+Rollouts differ in length, so training batches are padded or packed. If the model attends to padding, or padding shifts positions,
+every short sequence of a batch is scored wrongly, and no engine can agree with that.
 
 ## How to fix
-Pad on the right for causal models, or give the attention mask and position ids that count only real tokens. With packing, look at
+Pad on the right for causal models, or pass the attention mask and position ids that count only real tokens. With packing, check
 the sequence boundaries (cu_seqlens).
 
 ## When it can be wrong
-In float32 the limit is 1e-3 nats, in narrower types a mean exp|difference| of 1.05: a mixture of experts that routes
-a token otherwise because a batch of another shape rounds otherwise can pass it without a fault. Score in float32
-(`--dtype float32`) to tell the two apart. The trainer that ckptcheck starts is tried; how your own code pads or packs
-is not.
+- The limit is 1e-3 nats in float32 and a mean exp|difference| of 1.05 in narrower dtypes. A mixture of experts can exceed it
+  without a fault if a batch of another shape rounds, and so routes, a token differently. Score in float32 (`--dtype float32`) to
+  tell the two apart.
+- The probe tests the trainer that ckptcheck starts, not how your own code pads or packs.
 
 ## Seen in
 NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors than `batch_size=1`"
@@ -25,17 +25,17 @@ NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.limits import apart
-from ckptcheck.parity.probes.padding import PaddingSeen
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.gap_summary import exceeds_rounding
+from ckptcheck.parity.probes.padding import PaddingResult
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB009", "padded-scores", severity="error", on="probe", when=asked("padding"))
+@rule("PRB009", "padded-scores", severity="error", on="probe", when=requires_probe("padding"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("padding", PaddingSeen)
-    if apart(seen.gap, seen.dtype):
+    result = trace.result_of("padding", PaddingResult)
+    if exceeds_rounding(result.gap, result.dtype):
         yield Problem(
-            f"the trainer scores sequences otherwise beside a longer one: by up to {seen.gap.largest:.3g} nats, mult_prob_error"
-            f" {seen.gap.mult_prob_error:.4g}",
+            f"the trainer gives sequences other logprobs beside a longer one: by up to"
+            f" {result.gap.largest:.3g} nats, mult_prob_error {result.gap.mult_prob_error:.4g}",
             hint="look at the attention mask and at position ids of padded sequences",
         )

@@ -1,19 +1,19 @@
-"""The engine's word for which tokens are of the new weights is missing or wrong.
+"""The engine reports the weight version of tokens wrongly, or not at all.
 
 ## What it checks
-The weights are updated while a response is under way, in every way that the engine can pause. Decoded again under the old and the
-new weights alone, the response tells itself from which token on the new weights were used. The engine's version of each token
-has to change there.
+The probe updates the weights while a response is running, in every way that the engine can pause. It then decodes the response
+again under the old and under the new weights alone, which shows from which token on the new weights were used. The version that
+the engine reports for each token has to change there.
 
 ## Why it matters
-Filters of staleness, and importance weights of partly old rollouts, go by these versions. One that is stamped at the end of a
-response calls all of it fresh.
+Staleness filters, and importance weights of partly old rollouts, use these versions. An engine that stamps the version at the end
+of a response calls all of it fresh.
 
 ## How to fix
 Send the version with the update, and read versions per token. Where they are wrong, keep the time of the update instead.
 
 ## When it can be wrong
-Weights so close that a token's logprob does not move look old one token longer.
+If old and new weights are so close that a token's logprob does not change, that token looks old.
 
 ## Seen in
 rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443; radixark/miles#2244
@@ -22,24 +22,27 @@ rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightSeen
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB015", "misdated-tokens", severity="warning", on="probe", when=asked("inflight"))
+@rule("PRB015", "misdated-tokens", severity="warning", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for each in trace.of("inflight", InflightSeen).passages:
-        if not each.ok or not each.tokens:
+    for response in trace.result_of("inflight", InflightResult).responses:
+        if not response.ok or not response.tokens:
             continue
-        if each.changed is not None and each.told is None:
-            said = "is said of none" if each.versions else "the engine says no versions"
+        if response.changed is not None and response.reported_from is None:
+            detail = (
+                "the engine reports that for none of them" if response.versions else "the engine reports no versions"
+            )
             yield Problem(
-                f"{each.way}: tokens from number {each.changed} on are of the new weights, and {said}",
+                f"{response.pause_label}: tokens from number {response.changed} on are of the new weights, and {detail}",
                 hint="send the version with the update (finish_weight_update(weight_version=…)), and read it per token",
             )
-        elif each.told is not None and not each.dated:
-            since = f"number {each.changed} on" if each.changed is not None else "none of them"
+        elif response.reported_from is not None and not response.is_dated_correctly:
+            since = f"number {response.changed} on" if response.changed is not None else "none of them"
             yield Problem(
-                f"{each.way}: the engine says that tokens from number {each.told} on are of the new weights, and it is {since}",
+                f"{response.pause_label}: the engine says that tokens from number {response.reported_from} on are of the"
+                f" new weights, and it is {since}",
                 hint="do not filter by the engine's versions; keep the time of the update instead",
             )

@@ -1,21 +1,21 @@
-"""A response under way when the weights change is cut short unsaid, or the update is misreported.
+"""An update in flight cuts a response short without saying so, or its result is reported wrongly.
 
 ## What it checks
-In every way to pause, a response either goes on to the tokens that were asked for or, where the pause aborts, is called aborted,
-and the engine's answer to the update is true.
+In every way to pause, a response either continues to the tokens that the request asked for or, where the pause aborts, is
+reported as aborted; and the engine's answer to the update is true.
 
 ## Why it matters
-A truncated answer that is called finished gets a reward as if the policy had meant to stop there. A trainer that believes in a
-failure sends again, or goes on with versions that are not there.
+A truncated answer that is reported as finished gets a reward as if the policy had chosen to stop there. A trainer that believes a
+false failure sends the weights again, or continues with versions that do not exist.
 
 ## How to fix
-Count the tokens, and treat short responses without an end token as aborted.
+Count the tokens, and treat short responses without a stop token as aborted.
 
 ## When it can be wrong
-An engine that refuses an update while requests run, and says so, is honest; a job that drains them first is not hurt.
-One that ends a response at a stop string, as asked, is not met here, for the probe asks for none and goes on past end
-tokens. Weights that are nearly the same before and after give logprobs in which the passage cannot be seen, and then
-a wrong answer of the engine stays unnoticed.
+- An engine that refuses an update while requests run, and says so, is honest; a job that drains requests first is not affected.
+- The probe asks for no stop string and goes on past stop tokens, so it does not test responses that end there.
+- If the weights before and after are nearly the same, the logprobs do not show where the new weights begin, and a wrong answer
+  of the engine goes unnoticed.
 
 ## Seen in
 vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word;
@@ -25,27 +25,28 @@ in_place of SGLang 0.5.23 applies the update and answers False, for the cache wa
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightSeen
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB017", "lost-response", severity="error", on="probe", when=asked("inflight"))
+@rule("PRB017", "lost-response", severity="error", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for each in trace.of("inflight", InflightSeen).passages:
-        said = each.finish not in ("", "length", "stop")
-        if each.tokens < each.wanted and not (said and each.pause == "abort"):
+    for response in trace.result_of("inflight", InflightResult).responses:
+        says_abort = response.finish not in ("", "length", "stop")
+        if response.tokens < response.requested_tokens and not (says_abort and response.pause == "abort"):
             yield Problem(
-                f"{each.way}: a response under way ended after {each.tokens} of {each.wanted} tokens, and the engine calls it"
-                f" {each.finish or 'nothing'}",
+                f"{response.pause_label}: a running response ended after {response.tokens} of {response.requested_tokens}"
+                f" tokens, and the engine calls it {response.finish or 'nothing'}",
                 hint="count tokens of responses that ran across an update; treat short ones as aborted",
             )
-        elif not each.ok and each.changed is not None:
+        elif not response.ok and response.changed is not None:
             yield Problem(
-                f"{each.way}: the engine says that the update under way failed, and computes with it from token {each.changed} on",
-                hint="do not take its answer for what it holds: compare checksums (ckptcheck refit), or drain requests first",
+                f"{response.pause_label}: the engine says that the update in flight failed, and computes with it"
+                f" from token {response.changed} on",
+                hint="do not rely on its answer: compare checksums (ckptcheck refit), or drain requests first",
             )
-        elif not each.ok:
+        elif not response.ok:
             yield Problem(
-                f"{each.way}: the engine refused the update while a request was running",
+                f"{response.pause_label}: the engine refused the update while a request was running",
                 hint="drain or abort requests before an update",
             )

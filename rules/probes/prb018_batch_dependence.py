@@ -1,12 +1,12 @@
-"""A request's logprobs depend on which others are computed with it.
+"""A request's logprobs depend on the other requests in its batch.
 
 ## What it checks
-The same tokens are decoded one request at a time and all at once. In float32 they are within 1e-3 nats, in narrower types
-within a mult_prob_error of 1.05.
+The engine decodes the same tokens one request at a time and all at once. In float32 they agree within 1e-3 nats, in narrower
+dtypes within a mult_prob_error of 1.05.
 
 ## Why it matters
-Rollouts come in batches of every size, so this is noise in every ratio that no replay gives again. More than rounding is a
-fault: padding, or state that leaks between requests.
+Rollouts come in batches of every size, so every ratio has a noise that cannot be reproduced. More than rounding is a fault:
+padding, or state that leaks between requests.
 
 ## How to fix
 Use batch-invariant kernels where the engine has them. For more than rounding, find the smallest batch that shows it.
@@ -21,17 +21,17 @@ NVIDIA-NeMo/RL's guide for new models; "Defeating Nondeterminism in LLM Inferenc
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.decode import DecodeSeen
-from ckptcheck.parity.probes.limits import apart
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.gap_summary import exceeds_rounding
+from ckptcheck.parity.probes.decode import DecodeResult
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB018", "batch-dependence", severity="warning", on="probe", when=asked("decode"))
+@rule("PRB018", "batch-dependence", severity="warning", on="probe", when=requires_probe("decode"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("decode", DecodeSeen)
-    if apart(seen.together, seen.dtype):
+    result = trace.result_of("decode", DecodeResult)
+    if exceeds_rounding(result.batch_gap, result.dtype):
         yield Problem(
-            f"responses that are decoded together have other logprobs than alone: by up to {seen.together.largest:.3g} nats,"
-            f" mult_prob_error {seen.together.mult_prob_error:.4g}",
+            f"responses decoded together have other logprobs than alone: by up to"
+            f" {result.batch_gap.largest:.3g} nats, mult_prob_error {result.batch_gap.mult_prob_error:.4g}",
             hint="vLLM: VLLM_BATCH_INVARIANT=1; SGLang: --enable-deterministic-inference",
         )

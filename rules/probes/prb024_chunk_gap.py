@@ -1,17 +1,17 @@
-"""Prompts that are computed in chunks get other logprobs than those computed whole.
+"""Prompts that the engine computes in chunks get other logprobs than those computed whole.
 
 ## What it checks
-The same tokens are scored and decoded with prompts computed whole, and in chunks of 16 tokens.
+The engine scores and decodes the same tokens with whole prompts and with chunks of 16 tokens.
 
 ## Why it matters
-Chunks are meant to change when something is computed, not what. Defaults change between versions of an engine, and with the memory
-of a GPU, so a gap that came with either is looked for in the weights.
+Chunks should change when something is computed, not what. Defaults change between versions of an engine, and with the memory of a
+GPU; teams then look for a gap that came with either in the weights.
 
 ## How to fix
 Set it explicitly: vLLM `--no-enable-chunked-prefill`, SGLang `--chunked-prefill-size -1`.
 
 ## When it can be wrong
-Chunks change the shapes of matrix products, and with them the rounding; narrow types are judged by the mean.
+Chunks change the shapes of matrix products, and with them the rounding; the rule judges narrow dtypes by the mean.
 
 ## Seen in
 ServiceNow/PipelineRL's migration to vLLM V1, which held scheduling and caching still before it looked for other causes
@@ -20,17 +20,16 @@ ServiceNow/PipelineRL's migration to vLLM V1, which held scheduling and caching 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.limits import differing
-from ckptcheck.parity.probes.setups import AlternativesSeen
-from ckptcheck.parity.probes.trace import ProbeTrace, asked
+from ckptcheck.parity.probes.setups import SetupsResult, find_differing_setups
+from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
-@rule("PRB024", "chunk-gap", severity="warning", on="probe", when=asked("chunks"))
+@rule("PRB024", "chunk-gap", severity="warning", on="probe", when=requires_probe("chunks"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    seen = trace.of("chunks", AlternativesSeen)
-    for each in differing(seen):
+    result = trace.result_of("chunks", SetupsResult)
+    for gap in find_differing_setups(result):
         yield Problem(
-            f"with {each.setup} logprobs are up to {each.largest:.3g} nats from those with {seen.base} (mult_prob_error"
-            f" {each.error:.4g})",
+            f"with {gap.setup} logprobs are up to {gap.largest:.3g} nats from those with {result.base}"
+            f" (mult_prob_error {gap.error:.4g})",
             hint="set it explicitly for rollouts, and tell the engine's maintainers",
         )

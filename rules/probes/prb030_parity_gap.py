@@ -1,19 +1,19 @@
-"""A cell of the matrix is beyond the gap that equal precision allows.
+"""A cell of the matrix has a larger gap than equal precision allows.
 
 ## What it checks
-Every cell's mult_prob_error, the mean of exp|Δ| over the tokens, averaged over who drew them, is at most 1.05
-(`--max-mult-prob-error`). A cell in which nothing could be compared, or a logprob was not finite, never passes.
+Every cell's mult_prob_error (the mean of exp|Δ| over the tokens, averaged over the sides that drew them) is at most 1.05
+(`--max-mult-prob-error`). A cell without a compared token, or with a logprob that is not finite, never passes.
 
 ## Why it matters
-1.05 is NeMo-RL's limit for new models: beyond it, the gradient is that of another policy than the one that sampled, and
-corrections hide more than they mend.
+1.05 is NeMo-RL's limit for new models. Beyond it the gradient is that of another policy than the one that sampled, and corrections
+hide more than they mend.
 
 ## How to fix
-See whether the cells that fail share a length (decoding against prefill: `ckptcheck parity probe`), a batch, a way of sampling or a
-trainer, and probe that.
+Check whether the failing cells share a length (decoding against prefill: `ckptcheck parity probe`), a batch size, a way of
+sampling or a trainer, and probe that.
 
 ## When it can be wrong
-In bfloat16 a small model can be beyond it with nothing wrong. `--calibrate` measures the floor.
+In bfloat16 a small model can exceed the limit without a fault. `--calibrate` measures the floor.
 
 ## Seen in
 NVIDIA-NeMo/RL docs/adding-new-models.md; NVIDIA-NeMo/RL#4243, where 60 to 71 % of the sequences were beyond 2
@@ -28,14 +28,14 @@ from ckptcheck.parity.matrix.trace import MatrixTrace
 
 @rule("PRB030", "parity-gap", severity="error", on="matrix")
 def check(trace: MatrixTrace) -> Iterator[Problem]:
-    limit = trace.gates.mult_prob_error
+    limit = trace.thresholds.mult_prob_error
     for (row, pair), value in trace.values.items():
         length, data, decoding, batch = row
-        where = f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}"
+        cell = f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}"
         if not isfinite(value.error):
-            yield Problem(f"{where}: nothing could be compared, or a logprob is not finite")
+            yield Problem(f"{cell}: nothing could be compared, or a logprob is not finite")
         elif value.error > limit:
             yield Problem(
-                f"{where}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond {limit:g}",
+                f"{cell}: mult_prob_error {value.error:.4g} ± {value.spread:.2g} over {value.tokens} tokens, beyond {limit:g}",
                 hint="ckptcheck parity probe tells causes apart",
             )

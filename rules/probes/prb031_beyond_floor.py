@@ -1,19 +1,19 @@
-"""A cell of the matrix is many times the floor that the same pair has under the same weights.
+"""A cell of the matrix is many times the floor of the same pair with equal weights.
 
 ## What it checks
-With `--calibrate` the gap of short prompts under the same weights is measured first, or it is read from a file (`--floor`). A
-cell's mult_prob_error is above 1 by at most five times as much (`--max-floor-multiple`), or by less than 0.0001, which float32
-can reach over long prompts.
+With `--calibrate` ckptcheck first measures the gap of short prompts with equal weights; `--floor` reads it from a file. A cell's
+mult_prob_error may exceed 1 by at most five times as much (`--max-floor-multiple`), or by less than 0.0001, which float32 can
+reach over long prompts.
 
 ## Why it matters
-A limit for all models is too wide for a good one: a pair that agrees to six digits on short prompts and to two on long ones has a
+A limit for all models is too wide for a good one. A pair that agrees to six digits on short prompts and to two on long ones has a
 fault of its own, long before 1.05.
 
 ## How to fix
-See what the cells that fail have in common, and probe that.
+Find out what the failing cells have in common, and probe that.
 
 ## When it can be wrong
-Sampling reaches unlikelier tokens than greedy decoding, whose logprobs are less exact.
+Sampling reaches less likely tokens than greedy decoding, and their logprobs are less exact.
 
 ## Seen in
 NovaSky-AI/SkyRL#1862, where a floor of 0.0118 told a fault of 0.0279 from rounding
@@ -32,11 +32,11 @@ def check(trace: MatrixTrace) -> Iterator[Problem]:
     for (row, pair), value in trace.values.items():
         floor = trace.floor.get(pair, float("inf")) - 1
         excess = value.error - 1
-        if excess > max(trace.gates.floor * floor, SMALL):
+        if excess > max(trace.thresholds.floor * floor, SMALL):
             length, data, decoding, batch = row
             times = f"{excess / floor:.1f} times" if floor else "more than any multiple of"
             yield Problem(
-                f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}: mult_prob_error {value.error:.7g} is {times}"
-                f" the floor of {1 + floor:.7g}",
+                f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}: mult_prob_error"
+                f" {value.error:.7g} is {times} the floor of {1 + floor:.7g}",
                 hint="ckptcheck parity probe tells causes apart",
             )

@@ -1,15 +1,16 @@
 """A quantized weight lacks a tensor that it cannot be read without.
 
 ## What it checks
-Every weight that is stored quantized has the scales, zero points and other companions that its format and the scheme in the
-config demand: compressed-tensors, DeepSeek-style fp8, GPTQ, AWQ, ModelOpt, gpt-oss' MXFP4, bitsandbytes and Quark. Which modules
-are quantized is read off the tensors; where a config has several schemes, a module is sound if it is what any of them demands.
-The patterns of GPTQ's `dynamic` are matched to modules first: each module is held to its own bits and groups.
+Every quantized weight has the scales, zero points and other companions that its format and the scheme in the config require:
+compressed-tensors, DeepSeek-style fp8, GPTQ, AWQ, ModelOpt, gpt-oss' MXFP4, bitsandbytes and Quark.
+
+- The tensors show which modules are quantized. If a config has several schemes, a module is sound if it satisfies any of them.
+- The patterns of GPTQ's `dynamic` are matched to modules first, so each module needs what its own bits and groups require.
 
 ## Why it matters
-Nothing stops. transformers 5.23 loads an FP8 weight without `weight_scale_inv` with an empty report, and the raw numbers are
-1000 times too large. vLLM allocates the scale and never fills it: experts of NVFP4 that lack `input_scale`, because calibration
-never routed a token to them, give NaN that depends on the prompt.
+Nothing stops. transformers 5.23 loads an FP8 weight without `weight_scale_inv` with an empty report, and the raw numbers are 1000
+times too large. vLLM allocates the scale and never fills it. Experts of NVFP4 lack `input_scale` if calibration never routed a
+token to them, and give NaN that depends on the prompt.
 
 ## How to fix
 Quantize again. Scales of activations need a calibration that reaches every expert, or a scheme that is dynamic.
@@ -25,23 +26,23 @@ huggingface/text-generation-inference#601
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.told import told
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.grouped_faults import group_faults
 
 
 @rule(
     "QNT001",
     "missing-companion",
     severity="error",
-    when=lambda ckpt: ckpt.quantization is not None and not ckpt.is_partial,
+    on="quantization",
+    when=lambda ckpt: not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    for found in told(ckpt, "missing"):
-        assert found.fault.form is not None
+    for group in group_faults(ckpt, "missing"):
         yield Problem(
-            f"it is missing beside {found.weight}{found.others}: {found.fault.form.needs}",
-            file=found.file,
-            key=found.key,
+            f"it is missing beside {group.weight}{group.others}: {group.fault.needs}",
+            file=group.file,
+            key=group.key,
             hint="quantize again, or copy the tensor from the checkpoint that this one was made of",
         )

@@ -1,19 +1,19 @@
-"""A scale or another companion has no quantized weight to belong to.
+"""A scale or another companion does not belong to any quantized weight.
 
 ## What it checks
-Beside a weight that is not quantized, and where there is no weight at all, there is no tensor that only a quantized weight has;
-and beside a quantized one there is none that its scheme does not know, such as zero points of a symmetric scheme.
+- A tensor that only quantized weights have stands beside a quantized weight, not beside a plain one and not alone.
+- Beside a quantized weight there is no companion that its scheme does not have, such as zero points of a symmetric scheme.
 
 ## Why it matters
-vLLM stops at a tensor for which the module it built has no place (`There is no module or parameter named …`). Where it built the
-module quantized, it multiplies a weight that was never divided. A scale without any weight is what is left of a weight that
-an export lost or stored under another name.
+- vLLM stops at a tensor for which its module has no place (`There is no module or parameter named …`).
+- If vLLM built the module quantized, it multiplies a weight by a scale that the weight was never divided by.
+- A scale without any weight is left over from a weight that an export lost or stored under another name.
 
 ## How to fix
-Remove the tensor if the weight is meant to be as it is; otherwise store the weight that the scale was computed for.
+Remove the tensor if the weight is right as it is. Otherwise store the weight that the scale was computed for.
 
 ## When it can be wrong
-transformers and a few of vLLM's models pass over tensors they do not know.
+transformers and a few of vLLM's models ignore tensors that they do not know.
 
 ## Seen in
 vllm-project/vllm#31757 (`shared_head.head.weight_scale` beside a head in BF16), unslothai/unsloth#6200
@@ -22,13 +22,14 @@ vllm-project/vllm#31757 (`shared_head.head.weight_scale` beside a head in BF16),
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.told import told
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.grouped_faults import group_faults
 
 TEXTS = {
-    "orphan": "it stands beside {weight}, which is not quantized{others}: vLLM stops, or scales what was never divided",
-    "weightless": "there is no weight beside it{others}: what it belongs to was lost or has another name",
-    "surplus": "it is no part of what the config declares for {weight}{others}: vLLM has no place for it and stops",
+    "orphan": "it belongs to {weight}, which is not quantized{others}: vLLM stops, "
+    "or multiplies a weight that was never divided by this scale",
+    "weightless": "there is no weight for it{others}: the weight was lost or has another name",
+    "surplus": "the config declares no such tensor for {weight}{others}: vLLM has no place for it and stops",
 }
 
 
@@ -36,14 +37,15 @@ TEXTS = {
     "QNT002",
     "orphan-companion",
     severity="error",
-    when=lambda ckpt: ckpt.quantization is not None and not ckpt.is_partial,
+    on="quantization",
+    when=lambda ckpt: not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    for found in told(ckpt, *TEXTS):
+    for group in group_faults(ckpt, *TEXTS):
         yield Problem(
-            TEXTS[found.fault.kind].format(weight=found.weight, others=found.others),
-            file=found.file,
-            key=found.key,
+            TEXTS[group.fault.kind].format(weight=group.weight, others=group.others),
+            file=group.file,
+            key=group.key,
             hint="remove it, or store the quantized weight that it was computed for",
         )

@@ -1,22 +1,23 @@
 """Weights are stored quantized in a way that the config does not declare.
 
 ## What it checks
-Every quantized weight is stored in the format of one of the declared schemes, none is in a module that `dynamic` of a GPTQ
-config leaves alone (`-:`; what the engines make of it is QNT020's), and where weights are quantized there is a
-config that says so: `quantization_config` in config.json, or hf_quant_config.json or quantize_config.json beside it. Floats under
-the name of packed numbers (`gate_up_proj_blocks`) without such a config are a finding too: transformers 5.23 writes them where
-a gpt-oss model was loaded with `Mxfp4Config(dequantize=True)` and saved.
+- If weights are quantized, a config declares it: `quantization_config` in config.json, or hf_quant_config.json or
+  quantize_config.json beside it.
+- Every quantized weight has the format of one of the declared schemes.
+- None is in a module that `dynamic` of a GPTQ config excludes (`-:`). QNT020 reports what engines make of such a module.
+- Without such a config, no floats have the name of packed numbers (`gate_up_proj_blocks`). transformers 5.23 writes them after it
+  loaded a gpt-oss model with `Mxfp4Config(dequantize=True)`.
 
 ## Why it matters
-Loaders build modules after the config. Without one they look for `weight`, find `weight_packed` and start the weight from
-random numbers (transformers) or stop (vLLM); FP8 bytes where packed integers are declared fit nowhere.
+Loaders build modules from the config. Without one they look for `weight`, find `weight_packed`, and start the weight from random
+numbers (transformers) or stop (vLLM). No loader can read FP8 bytes where the config declares packed integers.
 
 ## How to fix
-Declare what the tensors are; the tool that quantized them writes the block. A config that was copied from the model before it was
-quantized, or from a variant quantized otherwise, is the usual cause.
+Declare what the tensors are; the tool that quantized them writes the block. The usual cause is a config that was copied from the
+model before it was quantized, or from a variant with another quantization.
 
 ## When it can be wrong
-A loader of your own may go by the tensors alone.
+A loader of your own may judge by the tensors alone.
 
 ## Seen in
 vllm-project/vllm#37667, sgl-project/sglang#35797
@@ -25,25 +26,25 @@ vllm-project/vllm#37667, sgl-project/sglang#35797
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.told import told
-from ckptcheck.dialects.views import clashes, first_expert
-from ckptcheck.phrase import count
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.grouped_faults import group_faults
+from ckptcheck.consumers.mismatches import find_mismatches, to_first_expert
+from ckptcheck.text.formatting import count
 
 
 @rule(
     "QNT005",
     "undeclared-format",
     severity="error",
-    when=lambda ckpt: ckpt.quantization is not None and ckpt.config is not None and not ckpt.is_partial,
+    on="quantization",
+    when=lambda ckpt: ckpt.config is not None and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.quantization is not None
-    if ckpt.quantization.main is None:
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    if ckpt.quantization.main_declaration is None:
         places, misnamed = (
             sorted(
                 (stored.name(module, stored.weight.role), stored.weight.dtype)
-                for stored, modules in ckpt.quantization.stored.items()
+                for stored, modules in ckpt.quantization.storages.items()
                 if stored.is_quantized
                 and stored.weight is not None
                 and (stored.is_misnamed if plain else stored.companions)
@@ -54,9 +55,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if places:
             first, dtype = places[0]
             yield Problem(
-                f"{count(len(places), 'weight is', 'weights are')} quantized, this one as {dtype}, and no config says how: "
+                f"{count(len(places), 'weight is', 'weights are')} quantized, this one as {dtype}, and no config declares how: "
                 "transformers starts them from random numbers, vLLM stops",
-                file=ckpt.holders[first],
+                file=ckpt.tensor_to_file[first],
                 key=first,
                 hint="add the quantization_config that the tool which quantized them wrote",
             )
@@ -65,32 +66,31 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield Problem(
                 f"{count(len(misnamed), 'weight has', 'weights have')} plain numbers, this one {dtype}, under the name of packed "
                 f"ones: transformers looks for {first.removesuffix('_blocks')} and starts it from random numbers",
-                file=ckpt.holders[first],
+                file=ckpt.tensor_to_file[first],
                 key=first,
                 hint="rename them without _blocks",
             )
         return
-    left = {first_expert(clash.module) for clash in clashes(ckpt, quantized=True)}  # QNT020 says what comes of it
-    for found in told(ckpt, "excluded"):
-        assert found.fault.scheme is not None
-        if any(first_expert(module) not in left for module in found.modules):
+    # QNT020 reports these.
+    built_plain = {to_first_expert(clash.module) for clash in find_mismatches(ckpt, quantized=True)}
+    for group in group_faults(ckpt, "excluded"):
+        if any(to_first_expert(module) not in built_plain for module in group.modules):
             yield Problem(
-                f"it is stored quantized{found.others}, but {found.fault.scheme.key} leaves it as it was: GPTQModel builds it "
-                "plain and starts it from random numbers",
-                file=found.file,
-                key=found.key,
+                f"it is stored quantized{group.others}, but {group.fault.scheme_key} excludes it: GPTQModel builds it "
+                "unquantized and starts it from random numbers",
+                file=group.file,
+                key=group.key,
                 hint="correct the pattern, or quantize again",
             )
-    for found in told(ckpt, "format"):
-        scheme, form = found.fault.scheme, found.fault.form
-        assert scheme is not None
-        assert form is not None
-        assert found.weight is not None
+    for group in group_faults(ckpt, "format"):
+        form = group.fault.form
+        if form is None or group.weight is None:
+            continue
         yield Problem(
-            f"it is stored as {ckpt.tensors[found.weight].dtype}, but {scheme.key} declares {form.name}, whose weights are "
-            f"{' or '.join(form.dtypes)} {form.weight}{found.others}: no loader can read it",
-            file=found.file,
-            key=found.key,
+            f"it is stored as {ckpt.tensors[group.weight].dtype}, but {group.fault.scheme_key} declares {form.name}, whose "
+            f"{form.weight} is {' or '.join(form.dtypes)}{group.others}: no loader can read it",
+            file=group.file,
+            key=group.key,
             hint="declare the format that the tensors have",
         )
     ckpt.require_headers()

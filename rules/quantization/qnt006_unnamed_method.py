@@ -1,24 +1,26 @@
-"""The quantization config does not say which method it is.
+"""The quantization config does not name its method.
 
 ## What it checks
-`quantization_config` has a `quant_method` that is a text (or the `load_in_4bit`, `load_in_8bit` of bitsandbytes). Where only
-hf_quant_config.json says that the model is quantized, vLLM knows it by what that file says.
+`quantization_config` has a `quant_method` that is a text (or the `load_in_4bit`, `load_in_8bit` of bitsandbytes). If only
+hf_quant_config.json says that the model is quantized, vLLM recognises the method by that file.
 
 ## Why it matters
-transformers 5.23 and SGLang 0.5.23 refuse a `quantization_config` without it. vLLM 0.32 loads the packed tensors into modules
-that are not quantized, and stops.
+- transformers 5.23 and SGLang 0.5.23 refuse a `quantization_config` without a method.
+- vLLM 0.32 loads the packed tensors into modules that are not quantized, and stops.
+- vLLM and SGLang also recognise ModelOpt by other settings, and by different ones. vLLM looks for `producer.name` modelopt with
+  a `quant_algo` below `quantization`, as in hf_quant_config.json. It then accepts FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO and
+  NVFP4, and refuses others that it would read if the method were named. SGLang looks at `quant_algo` alone.
 
-ModelOpt is known by other words too, and not by the same ones. vLLM looks for `producer.name` modelopt with a `quant_algo`
-below `quantization`, as in hf_quant_config.json; there it knows FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO and NVFP4, and
-refuses others that it would read were the method named. SGLang looks at `quant_algo` alone. The message says who knows it.
+The message says which consumer recognises the config.
 
 ## How to fix
 Write the method of the tool that quantized the model: `compressed-tensors`, `fp8`, `gptq`, `awq`, `modelopt`, … For ModelOpt
 write `quantization_config` as its version 0.31 and later do: flat, with `quant_method`, `quant_algo` and `ignore`.
 
 ## When it can be wrong
-If the one consumer that you use is named as one that knows it: `--ignore QNT006`. `--quantization` on vLLM's command line does
-not help, for it has to agree with the config. A method that is named and wrong is for QNT005, which looks at what is stored.
+- If the message says that your only consumer recognises it: `--ignore QNT006`. `--quantization` on vLLM's command line does not
+  help, because it has to agree with the config.
+- QNT005 judges whether a named method is the right one, by what is stored.
 
 ## Seen in
 NVIDIA/Model-Optimizer#1807
@@ -28,19 +30,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.declared import Declaration
-from ckptcheck.dialects.unnamed import algorithm, by_sglang, by_transformers, by_vllm, naming_helps
-from ckptcheck.phrase import listed
+from ckptcheck.checkpoint.quantization.declarations import Declaration
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.registry import CONSUMERS
+from ckptcheck.consumers.undeclared_method import (
+    get_algorithm,
+    is_fixed_by_naming_method,
+    read_by_sglang,
+    read_by_vllm,
+)
+from ckptcheck.text.formatting import join_words
 
 MODELOPT = "hf_quant_config.json"
 FLAT = "write quantization_config into config.json, flat, with quant_method modelopt"
 
 
-@rule("QNT006", "unnamed-method", severity="error", when=lambda ckpt: ckpt.quantization is not None)
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.quantization is not None
-    main = ckpt.quantization.main
+@rule("QNT006", "unnamed-method", severity="error", on="quantization")
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    main = ckpt.quantization.main_declaration
     if main is None:
         return
     if main.file == MODELOPT:
@@ -50,39 +57,40 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _config(main: Declaration) -> Problem:
-    made = {"vLLM": by_vllm(main.value)}
-    if main.key.endswith("quantization_config"):
-        made = {"transformers": by_transformers(main.value), "SGLang": by_sglang(main.value), **made}
-    else:  # compression_config, which transformers does not read, and of which SGLang asks no algorithm
-        made = {"SGLang": "refused", **made}
-    who = {how: [name for name, so in made.items() if so == how] for how in ("refused", "plain", "known")}
+    refusing: list[str] = []
+    skipping: list[str] = []
+    knowing: list[str] = []
+    for consumer in CONSUMERS.values():
+        outcome = None if consumer.read_undeclared is None else consumer.read_undeclared(main.value, main.key)
+        if outcome == "refused":
+            refusing.append(consumer.title)
+        elif outcome == "plain":
+            skipping.append(consumer.title)
+        elif outcome == "known":
+            knowing.append(f"{consumer.title} recognises it {consumer.undeclared_clue}")
     parts = []
-    if who["refused"]:
-        parts.append(f"{listed(who['refused'])} {'refuses' if len(who['refused']) == 1 else 'refuse'} to load it")
-    if who["plain"]:
-        parts.append(
-            f"{listed(who['plain'])} {'takes' if len(who['plain']) == 1 else 'take'} the model for not quantized"
-        )
-    by = {"vLLM": "by its producer", "SGLang": "by its quant_algo"}
-    knows = f"; {listed([f'{name} knows it {by[name]}' for name in who['known']])}" if who["known"] else ""
+    if refusing:
+        parts.append(f"{join_words(refusing)} {'refuses' if len(refusing) == 1 else 'refuse'} to load it")
+    if skipping:
+        parts.append(f"{join_words(skipping)} {'treats' if len(skipping) == 1 else 'treat'} the model as unquantized")
     return Problem(
-        f"there is no quant_method, so {', and '.join(parts)}{knows}",
+        f"there is no quant_method, so {', and '.join(parts)}" + (f"; {join_words(knowing)}" if knowing else ""),
         file=main.file,
-        key=main.path("quant_method"),
-        hint=FLAT if who["known"] else "write the method of the tool that quantized the model",
+        key=main.key_path("quant_method"),
+        hint=FLAT if knowing else "write the method of the tool that quantized the model",
     )
 
 
 def _file(whole: Mapping[str, Any]) -> Iterator[Problem]:
-    """Look at a hf_quant_config.json beside a config.json that says nothing of quantization."""
-    made = by_vllm(whole)
-    if made == "known" or not naming_helps(whole):
+    """Judge a hf_quant_config.json beside a config.json that does not mention quantization."""
+    outcome = read_by_vllm(whole)
+    if outcome == "known" or not is_fixed_by_naming_method(whole):
         return
-    if made == "plain":
-        knows = by_sglang(whole) == "known"
+    if outcome == "plain":
+        knows = read_by_sglang(whole) == "known"
         yield Problem(
-            "config.json says nothing of quantization, and here no producer.name is modelopt, so vLLM takes the model for not "
-            "quantized" + ("; SGLang knows it by its quant_algo" if knows else ""),
+            "config.json does not mention quantization, and producer.name is not modelopt here, so vLLM treats the model as "
+            "unquantized" + ("; SGLang recognises it by its quant_algo" if knows else ""),
             file=MODELOPT,
             key="producer.name",
             hint=FLAT,
@@ -94,8 +102,8 @@ def _file(whole: Mapping[str, Any]) -> Iterator[Problem]:
         )
         return
     yield Problem(
-        f"config.json says nothing of quantization, and by the producer that is named here vLLM knows no {algorithm(whole)}: it "
-        "refuses to load it, and would read it were the method named",
+        "config.json does not mention quantization, and from the producer named here vLLM does not accept "
+        f"{get_algorithm(whole)}: it refuses to load it, and would read it if quant_method were given",
         file=MODELOPT,
         key="quantization.quant_algo",
         hint=FLAT,

@@ -1,23 +1,26 @@
-"""A scale is zero, subnormal, negative or not a number.
+"""A scale is zero, subnormal, negative or NaN.
 
 ## What it checks
-The scales of a quantized weight that is not zero itself are not all zero, nor an eighth of them in a row (or those of one
-expert of a stack) where the weight is not, and not all below the smallest normal number of their dtype; a scale that stands
-for a whole tensor is not negative; and no E8M0 exponent is 0xFF, which stands for NaN. NaN and Inf in scales that are stored
-as floats are VAL001's and VAL002's.
+If a quantized weight is not zero itself, its scales are:
+- not all zero, and not zero over a stretch of an eighth of them (or of one expert in a stack) where the weight is not zero;
+- not all below the smallest normal number of their dtype;
+- not negative, if one scale belongs to a whole tensor;
+- not the E8M0 exponent 0xFF, which means NaN.
+
+VAL001 and VAL002 report NaN and Inf in scales that are stored as floats.
 
 ## Why it matters
-A zero scale turns the module into zero, and where engines divide by it (global scales, scales of inputs) into NaN. vLLM takes a
-negative scale of a key-value cache for one that is missing, and the largest of several scales for all of them.
+A zero scale makes the module zero, and NaN where engines divide by it (global scales, scales of inputs). vLLM takes a negative
+scale of a key-value cache for a missing one, and uses the largest of several scales for all of them.
 
 ## How to fix
-Quantize again; scales of activations come out as zero where no token of the calibration reached the module.
+Quantize again. Scales of activations are zero if no token of the calibration reached the module.
 
 ## When it can be wrong
-Single zeros among scales of groups are sound (the group is zero) and not reported. An eighth of a matrix may be so much
-smaller than the rest that its scales in E4M3 are zero; to engines it is zero then. On the Hub only scales that are zero
-throughout are seen. Negative scales of groups are sound too:
-symmetric schemes that use the whole range of integers write them.
+- Single zeros among scales of groups are sound (the group is zero) and not reported. So are negative scales of groups: symmetric
+  schemes that use the whole range of integers write them.
+- An eighth of a matrix may be so much smaller than the rest that its E4M3 scales are zero. For engines it is zero then.
+- On the Hub the rule finds only scales that are zero throughout.
 
 ## Seen in
 vllm-project/vllm#54189, vllm-project/vllm#54444, vllm-project/vllm#45212
@@ -28,29 +31,30 @@ from math import prod
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.scales import SIGN, scales_of
-from ckptcheck.checkpoint.quantization.stored import Part
-from ckptcheck.phrase import count, few
+from ckptcheck.checkpoint.quantization.scales import SIGN, iter_scales
+from ckptcheck.checkpoint.quantization.storage import ModuleTensor
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.zero_scales import has_zero_stretch
 from ckptcheck.values.stats import TensorStats
-from ckptcheck.values.zero_scales import is_partly_zero
 
 SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
 """The smallest normal number of a dtype."""
 EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
-    "partly": ("is", "are", "zero in part, where the weight is not: what it belongs to is lost"),
+    "partly": ("is", "are", "zero over a stretch where the weight is not: this part of the weight is lost"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
     "subnormal": ("is", "are", "subnormal: digits are lost, and kernels that flush such numbers compute with zero"),
     "negative": ("is", "are", "negative, which no engine expects of a scale for a whole tensor"),
 }
 
 
-@rule("QNT010", "broken-scale", severity="error", when=lambda ckpt: ckpt.quantization is not None)
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+@rule("QNT010", "broken-scale", severity="error", on="quantization")
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     values = ckpt.values.tensors
     broken: dict[tuple[str, str], list[str]] = {}
-    for name, weight, part in scales_of(ckpt):
+    for name, weight, part in iter_scales(ckpt):
         stats = values.get(name)
         if stats is None:
             continue
@@ -64,12 +68,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             broken.setdefault((stats.shard, "subnormal"), []).append(name)
         elif prod(part.shape) == 1 and part.dtype in SIGN and _negative(ckpt, name):
             broken.setdefault((stats.shard, "negative"), []).append(name)
-        elif not stats.constant and not stats.nan and is_partly_zero(ckpt, name, weight, part):
+        elif not stats.constant and not stats.nan and has_zero_stretch(ckpt, name, weight, part):
             broken.setdefault((stats.shard, "partly"), []).append(name)
     for (shard, kind), names in broken.items():
         one, many, text = TEXTS[kind]
         yield Problem(
-            f"{count(len(names), f'scale {one}', f'scales {many}')} {text}: {few(names)}",
+            f"{count(len(names), f'scale {one}', f'scales {many}')} {text}: {join_truncated(names)}",
             file=shard,
             key=names[0],
             hint="quantize again",
@@ -77,15 +81,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_values()
 
 
-def _is_zero(stats: TensorStats, part: Part) -> bool:
-    """Whether all exponents are 0, which stands for 2^-127: what was never written."""
+def _is_zero(stats: TensorStats, part: ModuleTensor) -> bool:
+    """Whether all exponents are 0, which means 2^-127: the scale was never written."""
     return part.role.startswith("weight_scale") and stats.constant and stats.absmax in (0, 2.0**-127)
 
 
 def _negative(ckpt: Checkpoint, name: str) -> bool:
-    """Read the last byte of a single number, which holds its sign; on a hub that is not worth a request."""
+    """Whether a single number is negative, by its last byte, which holds the sign; False on the Hub, to save a request."""
     if ckpt.source.local is None:
         return False
-    tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.holders[name]]
+    tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
     raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[1] - 1, 1)
     return bool(raw and raw[0] & 0x80 and not ckpt.values.tensors[name].zero)

@@ -1,20 +1,20 @@
-"""Scales of the key-value cache are there and not declared, or declared and not there.
+"""Scales of the key-value cache are stored and not declared, or declared and not stored.
 
 ## What it checks
-`kv_cache_scheme` (ModelOpt: `kv_cache_quant_algo`) stands in the quantization config exactly where the checkpoint holds scales of
-the cache, if the scheme is a static one.
+The quantization config has `kv_cache_scheme` (ModelOpt: `kv_cache_quant_algo`) if and only if the checkpoint holds scales of the
+cache. A declared scheme is checked only if it is static.
 
 ## Why it matters
-Engines choose the dtype of the cache by the declaration. Scales that nobody declares are used only with
-`--kv-cache-dtype fp8`; a declared cache without scales is quantized with 1.0.
+Engines choose the dtype of the cache by the declaration. They use undeclared scales only with `--kv-cache-dtype fp8`, and quantize
+a declared cache without scales with 1.0.
 
 ## How to fix
 Add or remove `kv_cache_scheme`, or calibrate the cache.
 
 ## When it can be wrong
-It is only an information, for both may be meant: scales for those who switch the FP8 cache on themselves, or a
-declaration whose scales another step will calibrate. It asks whether there is any scale at all, so a model with
-scales in half of its layers passes, and of declared schemes only static ones are looked at.
+It is only an information, because both may be intended: scales for users who switch the FP8 cache on themselves, or a declaration
+whose scales a later step calibrates. The rule asks whether there is any scale at all, so it misses a model with scales in
+half of its layers.
 
 ## Seen in
 vllm-project/vllm#54623, sgl-project/sglang#39942
@@ -23,9 +23,9 @@ vllm-project/vllm#54623, sgl-project/sglang#39942
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.cache_scales import cache_scales
-from ckptcheck.phrase import ranges
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.text.formatting import format_layers
 
 NAMES = ("kv_cache_scheme", "kv_cache_quant_algo")
 
@@ -34,34 +34,33 @@ NAMES = ("kv_cache_scheme", "kv_cache_quant_algo")
     "QNT014",
     "cache-scale-declaration",
     severity="info",
-    when=lambda ckpt: (
-        ckpt.quantization is not None and ckpt.quantization.known and bool(ckpt.anatomy.layers) and not ckpt.is_partial
-    ),
+    on="quantization",
+    when=lambda ckpt: ckpt.quantization.is_known_method and bool(ckpt.components.layers) and not ckpt.is_partial,
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    assert ckpt.quantization is not None
-    found = cache_scales(ckpt)
+    scales = cache_scales(ckpt)
     declaring = next(
-        ((declared, name) for declared in ckpt.quantization.declared for name in NAMES if declared.value.get(name)),
+        ((declared, name) for declared in ckpt.quantization.declarations for name in NAMES if declared.value.get(name)),
         None,
     )
-    if found and declaring is None:
-        layer = min(found)
-        first = next(iter(found[layer].values()))
+    if scales and declaring is None:
+        layer = min(scales)
+        first = next(iter(scales[layer].values()))
         yield Problem(
-            f"layers {ranges(found)} store scales of the key-value cache, and no config declares it: "
-            "engines use them only when they are told to",
-            file=ckpt.holders[first],
+            f"{format_layers(scales)} {'stores' if len(scales) == 1 else 'store'} "
+            f"scales of the key-value cache, and no config declares them: "
+            "engines use them only with --kv-cache-dtype fp8",
+            file=ckpt.tensor_to_file[first],
             key=first,
             hint="add kv_cache_scheme to the quantization config",
         )
     scheme = ckpt.quantization.kv_cache
-    if not found and declaring is not None and scheme is not None and scheme.dynamic is False:
+    if not scales and declaring is not None and scheme is not None and scheme.dynamic is False:
         declared, name = declaring
         yield Problem(
-            "the key-value cache is declared quantized with stored scales, and there is none: engines take 1.0",
+            "the config declares stored scales of the key-value cache, and there are none: engines use 1.0",
             file=declared.file,
-            key=declared.path(name),
+            key=declared.key_path(name),
             hint="calibrate the cache, or remove the declaration",
         )

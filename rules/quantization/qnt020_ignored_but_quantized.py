@@ -1,22 +1,24 @@
 """A module is stored quantized, and a consumer builds it unquantized.
 
 ## What it checks
-Every quantized weight is in a module that vLLM and SGLang (or those that `--consumers` names) build quantized from
-this config: by its targets, its ignore list, and by what each of them never quantizes, whatever a list says, such as the
-router of Qwen3-MoE in SGLang. How each version matches a list is held to its real code by this project's tests.
+Every quantized weight is in a module that vLLM and SGLang (or the consumers that `--consumers` names) build quantized from this
+config. That depends on its targets, its ignore list, and on modules that a consumer never quantizes, such as the router of
+Qwen3-MoE in SGLang. The tests of this project compare how each version matches a list with its real code.
 
 ## Why it matters
-The tensors have nowhere to go. vLLM stops at the first one. So does SGLang in some models (`q_proj` of Qwen3); in most it drops
-them, with a warning (Llama) or without a line in the log (Qwen3-MoE), and serves what was in memory. transformers starts the
-module at random. Where the weight keeps its name, as FP8 does, the numbers
-are cast as they are, a thousand times too large.
+The consumer has no place for the tensors.
+- vLLM stops at the first one.
+- SGLang stops in some models (`q_proj` of Qwen3). In most it drops them, with a warning (Llama) or without a line in the log
+  (Qwen3-MoE), and serves what was in memory.
+- transformers starts the module from random numbers.
+- If the weight keeps its name, as in FP8, the numbers are cast without a scale, a thousand times too large.
 
 ## How to fix
-Take the entry out of the list, or make it exact: `re:.*mlp.gate` also takes `mlp.gate_proj`, `re:.*mlp.gate$` does not.
-Or quantize again, with the module left alone.
+Remove the entry from the list, or make it exact: `re:.*mlp.gate` also matches `mlp.gate_proj`, `re:.*mlp.gate$` does not. Or
+quantize again and leave the module unquantized.
 
 ## When it can be wrong
-For a consumer that the checkpoint is not meant for: name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`.
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), sgl-project/sglang#28018, sgl-project/sglang#24927
@@ -26,22 +28,22 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.effects import described
-from ckptcheck.dialects.views import clashes, views
+from ckptcheck.consumers.effects import summarize_mismatches
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches
 
 
 @rule(
     "QNT020",
     "ignored-but-quantized",
     severity="error",
-    when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)),
+    when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt)),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    for found in described(ckpt, clashes(ckpt, quantized=True)):
+    for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=True)):
         yield Problem(
-            f"{found.modules} {found.are} stored quantized, but {found.because}: {found.effects}",
-            file=found.file,
-            key=found.key,
-            hint=found.hint,
+            f"{summary.modules} {summary.verb} stored quantized, but {summary.reason}: {summary.effects}",
+            file=summary.file,
+            key=summary.key,
+            hint=summary.hint,
         )

@@ -1,21 +1,23 @@
 """A module is stored unquantized, and a consumer builds it quantized.
 
 ## What it checks
-Every unquantized weight is in a module that vLLM and SGLang (or those that `--consumers` names) leave
-unquantized under this config: it is ignored, not targeted, or of a kind that they never quantize.
+Every unquantized weight is in a module that vLLM and SGLang (or the consumers that `--consumers` names) leave unquantized under
+this config: it is ignored, not targeted, or of a kind that they never quantize.
 
 ## Why it matters
-The consumer allocates packed weights and scales, and nothing in the checkpoint fills them. vLLM stops. SGLang stops
-or serves what was in memory; that is for each model's loader to decide. Where the weight keeps its name, as FP8 does, it is
-cast without a scale. Routers are the usual case: transformers keeps them in full precision whatever a list says, so a
-checkpoint that it loads without a word fails in the engine.
+The consumer allocates packed weights and scales, and nothing in the checkpoint fills them.
+- vLLM stops. SGLang stops or serves what was in memory, depending on the model's loader.
+- If the weight keeps its name, as in FP8, it is cast without a scale.
+
+The usual case is a router: transformers keeps it in full precision whatever a list says. So the checkpoint loads there without a
+warning, and fails in the engine.
 
 ## How to fix
-Name the module in the ignore list, as the module is called in the engine. `ckptcheck scan --fix` writes a list that all
-chosen consumers read in the same way.
+Add the module to the ignore list, under the name that it has in the engine. `ckptcheck scan --fix` writes a list that all chosen
+consumers read in the same way.
 
 ## When it can be wrong
-For a consumer that the checkpoint is not meant for: name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`.
 
 ## Seen in
 vllm-project/vllm (Qwen3-MoE's gate absent from `ignore`), sgl-project/sglang#24927
@@ -25,22 +27,22 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.effects import described
-from ckptcheck.dialects.views import clashes, views
+from ckptcheck.consumers.effects import summarize_mismatches
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches
 
 
 @rule(
     "QNT021",
     "targeted-but-unquantized",
     severity="error",
-    when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)),
+    when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt)),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    for found in described(ckpt, clashes(ckpt, quantized=False)):
+    for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=False)):
         yield Problem(
-            f"{found.modules} {found.are} stored unquantized, but {found.because}: {found.effects}",
-            file=found.file,
-            key=found.key,
-            hint=found.hint,
+            f"{summary.modules} {summary.verb} stored unquantized, but {summary.reason}: {summary.effects}",
+            file=summary.file,
+            key=summary.key,
+            hint=summary.hint,
         )

@@ -1,18 +1,18 @@
-"""Parts that an engine fuses into one module are to be quantized differently.
+"""The config quantizes parts of a module that an engine fuses in different ways.
 
 ## What it checks
-What engines build as one module — q, k and v; gate and up; the two halves of MLA's first projection; the experts of a layer — is
-quantized as a whole or not at all, under the same scheme, by the lists and targets of the config as each engine reads them.
+What engines build as one module is quantized as a whole or not at all, under one scheme, by the lists and targets of the config
+as each engine reads them: q, k and v; gate and up; the two halves of MLA's first projection; the experts of a layer.
 
 ## Why it matters
-The engine stops: "Found different quantization schemes for the shards of …". transformers keeps the parts apart and loads
-the checkpoint without a word.
+The engine stops: "Found different quantization schemes for the shards of …". transformers keeps the parts separate and loads the
+checkpoint without a warning.
 
 ## How to fix
-Name all parts in the list, or none of them. `re:.*mlp.gate` takes gate_proj with the router, and leaves up_proj out.
+Name all parts in the list, or none of them. `re:.*mlp.gate` matches gate_proj with the router, and leaves up_proj out.
 
 ## When it can be wrong
-For a consumer that the checkpoint is not meant for: name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`.
 
 ## Seen in
 vllm-project/vllm `should_ignore_layer`, sgl-project/sglang `should_ignore_layer` (both raise)
@@ -21,20 +21,26 @@ vllm-project/vllm `should_ignore_layer`, sgl-project/sglang `should_ignore_layer
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.views import PARTS, refusals, views
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_refusals
 
 
-@rule("QNT022", "split-fused-module", severity="error", when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)))
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.quantization is not None
-    assert ckpt.quantization.main is not None
-    for who, error, number in refusals(ckpt):
-        if PARTS not in error:
-            continue  # QNT027
+@rule(
+    "QNT022",
+    "split-fused-module",
+    severity="error",
+    on="quantization",
+    when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt)),
+)
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    for refusal in find_refusals(ckpt):
+        # other errors are QNT027's
+        if not refusal.splits_module:
+            continue
+        others = f" ({refusal.number - 1:,} more like this)" if refusal.number > 1 else ""
         yield Problem(
-            f"{who} stops: {error}" + (f", and so in {number - 1:,} more" if number > 1 else ""),
-            file=ckpt.quantization.main.file,
-            key=ckpt.quantization.main.key,
+            f"{refusal.consumer.label} stops: {refusal.error}{others}",
+            file=ckpt.quantization.declarations[0].file,
+            key=ckpt.quantization.declarations[0].key,
             hint="name all parts of the fused module in the list, or none",
         )

@@ -1,16 +1,16 @@
 """An entry of the ignore list matches nothing.
 
 ## What it checks
-Every entry matches at least one module for one of the chosen consumers. Entries that look like a slip are QNT023's.
+Every entry matches at least one module for one of the chosen consumers. QNT023 reports entries that look misspelt.
 
 ## Why it matters
-Nothing happens now. Lists are copied from model to model, and what is dead here hides what is missing.
+Nothing happens now. Lists are copied from model to model, and unused entries hide missing ones.
 
 ## How to fix
-Take the entry out.
+Remove the entry.
 
 ## When it can be wrong
-A list that is meant for a family of models, some of which have a vision tower or a router, is right to name both.
+A list for a family of models is right to name modules that only some of them have, such as a vision tower or a router.
 
 ## Seen in
 vllm-project/llm-compressor (one list for several models)
@@ -20,11 +20,13 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.dialects.views import dead, views
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_unused_entries
 
 
-@rule("QNT024", "dead-entry", severity="info", when=lambda ckpt: not ckpt.is_partial and bool(views(ckpt)))
+@rule(
+    "QNT024", "dead-entry", severity="info", when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt))
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for entry in dead(ckpt):
-        if entry.meant is None:
+    for entry in find_unused_entries(ckpt):
+        if entry.suggestion is None:
             yield Problem(f"{entry.text!r} matches no module of this checkpoint", file=entry.file, key=entry.key)

@@ -1,18 +1,22 @@
-"""A tensor of the engine was not written by the sync.
+"""The sync did not write a tensor of the engine.
 
 ## What it checks
-Every parameter that was overwritten with marks before the first sync holds none afterwards. The report lists those that could
-not be overwritten.
+- Before the first sync, the trial fills every parameter of the engine with marks.
+- After the first sync, no parameter may consist of marks only.
+- A table in the report lists the parameters that the trial could not mark.
 
 ## Why it matters
-The engine goes on with what it had. In a job it had the weights of the step before, so nothing crashes, no call fails, and the
-engine samples from a model that nobody trains: KL grows from step to step.
+- The engine keeps the values it had before. In a training job those are the weights of the previous step.
+- Nothing crashes and no call fails. The engine samples from a model that nobody trains, and the KL grows from step to
+  step.
 
 ## How to fix
-Send the tensor, under the name that the engine's loader knows. Draft and MTP models need an update of their own.
+- Send the tensor under the name that the engine's loader expects.
+- Draft and MTP models need an update of their own.
 
 ## When it can be wrong
-A parameter that no checkpoint holds, and that the engine fills itself at start, keeps its mark; report it to us.
+- A parameter that no checkpoint holds and that the engine fills itself at start keeps its marks. Please report it to
+  us.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism), sgl-project/sglang#27718 (draft models)
@@ -21,10 +25,10 @@ NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism), sgl-project
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.unseen import unmarked
+from ckptcheck.refit.trace_queries import why_not_scrambled
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -35,16 +39,17 @@ from ckptcheck.refit.unseen import unmarked
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    first = trace.syncs[0]
-    whole = {key: left for key, left in first.leftovers.items() if left.count == left.total}
-    if whole:
-        names = sorted({name for _, name in whole})
-        said = "reported success" if first.answer.ok else f"said: {first.answer.message}"
+    first_sync = trace.syncs[0]
+    names = sorted({
+        name for (_, name), part in first_sync.unwritten_parts.items() if part.sentinel_count == part.total
+    })  # fmt: skip
+    if names:
+        answer = "reported success" if first_sync.answer.ok else f"said: {first_sync.answer.message}"
         yield Problem(
-            f"{count(len(names), 'tensor was', 'tensors were')} not written by the sync: {few(names)}; the update call {said}"
-            + origin(trace, names),
+            f"the sync did not write {count(len(names), 'tensor')}: {join_truncated(names)}; the update call {answer}"
+            + describe_origin(trace, names),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
         )
-    if why := unmarked(trace):
-        raise Skip(why)
+    if reason := why_not_scrambled(trace):
+        raise Skip(reason)

@@ -1,17 +1,20 @@
-"""A tensor of the engine was written in part.
+"""The sync wrote only a part of a tensor of the engine.
 
 ## What it checks
-No parameter holds marks in some of its elements after the first sync, and none holds memory that was never written.
+- After the first sync, no element of a parameter still holds a mark from before the sync.
+- No element lies in memory that was allocated and never written.
 
 ## Why it matters
-Engines fuse what checkpoints hold apart. When k_proj is missing, vLLM leaves that part of qkv_proj to whatever was in memory, and
-still reports qkv_proj as loaded; a list of loaded names cannot show it.
+- Engines fuse tensors that checkpoints keep apart. When k_proj is missing, vLLM leaves that part of qkv_proj to
+  whatever was in memory.
+- vLLM still reports qkv_proj as loaded, so a list of loaded names cannot show the fault.
 
 ## How to fix
-Send all parts of the fused tensor. Where buckets cut between them, some loaders drop one half: use larger buckets, or update.
+- Send all parts of the fused tensor.
+- Some loaders drop one half when a bucket boundary lies between the parts: use larger buckets, or update the engine.
 
 ## When it can be wrong
-Padding that no checkpoint fills, and that a kernel never reads, keeps its marks.
+- Padding that no checkpoint fills and no kernel reads keeps its marks.
 
 ## Seen in
 sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#50523
@@ -20,10 +23,10 @@ sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#5052
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few, ranges
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.unseen import unmarked
+from ckptcheck.refit.trace_queries import why_not_scrambled
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import count, format_ranges, join_truncated
 
 
 @rule(
@@ -34,30 +37,30 @@ from ckptcheck.refit.unseen import unmarked
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    part = {
-        key: left
-        for key, left in trace.syncs[0].leftovers.items()
-        if left.count < left.total and (left.count or left.blank)
+    partial = {
+        key: part
+        for key, part in trace.syncs[0].unwritten_parts.items()
+        if part.sentinel_count < part.total and (part.sentinel_count or part.nan_count)
     }
-    told: set[str] = set()
-    of = trace.engine.ranks if trace.engine is not None else 1
-    for rank in sorted({rank for rank, _ in part}):
-        names = sorted({name for place, name in part if place == rank} - told)
-        if not names:  # as on a rank before
+    reported: set[str] = set()
+    engine_ranks = trace.engine.ranks if trace.engine is not None else 1
+    for rank in sorted({rank for rank, _ in partial}):
+        names = sorted({name for other, name in partial if other == rank} - reported)
+        # every tensor of this rank was reported with an earlier rank
+        if not names:
             continue
-        told.update(names)
-        alike = sorted(place for place, name in part if name == names[0])
-        first = part[rank, names[0]]
-        missing = first.count + first.blank
-        runs = [*first.ranges, *first.blanks][:3]
-        where = ", ".join(f"{begin:,} to {end - 1:,}" for begin, end in runs)
-        yield Problem(
-            f"{missing:,} of {first.total:,} elements were not written ({where})"
-            + origin(trace, names[:1], [*first.ranges, *first.blanks], first.total)
-            + (f"; and parts of {count(len(names) - 1, 'other tensor')}: {few(names[1:])}" if len(names) > 1 else "")
-            + (f"; on rank{'s' if len(alike) > 1 else ''} {ranges(alike)} of {of}" if of > 1 else ""),
-            key=names[0],
-            hint="send every part of what the engine fuses, in one update",
-        )
-    if why := unmarked(trace):
-        raise Skip(why)
+        reported.update(names)
+        same_ranks = sorted(other for other, name in partial if name == names[0])
+        first = partial[rank, names[0]]
+        unwritten = first.sentinel_count + first.nan_count
+        spans = [*first.sentinel_ranges, *first.nan_ranges]
+        ranges = ", ".join(f"{begin:,} to {end - 1:,}" for begin, end in spans[:3])
+        message = f"{unwritten:,} of {first.total:,} elements were not written ({ranges})"
+        message += describe_origin(trace, names[:1], spans, first.total)
+        if len(names) > 1:
+            message += f"; and parts of {count(len(names) - 1, 'other tensor')}: {join_truncated(names[1:])}"
+        if engine_ranks > 1:
+            message += f"; on rank{'s' if len(same_ranks) > 1 else ''} {format_ranges(same_ranks)} of {engine_ranks}"
+        yield Problem(message, key=names[0], hint="send every part of what the engine fuses, in one update")
+    if reason := why_not_scrambled(trace):
+        raise Skip(reason)

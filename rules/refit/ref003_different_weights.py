@@ -1,18 +1,22 @@
-"""The engine holds other weights than a cold load of the trainer's.
+"""The engine's weights differ from a cold load of the trainer's weights.
 
 ## What it checks
-After every sync each parameter has, bit for bit, what the same engine has when it is started from the same weights. None is gone or
-has come under another name, and none that a cold load keeps readable is empty or packed now. What was not written (REF001,
-REF002), what is still of an earlier step (REF004), and what derives from parameters (REF006) are named there.
+- The reference is the same engine, started from the same weights (a cold load).
+- After every sync, each parameter equals the reference bit for bit.
+- No parameter of the reference is missing in the engine, and the engine has none under another name.
+- A parameter that can be read in the reference can be read in the engine: it is neither empty nor packed.
+- Other rules report their own cases: unwritten parameters (REF001, REF002), parameters of an earlier step (REF004),
+  and tensors that the engine derives from parameters (REF006).
 
 ## Why it matters
-The engine samples from another model than the one that is trained. The cause is named where it reproduces what is there.
+- The engine samples from another model than the one that is trained.
+- The message names a cause when applying that cause to the reference gives exactly what the engine holds.
 
 ## How to fix
-As the cause says; the converter between the trainer's layout and the engine's is the usual place.
+- Follow the cause in the message. The usual place is the converter between the trainer's layout and the engine's.
 
 ## When it can be wrong
-An engine whose loader rounds at random would differ from itself; none is known.
+- An engine whose loader rounds at random would differ from itself. We know of none.
 
 ## Seen in
 vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-project/vime#388 (experts permuted)
@@ -21,10 +25,10 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.judging import changed, stale
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace, Sync
+from ckptcheck.refit.trace_queries import stale_parameters, wrong_parameters
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -36,43 +40,47 @@ from ckptcheck.refit.trace import RefitTrace, Sync
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
-        lost = list(_lost(trace, sync))
-        yield from lost
-        if names := sorted({name for _, name in changed(sync) - stale(trace, sync)}):
+        name_problems = list(_compare_names(trace, sync))
+        yield from name_problems
+        if names := sorted({name for _, name in wrong_parameters(sync) - stale_parameters(trace, sync)}):
             causes = [verdict for verdict in sync.verdicts if set(verdict.tensors) & set(names)]
-            why = f": {causes[0].sentence}" if causes and "unknown" not in causes[0].causes else f": {few(names)}"
+            is_known = causes and "unknown" not in causes[0].causes
             yield Problem(
-                f"after sync {sync.number} {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the same"
-                f" weights{why}{origin(trace, names)}",
+                f"after sync {sync.number}, {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the"
+                f" same weights: {causes[0].sentence if is_known else join_truncated(names)}{describe_origin(trace, names)}",
                 key=names[0],
                 hint=causes[0].evidence if causes else None,
             )
-        if names or lost:
+        if names or name_problems:
             return
 
 
-def _lost(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:
-    """Tell of parameters that are not there, or cannot be read, under the names that a cold load has."""
-    for found, said, hint in (
+def _compare_names(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:
+    """Yield a problem for parameters that exist or can be read only in the engine, or only in a cold load."""
+    for entries, description, hint in (
         (
-            sync.gone,
-            "a cold load of the same weights has and this engine has not",
+            sync.missing_tensors,
+            "the engine lacks {} that a cold load of the same weights has",
             "find what deleted or renamed it; restart the engine",
         ),
         (
-            sync.new,
-            "this engine has and a cold load of the same weights has not",
-            "find what made it; what is sent goes elsewhere",
+            sync.extra_tensors,
+            "the engine has {} that a cold load of the same weights does not have",
+            "find what created it: the values that it holds were sent for another parameter",
         ),
-        (sync.hidden, "can be read in a cold load and not here", "find what packed or emptied it; restart the engine"),
+        (
+            sync.unreadable_tensors,
+            "{} cannot be read that a cold load keeps readable",
+            "find what packed or emptied it; restart the engine",
+        ),
     ):
-        names = sorted({name for (_, name), entry in found.items() if entry.kind == "parameter"})
+        names = sorted({name for (_, name), entry in entries.items() if entry.kind == "parameter"})
         if names:
-            why = next(entry.opaque for entry in found.values() if entry.kind == "parameter")
+            reason = next(entry.opaque for entry in entries.values() if entry.kind == "parameter")
             yield Problem(
-                f"after sync {sync.number} there {'is' if len(names) == 1 else 'are'} {count(len(names), 'parameter')} that {said}"
-                + (f" ({why})" if found is sync.hidden else "")
-                + f": {few(names)}{origin(trace, names)}",
+                f"after sync {sync.number}, {description.format(count(len(names), 'parameter'))}"
+                + (f" ({reason})" if entries is sync.unreadable_tensors else "")
+                + f": {join_truncated(names)}{describe_origin(trace, names)}",
                 key=names[0],
                 hint=hint,
             )

@@ -1,18 +1,21 @@
-"""A buffer changed though nothing was sent for it.
+"""A buffer of the engine changed, although the sync sent nothing for it.
 
 ## What it checks
-Buffers such as the rotary cache and the scales of the cache are there after every sync, and what they were after the cold load. One
-that changed when the trial overwrote parameters with marks, before any sync, is left out, and the rule is then skipped.
+- After every sync, each buffer (for example the rotary cache or the scales of the KV cache) still exists and equals
+  what it was after the cold load.
+- The trial itself may change a buffer when it fills the parameters with marks before the first sync. The rule leaves
+  such a buffer out, and it counts as skipped.
 
 ## Why it matters
-No push repairs them: they are computed once, at start. One wrong entry of a rotary cache moves logprobs by nats, and the
-built-in checkers of engines leave these names out.
+- The engine computes buffers once, at start, so no later sync repairs them.
+- One wrong entry of a rotary cache moves logprobs by whole nats, and the engines' own checkers leave these names out.
 
 ## How to fix
-Find what writes to it: a reset of all tensors, a sleep that drops buffers, a loader that matches by the end of a name.
+- Find what writes to the buffer: a reset of all tensors, a sleep that drops buffers, or a loader that matches the end
+  of a name.
 
 ## When it can be wrong
-A buffer that counts, or that a model recomputes from weights, changes by design.
+- Buffers that count something, or that the model recomputes from its weights, change by design.
 
 ## Seen in
 sgl-project/sglang (its checker skips cos_sin_cache), vllm-project/vllm#29341 (buffers lost by sleep)
@@ -21,9 +24,9 @@ sgl-project/sglang (its checker skips cos_sin_cache), vllm-project/vllm#29341 (b
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.unseen import meddled
+from ckptcheck.refit.trace_queries import modified_buffers
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -34,26 +37,28 @@ from ckptcheck.refit.unseen import meddled
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    ours = meddled(trace)
+    changed_by_scramble = modified_buffers(trace)
     for sync in trace.syncs:
         names = sorted({
-            name
-            for key, cold in trace.cold.items()
-            if cold.kind == "buffer" and sync.manifest and key not in ours
-            for name in (key[1],)
-            if (entry := sync.manifest.get(key)) is None or entry.digest != cold.digest
+            key[1]
+            for key, cold in trace.cold_manifest.items()
+            if cold.kind == "buffer"
+            and sync.manifest
+            and key not in changed_by_scramble
+            and ((entry := sync.manifest.get(key)) is None or entry.digest != cold.digest)
         })  # fmt: skip
         if names:
-            changed = "is not what it was" if len(names) == 1 else "are not what they were"
-            sent = "it" if len(names) == 1 else "them"
+            changed, pronoun = ("is not what it was", "it") if len(names) == 1 else ("are not what they were", "them")
             yield Problem(
-                f"after sync {sync.number} {few(names)} {changed} after the cold load, and nothing was sent for {sent}",
+                f"after sync {sync.number}, {join_truncated(names)} {changed} after the cold load, although nothing was sent"
+                f" for {pronoun}",
                 key=names[0],
-                hint="find what writes to it; a restart is the only repair",
+                hint="find what writes to it; only a restart repairs it",
             )
             return
-    if ours:
-        names = sorted({name for _, name in ours})
+    if changed_by_scramble:
+        names = sorted({name for _, name in changed_by_scramble})
         raise Skip(
-            f"{count(len(names), 'buffer')} changed when parameters were overwritten, before any sync: {few(names)}"
+            f"{count(len(names), 'buffer')} changed when the trial overwrote the parameters, before any sync:"
+            f" {join_truncated(names)}"
         )

@@ -1,21 +1,25 @@
-"""What the engine derives from its weights was not made anew.
+"""The engine did not rebuild a tensor that it derives from its weights.
 
 ## What it checks
-Tensors that are neither parameter nor buffer, and that an engine makes from parameters after loading (packed copies, the fused
-matrices of MLA, sinks), are after every sync there, and what a cold load makes. Of one that cannot be read (packed for oneDNN) the
-place is known: where it lies as before a step, though what it is made of was sent with other numbers, and logprobs are off while
-all that can be read is right, it is the packed copy of before.
+- Derived tensors are neither parameters nor buffers; the engine makes them from parameters after loading (packed
+  copies, the fused matrices of MLA, sinks).
+- After every sync, each derived tensor exists and equals what a cold load makes.
+- A copy that is packed for oneDNN cannot be read; only its address is known. The rule reports such a copy when it has
+  the same address as before the step, the weights it is made of were sent with new values, every readable tensor is
+  right, and the logprobs are off.
 
 ## Why it matters
-The engine computes with them, not with the parameters: each parameter is right, every checker agrees, and the logprobs are those of
-the weights before.
+- The engine computes with derived tensors, not with the parameters. Each parameter is right and every checker agrees,
+  but the logprobs are those of the old weights.
 
 ## How to fix
-Use the engine's update call that runs its processing after loading, or run it by hand; where none does, restart the engine.
+- Use the update call that runs the engine's post-processing after loading, or run that processing yourself.
+- If no call runs it, restart the engine.
 
 ## When it can be wrong
-A scratch buffer that a kernel keeps as an attribute is no weight. A new packed copy may come to lie where the old one lay: where
-logprobs are off for another reason, such a one is named too.
+- A scratch buffer that a kernel keeps as an attribute is not a weight.
+- A new packed copy may get the address of the old one. If the logprobs are off for another reason, the rule names
+  that copy too.
 
 ## Seen in
 sgl-project/sglang#29916, sgl-project/sglang#6265, PrimeIntellect-ai/prime-rl#2438
@@ -24,10 +28,10 @@ sgl-project/sglang#29916, sgl-project/sglang#6265, PrimeIntellect-ai/prime-rl#24
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.phrase import few
-from ckptcheck.refit.judging import kept_copies
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace_queries import stale_packed_copies
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import join_truncated
 
 
 @rule(
@@ -39,19 +43,23 @@ from ckptcheck.refit.trace import RefitTrace
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
-        differ = {name for (_, name), (entry, _) in sync.differing.items() if entry.kind == "derived"}
-        gone = {key[1] for key, entry in sync.gone.items() if entry.kind == "derived" and key in trace.cold}
-        kept = kept_copies(trace, sync)
-        for found, said in (
-            (differ, "is not what a cold load derives from the same weights"),
-            (gone, "is gone, which a cold load derives from the same weights"),
-            (kept, "lies where it lay, packed from the weights of before the step, and logprobs are off"),
+        different_names = {name for (_, name), (entry, _) in sync.differing_tensors.items() if entry.kind == "derived"}
+        missing_names = {
+            key[1]
+            for key, entry in sync.missing_tensors.items()
+            if entry.kind == "derived" and key in trace.cold_manifest
+        }
+        stale_names = stale_packed_copies(trace, sync)
+        for tensors, description in (
+            (different_names, "is not what a cold load derives from the same weights"),
+            (missing_names, "is missing, and a cold load derives it from the same weights"),
+            (stale_names, "is still the copy that was packed before the step (it did not move), and logprobs are off"),
         ):
-            if names := sorted(found):
+            if names := sorted(tensors):
                 yield Problem(
-                    f"after sync {sync.number} {few(names)} {said}{origin(trace, names)}",
+                    f"after sync {sync.number}, {join_truncated(names)} {description}{describe_origin(trace, names)}",
                     key=names[0],
                     hint="have the engine process its weights after the load, as at start; until then restart it",
                 )
-        if differ or gone or kept:
+        if different_names or missing_names or stale_names:
             return

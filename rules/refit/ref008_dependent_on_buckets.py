@@ -1,19 +1,20 @@
-"""The same weights, sent in other buckets, left other weights.
+"""Sending the same weights in buckets of another size left other weights in the engine.
 
 ## What it checks
-The weights of a step are sent twice, in buckets of two sizes, and the engine holds the same after both. vLLM's `reload_weights` and
-SGLang's update from disk read all buckets as one stream: their sizes are nothing to them. There only what changes from one sync to
-the next shows, and the rule is otherwise skipped. `gloo`, `nccl`, `ipc`, `load_weights`, `tensor` and `flattened_bucket` make one
-call a bucket.
+- The trial sends the weights of one step twice, in buckets of two sizes. The engine holds the same after both syncs.
+- `gloo`, `nccl`, `ipc`, `load_weights`, `tensor` and `flattened_bucket` make one call per bucket.
+- vLLM's `reload_weights` and SGLang's update from disk read all buckets as one stream, so bucket sizes cannot matter.
+  With them, only a difference between two equal syncs shows; without such a difference the rule is skipped.
 
 ## Why it matters
-Loaders that keep state between calls drop what straddles two buckets. It works in a test with one bucket, and not in the job.
+- Loaders that keep state between calls drop tensors that straddle two buckets. The update works in a test with one
+  bucket and fails in the job.
 
 ## How to fix
-Keep what the engine fuses in one bucket, or update the engine.
+- Put everything that the engine fuses into one bucket, or update the engine.
 
 ## When it can be wrong
-If the weights differ from a cold load both times, look there first.
+- If the weights differ from a cold load after both syncs, look at those findings first.
 
 ## Seen in
 sgl-project/sglang#38298, sgl-project/sglang#14178
@@ -22,9 +23,9 @@ sgl-project/sglang#38298, sgl-project/sglang#14178
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import few, size
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import format_bytes, join_truncated
 
 
 @rule(
@@ -38,17 +39,22 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     for one, other in zip(trace.syncs[1:], trace.syncs[2:], strict=False):
         if one.step != other.step:
             continue
-        names = sorted({  # what is there after one of them only is REF003's
-            key[1] for key, entry in one.manifest.items() if key in other.manifest and entry.digest != other.manifest[key].digest
+        # REF003 reports a tensor that exists after one of the two syncs only
+        names = sorted({
+            key[1]
+            for key, entry in one.manifest.items()
+            if key in other.manifest and entry.digest != other.manifest[key].digest
         })  # fmt: skip
         if names:
-            sizes = f" in buckets of {size(one.bucket_bytes)} and {size(other.bucket_bytes)}"
+            sizes = f" in buckets of {format_bytes(one.bucket_bytes)} and {format_bytes(other.bucket_bytes)}"
             yield Problem(
-                f"syncs {one.number} and {other.number} sent the same weights{'' if trace.streamed else sizes}, and left different"
-                f" ones: {few(names)}{origin(trace, names)}",
+                f"syncs {one.number} and {other.number} sent the same weights{'' if trace.stream_transport else sizes}, but"
+                f" left different ones in the engine: {join_truncated(names)}{describe_origin(trace, names)}",
                 key=names[0],
-                hint="see the findings about weights" if trace.streamed else "keep what the engine fuses in one bucket",
+                hint="see the findings about weights"
+                if trace.stream_transport
+                else "keep what the engine fuses in one bucket",
             )
             return
-    if trace.streamed:
-        raise Skip(f"{trace.streamed} reads all buckets as one stream, so their sizes make no difference")
+    if trace.stream_transport:
+        raise Skip(f"{trace.stream_transport} reads all buckets as one stream, so their sizes make no difference")

@@ -1,19 +1,22 @@
-"""The update call said something else than what happened.
+"""The answer of the update call does not match what the engine holds.
 
 ## What it checks
-An update that reports success wrote everything; one that reports failure wrote nothing. A failure is told in any case, also where
-weights are not looked at (`--no-check-weight-update-equal`).
+- An update that reports success wrote every weight.
+- An update that reports failure wrote no weight.
+- The rule reports every failed update, also when the trial does not compare weights
+  (`--no-check-weight-update-equal`).
 
 ## Why it matters
-Training code believes the answer. A success that was none goes unnoticed; a failure that was applied is sent again, or the step is
-thrown away.
+- Training code believes the answer. Nobody notices a false success. After a false failure the job sends the weights
+  again or throws the step away.
 
 ## How to fix
-Compare digests, not answers; report it to the engine's authors.
+- Compare digests instead of answers, and report the fault to the engine's authors.
 
 ## When it can be wrong
-SGLang's answer to an update with `in_place` pauses (`--pause in_place`) is about its cache: the weights are written, and it says
-False. Who reads it so is not hurt; who sends again, or gives up the step, is.
+- SGLang answers False to an update with `in_place` pauses (`--pause in_place`) when it cannot flush its cache; the
+  weights are written. This does no harm if your job reads the answer that way. It does harm if your job sends again
+  or gives up the step.
 
 ## Seen in
 sgl-project/sglang#26032 (HTTP 200), SGLang 0.5.23 (`(True, 'Success')` for tensors that it dropped)
@@ -34,15 +37,15 @@ from ckptcheck.refit.trace import RefitTrace
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
-        wrong = sync.wrong or bool(sync.leftovers)
-        if sync.answer.ok and wrong:
-            yield Problem(f"sync {sync.number} reported success, and the engine holds other weights than were sent")
-        elif not sync.answer.ok and sync.manifest and not wrong:
-            yield Problem(f"sync {sync.number} reported failure ({sync.answer.message}), and all weights were written")
+        is_wrong = sync.has_wrong_parameter or bool(sync.unwritten_parts)
+        if sync.answer.ok and is_wrong:
+            yield Problem(f"sync {sync.number} reported success, but the engine holds other weights than were sent")
+        elif not sync.answer.ok and sync.manifest and not is_wrong:
+            yield Problem(f"sync {sync.number} reported failure ({sync.answer.message}), but it wrote all weights")
         elif not sync.answer.ok:
             yield Problem(f"sync {sync.number} failed: {sync.answer.message}")
         else:
             continue
         return
     if not any(sync.manifest for sync in trace.syncs):
-        raise Skip("every update reported success, and the weights were not looked at")
+        raise Skip("every update reported success, and the trial did not compare weights")

@@ -1,19 +1,21 @@
-"""After the sync the engine decodes from keys and values of the weights before.
+"""After the sync, the engine decodes from the KV cache of the old weights.
 
 ## What it checks
-A prompt that was cached before the sync is decoded the same after it, with the prefix cache as the update left it and with the
-cache reset. Logprobs of the prompt bypass the cache and cannot show it, so tokens are decoded.
+- A prompt is in the prefix cache before the sync. After the sync the engine decodes it twice: with the cache as the
+  update left it, and after a reset. Both give the same tokens and logprobs.
+- The rule uses decoded tokens, because logprobs of a prompt bypass the cache.
 
 ## Why it matters
-Prompts repeat in RL, above all the system prompt. Their keys and values are of an old model, and the mismatch grows with every
-sync until a restart.
+- Prompts repeat in RL, above all the system prompt. Their cached keys and values come from an old model, and the
+  mismatch grows with every sync until the engine restarts.
 
 ## How to fix
-Reset the prefix cache with every update (vLLM: `reset_prefix_cache()`, `pause(clear_cache=True)`; SGLang: `flush_cache=True`), or
-give every version its own `cache_salt`.
+- Reset the prefix cache with every update (vLLM: `reset_prefix_cache()`, `pause(clear_cache=True)`; SGLang:
+  `flush_cache=True`).
+- Or give every version its own `cache_salt`.
 
 ## When it can be wrong
-This trial never resets the cache by itself: a job that does is not concerned. Ignore the rule there.
+- This trial never resets the cache by itself. If your job does, ignore the rule.
 
 ## Seen in
 NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
@@ -22,7 +24,7 @@ NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.apart import apart
+from ckptcheck.refit.logprob_diff import compare_logprobs
 from ckptcheck.refit.trace import RefitTrace
 
 
@@ -32,19 +34,20 @@ from ckptcheck.refit.trace import RefitTrace
     severity="warning",
     on="refit",
     when=lambda trace: (
-        any(scoring.warm for scoring in trace.scorings) or (bool(trace.unkept) and len(trace.scorings) > 2)
+        any(scoring.cache_probes for scoring in trace.scorings)
+        or (bool(trace.cache_unused_reason) and len(trace.scorings) > 2)
     ),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    if trace.unkept:
-        raise Skip(trace.unkept)
+    if trace.cache_unused_reason:
+        raise Skip(trace.cache_unused_reason)
     for scoring in trace.scorings:
-        for kept, fresh in scoring.warm:
-            gap = apart([kept.decode], [fresh.decode]).most
-            if gap > 1e-4 or kept.decoded != fresh.decoded:
+        for cached, uncached in scoring.cache_probes:
+            difference = compare_logprobs([cached.decode_logprobs], [uncached.decode_logprobs]).most
+            if difference > 1e-4 or cached.decoded_tokens != uncached.decoded_tokens:
                 yield Problem(
-                    f"after sync {scoring.after} {kept.cached:,} tokens came from the prefix cache, and logprobs are off by"
-                    f" {gap:.3g} nats from those after a reset",
+                    f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
+                    f" logprobs differ by {difference:.3g} nats from those after a reset",
                     hint="reset the prefix cache with every update",
                 )
                 return

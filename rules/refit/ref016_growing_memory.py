@@ -1,17 +1,18 @@
-"""Every sync takes memory and keeps it.
+"""Every sync takes memory of the engine and does not give it back.
 
 ## What it checks
-After the last sync the engine holds no more memory than after the first, up to 64 MB and an eighth of its weights for each sync
-between. The first one may set up what stays: buffers, a process group.
+- From the first sync to the last, the engine's memory grows by at most 64 MB, or by an eighth of its weights per sync
+  if that is more.
+- The first sync does not count: it may set up what stays, such as buffers or a process group.
 
 ## Why it matters
-A job syncs thousands of times.
+- A job syncs thousands of times.
 
 ## How to fix
-Find who keeps the buckets; on a GPU, empty the cache of the allocator after the update.
+- Find what keeps the buckets. On a GPU, empty the allocator's cache after the update.
 
 ## When it can be wrong
-Few syncs tell little: an allocator may keep what it was given once, and never ask again. `--steps 4` tells more.
+- Few syncs show little: an allocator may keep memory once and never ask for more. `--steps 4` shows more.
 
 ## Seen in
 vLLM and SGLang reports of growing memory after repeated updates
@@ -20,8 +21,8 @@ vLLM and SGLang reports of growing memory after repeated updates
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.phrase import count, size
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.text.formatting import count, format_bytes
 
 ALWAYS = 64 << 20
 """Bytes that allocators keep or give back as they like."""
@@ -29,10 +30,11 @@ ALWAYS = 64 << 20
 
 @rule("REF016", "growing-memory", severity="warning", on="refit", when=lambda trace: len(trace.memory) > 2)
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    weights = sum(entry.nbytes for entry in trace.cold.values())
+    weight_bytes = sum(entry.nbytes for entry in trace.cold_manifest.values())
     _, first, *later = trace.memory
-    grown = later[-1] - first
-    if grown > max(ALWAYS, len(later) * weights / 8):
+    growth = later[-1] - first
+    if growth > max(ALWAYS, len(later) * weight_bytes / 8):
         yield Problem(
-            f"the engine grew by {size(grown)} from the first sync to the last, over {count(len(later), 'sync')} of {size(weights)}"
+            f"the engine's memory grew by {format_bytes(growth)} from the first sync to the last, over"
+            f" {count(len(later), 'sync')} of {format_bytes(weight_bytes)}"
         )

@@ -1,19 +1,21 @@
-"""What the engine held before it slept is not what it holds after it woke.
+"""Sleeping changed what the engine holds.
 
 ## What it checks
-The engine sleeps while the trainer steps, and wakes before the sync, as in jobs that share GPUs. Parameters, buffers and derived
-tensors are then what they were. With `--sleep-level 2` the weights are dropped: their memory comes back before the sync, that
-of the cache after it, and buffers are compared in between (the weights after the sync, by REF001 to REF004). Where the platform
-has no sleep, the rule is skipped and says so.
+- The engine sleeps while the trainer steps and wakes before the sync, as in jobs that share GPUs. Its parameters,
+  buffers and derived tensors are the same before and after.
+- With `--sleep-level 2` the engine drops its weights. The memory of the weights comes back before the sync, the
+  memory of the cache after it, and the rule compares the buffers in between. REF001 to REF004 check the weights after
+  the sync.
+- The rule is skipped, with the reason, on a platform that has no sleep.
 
 ## Why it matters
-A sync sends parameters only. Buffers (rotary caches, scales) that sleep dropped stay wrong for the rest of the job.
+- A sync sends parameters only. Buffers that sleep dropped (rotary caches, scales) stay wrong for the rest of the job.
 
 ## How to fix
-Sleep at a level that keeps buffers, or restart the engine.
+- Sleep at a level that keeps buffers, or restart the engine.
 
 ## When it can be wrong
-Engines that drop weights by design at level 1, because a sync follows.
+- Some engines drop weights by design at level 1, because a sync follows.
 
 ## Seen in
 vllm-project/vllm#29341 (buffers lost by sleep), sgl-project/sglang (static state of release_memory_occupation)
@@ -22,9 +24,9 @@ vllm-project/vllm#29341 (buffers lost by sleep), sgl-project/sglang (static stat
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import few
-from ckptcheck.refit.names import origin
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -32,17 +34,17 @@ from ckptcheck.refit.trace import RefitTrace
     "lost-in-sleep",
     severity="error",
     on="refit",
-    when=lambda trace: trace.nap is not None or bool(trace.awake),
+    when=lambda trace: trace.sleep_check is not None or bool(trace.sleep_skipped),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    if trace.nap is None:
-        raise Skip(trace.awake)
-    if names := trace.nap.lost:
-        said = "1 tensor is not what it was" if len(names) == 1 else f"{len(names):,} tensors are not what they were"
+    if trace.sleep_check is None:
+        raise Skip(trace.sleep_skipped)
+    if names := trace.sleep_check.changed_tensors:
         yield Problem(
-            f"{said} before the engine slept: {few(names)}{origin(trace, names)}",
+            f"{count(len(names), 'tensor')} changed while the engine slept:"
+            f" {join_truncated(names)}{describe_origin(trace, names)}",
             key=names[0],
             hint="a sync brings parameters back, and nothing else",
         )
-    elif trace.nap.idle:
-        raise Skip(trace.nap.idle)
+    elif trace.sleep_check.no_op_reason:
+        raise Skip(trace.sleep_check.no_op_reason)

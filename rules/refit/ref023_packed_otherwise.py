@@ -1,19 +1,21 @@
-r"""The trainer packs modules that the engine keeps plain, or the other way round.
+r"""The trainer packs modules that the engine keeps plain, or the reverse.
 
 ## What it checks
-What a module is sent as, packed (INT4, INT8, FP8) or plain, is what the engine built it for.
+- The trainer sends each module in the form for which the engine built it: packed (INT4, INT8, FP8) or plain.
 
 ## Why it matters
-Both sides read one ignore list, and read it otherwise. SGLang asks about modules (`mlp.gate`), slime about parameters
-(`mlp.gate.weight`): the entry `re:.*mlp.gate$` leaves the router alone in the one, and not in the other. slime then sends
-`mlp.gate.weight_packed`, SGLang's Qwen3-MoE drops a name that it does not know without a log line, and the router stays what it
-was: all zero where memory was released before. Of experts that one side leaves alone the engine serves what no update writes.
+- Both sides read one ignore list and may interpret it differently. SGLang matches module names (`mlp.gate`), slime
+  matches parameter names (`mlp.gate.weight`). The entry `re:.*mlp.gate$` leaves the router out in SGLang and not in
+  slime.
+- slime then sends `mlp.gate.weight_packed`. SGLang's Qwen3-MoE drops the unknown name without a log line, and the
+  router keeps its old values: zeros if memory was released before.
+- If only one side leaves experts out, the engine serves experts that no update writes.
 
 ## How to fix
-Write the entry so that both match: `re:.*mlp\.gate(\.weight)?$`.
+- Write the entry so that it matches both: `re:.*mlp\.gate(\.weight)?$`.
 
 ## When it can be wrong
-An engine that packs plain weights by itself while it loads them (its own online quantization) is sent what it wants.
+- An engine that packs plain weights itself while it loads them (online quantization) expects plain weights.
 
 ## Seen in
 THUDM/slime (INT4 debug guide: `mlp.gate.weight` all zero), volcengine/verl#7519
@@ -22,9 +24,9 @@ THUDM/slime (INT4 debug guide: `mlp.gate.weight` all zero), volcengine/verl#7519
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.packing import disagreements, entry_for_both
+from ckptcheck.refit.packing import packing_mismatches, suggest_ignore_entry
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -35,20 +37,20 @@ from ckptcheck.refit.trace import RefitTrace
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    assert trace.engine is not None
-    only_sent, only_built = disagreements(trace.syncs[0].sent, trace.cold)
+    engine = trace.engine.name if trace.engine is not None else "the engine"
+    only_sent, only_built = packing_mismatches(trace.syncs[0].sent, trace.cold_manifest)
     facts = trace.trainer.facts if trace.trainer is not None else {}
-    whose = facts.get("quantizer", "the trainer")
-    for modules, said in (
-        (only_sent, f"packed by {whose} and built plain by {trace.engine.name}"),
-        (only_built, f"sent plain by {whose} and built packed by {trace.engine.name}"),
+    quantizer = facts.get("quantizer", "the trainer")
+    for modules, mismatch in (
+        (only_sent, f"packed by {quantizer} and built plain by {engine}"),
+        (only_built, f"sent plain by {quantizer} and built packed by {engine}"),
     ):
         if modules:
-            entry = entry_for_both(facts.get("ignore", ""), modules)
+            suggestion = suggest_ignore_entry(facts.get("ignore", ""), modules)
             yield Problem(
-                f"{count(len(modules), 'module is', 'modules are')} {said}: {few(modules)}",
+                f"{count(len(modules), 'module is', 'modules are')} {mismatch}: {join_truncated(modules)}",
                 key=modules[0],
-                hint=f'write "{entry[1]}" in place of "{entry[0]}" in the ignore list, which both then read alike'
-                if entry
+                hint=f'write "{suggestion[1]}" in place of "{suggestion[0]}" in the ignore list: both sides then read it alike'
+                if suggestion
                 else "write the ignore list so that both sides match the same names",
             )

@@ -1,18 +1,19 @@
-"""The server generates nothing.
+"""The server generates no tokens.
 
 ## What it checks
-A request for one token is answered within a minute (or `--timeout`, where that is less), before anything else and once more
-where a later request got no answer. A refusal (4xx) is an answer, and so is one in a form that is not known here.
+- The server answers a request for one token within a minute (or within `--timeout` if that is less). The check asks
+  first of all, and again after any request that got no answer.
+- A refusal (4xx) counts as an answer, and so does an answer in an unknown form.
 
 ## Why it matters
-HTTP runs in another process than the scheduler. When that dies or hangs, `/health` of vLLM may go on to answer 200, and so do
-`/model_info` and `/v1/models`; a job that waits for rollouts then waits for ever.
+- HTTP runs in another process than the scheduler. When the scheduler dies or hangs, `/health` of vLLM, `/model_info`
+  and `/v1/models` may still answer 200, and a job that waits for rollouts waits for ever.
 
 ## How to fix
-Look at the last lines of the server's log, and restart it. A weight update that failed half-way is a usual cause.
+- Look at the last lines of the server's log, and restart it. A weight update that failed half-way is a usual cause.
 
 ## When it can be wrong
-A server that is busy for more than a minute with the requests of others. Ask it again when it is idle.
+- The server may be busy with other requests for more than a minute. Check again when it is idle.
 
 ## Seen in
 SGLang 0.5.23 (a shape that does not fit kills it), vLLM 0.32.0 on a CPU (the first request after a failed `reload_weights`)
@@ -21,14 +22,14 @@ SGLang 0.5.23 (a shape that does not fit kills it), vLLM 0.32.0 on a CPU (the fi
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.attached import Attached
+from ckptcheck.refit.running_servers.trace import ServerEvidence
 
 
 @rule("REF028", "dead-scheduler", severity="error", on="servers")
-def check(evidence: Attached) -> Iterator[Problem]:
-    for seen in evidence.servers:
-        if seen.dead:
+def check(evidence: ServerEvidence) -> Iterator[Problem]:
+    for server in evidence.servers:
+        if server.dead_reason:
             yield Problem(
-                f"{seen.url} generates nothing: {seen.dead}",
+                f"{server.url} generates no tokens: {server.dead_reason}",
                 hint="look at the end of its log, and restart it",
             )

@@ -1,19 +1,22 @@
-"""Two servers that should serve the same do not.
+"""Two servers that should serve the same weights differ.
 
 ## What it checks
-Servers of the same engine, version, dtype and layout (see REF030; how many data-parallel copies they have may differ, and one may
-have a draft model) give the same checksum for every tensor, report the same weight version, and give the same tokens the same
-logprobs: within 1e-4 in float32, else within 0.1 on average. So do the copies of one server.
+- The rule compares servers of the same engine, version, dtype and layout (see REF030). They may have different
+  numbers of data-parallel copies, and one may have a draft model.
+- Both give the same checksum for every tensor and report the same weight version.
+- Both give the same tokens the same logprobs: within 1e-4 nats in float32, otherwise within 0.1 nats on average.
+- The copies inside one server agree too.
 
 ## Why it matters
-A router sends each request to another replica. One that missed a sync, or that recovered without one, samples from an old
-policy, and nothing in the mean of a batch shows it.
+- A router sends each request to some replica. A replica that missed a sync, or that came back without one, samples
+  from an old policy, and the mean of a batch does not show it.
 
 ## How to fix
-Sync the one that is behind before it gets traffic; with a checkpoint as SOURCE this check says which one it is.
+- Sync the replica that is behind before it gets traffic. With a checkpoint as SOURCE, this check says which one that
+  is.
 
 ## When it can be wrong
-A sync that was under way while it was looking: pause generation, or look again.
+- A sync may have run during the check. Pause generation, or check again.
 
 ## Seen in
 radixark/miles#1724 (a recovered engine gets traffic before its first sync), vllm-project/vllm#57799
@@ -23,57 +26,62 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.allowed import between, fits
-from ckptcheck.refit.attached import Attached, Seen
-from ckptcheck.refit.compared import both_told, comparable, differing
+from ckptcheck.refit.running_servers.comparability import differing_places, have_common_evidence, is_comparable
+from ckptcheck.refit.running_servers.tolerances import compare_scores, is_within_tolerance
+from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule("REF029", "disagreeing-replicas", severity="error", on="servers", when=lambda evidence: len(evidence.servers) > 1)
-def check(evidence: Attached) -> Iterator[Problem]:
+def check(evidence: ServerEvidence) -> Iterator[Problem]:
     compared = 0
-    why = "the servers are of different engines, versions or layouts"
+    skip_reason = "the servers have different engines, versions or layouts"
     for one, other in combinations(evidence.servers, 2):
-        if one.dead or other.dead:
-            why = f"{(one if one.dead else other).url} generates nothing"
+        if one.dead_reason or other.dead_reason:
+            skip_reason = f"{(one if one.dead_reason else other).url} generates no tokens"
             continue
-        if not comparable(one, other):
+        if not is_comparable(one, other):
             continue
-        if not both_told(one, other):
-            why = next(iter({**one.refused, **other.refused}.values()), "neither weights nor logprobs were asked for")
+        if not have_common_evidence(one, other):
+            refusals = {**one.refusals, **other.refusals}
+            skip_reason = next(iter(refusals.values()), "neither weights nor logprobs were asked for")
             continue
         compared += 1
-        yield from _between(one, other)
+        yield from _compare_servers(one, other)
     if not compared:
-        raise Skip(why)
+        raise Skip(skip_reason)
 
 
-def _between(one: Seen, other: Seen) -> Iterator[Problem]:
-    told_both = bool(one.checksums and other.checksums)
-    wrong = sorted(differing(one.weights, other.weights)) if told_both else []
-    held = len(one.weights.keys() | other.weights.keys())
-    if one.drafts and other.drafts:
-        held += len(one.drafts.keys() | other.drafts.keys())
-        wrong += sorted(place for place, _ in one.drafts.items() ^ other.drafts.items())
-    versions = one.about.weights, other.about.weights
-    told = f" (weight versions {versions[0]} and {versions[1]})" if versions[0] != versions[1] and all(versions) else ""
-    if wrong:
-        names = [place.partition("/")[2] for place in dict.fromkeys(wrong)]
+def _compare_servers(one: ServerState, other: ServerState) -> Iterator[Problem]:
+    have_checksums = bool(one.checksums and other.checksums)
+    different = sorted(differing_places(one.weights, other.weights)) if have_checksums else []
+    total = len(one.weights.keys() | other.weights.keys())
+    if one.draft_checksums and other.draft_checksums:
+        total += len(one.draft_checksums.keys() | other.draft_checksums.keys())
+        different += sorted(place for place, _ in one.draft_checksums.items() ^ other.draft_checksums.items())
+    versions = one.info.weight_version, other.info.weight_version
+    version_note = (
+        f" (weight versions {versions[0]} and {versions[1]})" if versions[0] != versions[1] and all(versions) else ""
+    )
+    if different:
+        names = [place.partition("/")[2] for place in dict.fromkeys(different)]
         yield Problem(
-            f"{one.url} and {other.url} differ in {count(len(names), 'tensor')} of {held:,}: {few(names)}{told}",
+            f"{one.url} and {other.url} differ in {len(names):,} of {count(total, 'tensor')}:"
+            f" {join_truncated(names)}{version_note}",
             key=names[0],
             hint="give the checkpoint as SOURCE to see which is right",
         )
         return
-    apart = between(one.scores, other.scores)
-    if apart is not None and not fits(apart, one.about.dtype):
+    difference = compare_scores(one.scores, other.scores)
+    if difference is not None and not is_within_tolerance(difference, one.info.dtype):
         yield Problem(
-            f"{one.url} and {other.url} give the same tokens logprobs up to {apart.most:.3g} nats apart, {apart.mean:.3g} on"
-            f" average{told}",
+            f"{one.url} and {other.url} give the same tokens logprobs that differ by up to {difference.most:.3g} nats,"
+            f" {difference.mean:.3g} on average{version_note}",
             hint="give the checkpoint as SOURCE to see which is right",
         )
-    elif told:
+    elif version_note:
         yield Problem(
-            f"{one.url} reports the weight version {versions[0]} and {other.url} {versions[1]}, though they serve the same",
+            f"{one.url} reports the weight version {versions[0]} and {other.url} {versions[1]}, although they serve the same"
+            " weights",
             hint="pass the version to every update call",
         )

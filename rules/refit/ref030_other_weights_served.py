@@ -1,22 +1,26 @@
-"""The server holds other weights than the checkpoint that it should serve.
+"""The server holds other weights than the checkpoint it should serve.
 
 ## What it checks
-Every tensor has, by the server's own checksum, what the same engine has that was started here from SOURCE with the same dtype,
-quantization, and tensor, pipeline and expert parallelism (in SGLang also of attention's data parallelism). So no knowledge of
-fused, sharded or packed layouts is needed. Every data-parallel copy is held against the one model that was started here.
+- ckptcheck starts the same engine here from SOURCE, with the same dtype, quantization, and tensor, pipeline and
+  expert parallelism (in SGLang also data parallelism of attention). Every tensor of the server has the checksum of
+  that reference.
+- The engine computes both checksums, so the rule needs no knowledge of fused, sharded or packed layouts.
+- The rule compares every data-parallel copy with the one reference.
 
 ## Why it matters
-It samples from another model than the one that is trained or evaluated, and answers 200 OK.
+- The server samples from another model than the one that is trained or evaluated, and answers 200 OK.
 
 ## How to fix
-Have it load the checkpoint (`--allow-write` does, and checks it), or restart it. If only some tensors differ, look at the sync.
+- Have the server load the checkpoint (`--allow-write` does and checks the result), or restart it.
+- If only some tensors differ, look at the sync.
 
 ## When it can be wrong
-The checksum has to be of the same engine version, dtype, layout and kind of device; where they differ, and where the server is set
-to something else that moves weights (redundant experts, context parallelism, LoRA), this is skipped. So it is, once the rest was
-compared, for ranks that give no checksums (in SGLang all pipeline stages but the first) and for a draft model. SGLang's checksums
-leave out caches of rotary angles, and those of FP8 blocks are of the dequantized weight. Tensors that were packed
-into something opaque are left out, see REF032.
+- Checksums compare only between the same engine version, dtype, layout and kind of device. If those differ, or if the
+  server uses a setting that moves weights (redundant experts, context parallelism, LoRA), the rule is skipped.
+- Ranks that give no checksums (in SGLang all pipeline stages but the first) and draft models are not compared. The
+  rule compares the rest and then counts as skipped.
+- SGLang's checksums leave out rotary caches, and those of FP8 blocks are of the dequantized weight.
+- Tensors that the engine packed into an opaque format are left out, see REF032.
 
 ## Seen in
 NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the base model pushed for months)
@@ -25,9 +29,9 @@ NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.attached import Attached, Seen
-from ckptcheck.refit.compared import differing, unlike
+from ckptcheck.refit.running_servers.comparability import differing_places, reference_mismatch
+from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -35,40 +39,45 @@ from ckptcheck.refit.compared import differing, unlike
     "other-weights-served",
     severity="error",
     on="servers",
-    when=lambda evidence: evidence.reference is not None or bool(evidence.unfit),
+    when=lambda evidence: evidence.reference is not None or bool(evidence.reference_skipped),
 )
-def check(evidence: Attached) -> Iterator[Problem]:
+def check(evidence: ServerEvidence) -> Iterator[Problem]:
     reference = evidence.reference
     if reference is None:
-        raise Skip(evidence.unfit)
+        raise Skip(evidence.reference_skipped)
     expected = reference.weights
-    unseen = [] if expected else [reference.refused.get("checksums") or reference.dead or "no weight of it can be read"]
-    for seen in evidence.servers:
-        why = unlike(seen, reference) or seen.refused.get("checksums") or seen.dead
-        if why or not (expected and seen.weights):
-            unseen.append(why or f"no weight of {seen.url} can be read")
+    skip_reasons = []
+    if not expected:
+        skip_reasons = [reference.refusals.get("checksums") or reference.dead_reason or "no weight of it can be read"]
+    for server in evidence.servers:
+        reason = reference_mismatch(server, reference) or server.refusals.get("checksums") or server.dead_reason
+        if reason or not (expected and server.weights):
+            skip_reasons.append(reason or f"no weight of {server.url} can be read")
             continue
-        yield from _of(seen, evidence.target, expected)
-        held = count(len(seen.drafts), "tensor")
-        drafts = f"{seen.url} has a draft model beside, which was held against nothing: {held}"
-        unseen += [why for why in (seen.silent, drafts if seen.drafts else "") if why]
-    if unseen:
-        raise Skip(unseen[0])
+        yield from _compare_weights(server, evidence.target, expected)
+        if server.missing_ranks:
+            skip_reasons.append(server.missing_ranks)
+        if server.draft_checksums:
+            tensors = count(len(server.draft_checksums), "tensor")
+            skip_reasons.append(f"{server.url} also has a draft model, which was not compared: {tensors}")
+    if skip_reasons:
+        raise Skip(skip_reasons[0])
 
 
-def _of(seen: Seen, target: str, expected: Mapping[str, frozenset[str]]) -> Iterator[Problem]:
-    if seen.silent:
-        told = {place.partition("/")[0] for place in seen.weights}
-        expected = {place: value for place, value in expected.items() if place.partition("/")[0] in told}
-    wrong = differing(seen.weights, expected)
-    if not wrong:
+def _compare_weights(server: ServerState, target: str, expected: Mapping[str, frozenset[str]]) -> Iterator[Problem]:
+    if server.missing_ranks:
+        ranks = {place.partition("/")[0] for place in server.weights}
+        expected = {place: value for place, value in expected.items() if place.partition("/")[0] in ranks}
+    different = differing_places(server.weights, expected)
+    if not different:
         return
-    names = [place.partition("/")[2] for place in wrong]
-    absent = [place for place in expected if place not in seen.weights and place not in seen.checksums]
+    names = [place.partition("/")[2] for place in different]
+    missing_places = [place for place in expected if place not in server.weights and place not in server.checksums]
+    total = len(expected.keys() | server.weights.keys())
     yield Problem(
-        f"{seen.url} holds other numbers than {target} in {count(len(names), 'tensor')} of"
-        f" {len(expected.keys() | seen.weights.keys()):,}: {few(names)}"
-        + (f"; {count(len(absent), 'tensor')} of the checkpoint it has not" if absent else ""),
+        f"{server.url} serves other weights than {target} in {len(names):,} of {count(total, 'tensor')}:"
+        f" {join_truncated(names)}"
+        + (f"; it lacks {count(len(missing_places), 'tensor')} of the checkpoint" if missing_places else ""),
         key=names[0],
         hint="have it load the checkpoint again (--allow-write), and look at what syncs it",
     )

@@ -1,21 +1,24 @@
-"""The server gives tokens other logprobs than the trainer does with the checkpoint it should serve.
+"""The server computes other logprobs than a trainer with the same checkpoint.
 
 ## What it checks
-The logprobs of fixed sequences by prefill are those of the trainer (`--trainer`, transformers by default): within 1e-4 where the
-server says that it computes in float32 and quantizes nothing, else within twice the gap of an engine started here from the same
-checkpoint with the same quantization; where none could be started, within 0.1 nats on average.
+- The server's prefill logprobs of fixed sequences equal the trainer's (`--trainer`, transformers by default).
+- The limit is 1e-4 nats if the server says that it computes in float32 and quantizes nothing.
+- Otherwise the limit is twice the difference of an engine started here from the same checkpoint with the same
+  quantization.
+- If no such engine could be started, the limit is 0.1 nats on average.
 
 ## Why it matters
-It is the one check that needs nothing of the server but its ordinary API, and that no packed copy and no stale cache can
-pass. Off-policy corrections assume that this gap is small.
+- This check needs nothing but the server's ordinary API, and no packed copy and no stale cache can pass it.
+- Off-policy corrections assume that this difference is small.
 
 ## How to fix
-With equal weights (REF030) the two compute differently: compare rope, norms, the dtype of the head, the quantization. Else the
-server serves something else.
+- If the weights are equal (REF030), the two programs compute differently: compare rope, norms, the dtype of the head
+  and the quantization.
+- Otherwise the server serves something else.
 
 ## When it can be wrong
-In bf16 a mixture of experts may route a token otherwise; one token is then far off. A damaged tensor that moves logprobs by
-less than the arithmetic does is only seen by REF030.
+- In bf16 a mixture of experts may route one token to other experts. That token is then far off.
+- Only REF030 sees a damaged tensor that moves logprobs by less than the arithmetic does.
 
 ## Seen in
 verl, NeMo-RL and slime guides: train/rollout mismatch; vLLM 0.32 on CPUs after `reload_weights` of a tied model
@@ -24,8 +27,8 @@ verl, NeMo-RL and slime guides: train/rollout mismatch; vLLM 0.32 on CPUs after 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.allowed import between, fits
-from ckptcheck.refit.attached import Attached
+from ckptcheck.refit.running_servers.tolerances import compare_scores, is_within_tolerance
+from ckptcheck.refit.running_servers.trace import ServerEvidence
 
 
 @rule(
@@ -33,31 +36,41 @@ from ckptcheck.refit.attached import Attached
     "other-logprobs-served",
     severity="error",
     on="servers",
-    when=lambda evidence: bool(evidence.truth or evidence.untold),
+    when=lambda evidence: bool(evidence.trainer_scores or evidence.trainer_skipped),
 )
-def check(evidence: Attached) -> Iterator[Problem]:
-    if not evidence.truth or evidence.trainer is None:
-        raise Skip(evidence.untold)
-    unseen = ""
-    for seen in evidence.servers:
-        apart = between(seen.scores, evidence.truth)
-        if apart is None:
-            unseen = unseen or seen.dead or seen.refused.get("logprobs") or f"{seen.url} gave no logprobs"
+def check(evidence: ServerEvidence) -> Iterator[Problem]:
+    if not evidence.trainer_scores or evidence.trainer is None:
+        raise Skip(evidence.trainer_skipped)
+    skip_reason = ""
+    for server in evidence.servers:
+        difference = compare_scores(server.scores, evidence.trainer_scores)
+        if difference is None:
+            reason = server.dead_reason or server.refusals.get("logprobs") or f"{server.url} gave no logprobs"
+            skip_reason = skip_reason or reason
             continue
-        reference, method = evidence.reference, seen.about.layout.quantization
-        alike = reference is not None and reference.about.layout.quantization == method
-        floor = between(reference.scores, evidence.truth) if reference is not None and alike else None
-        dtype = seen.about.dtype if not method else ""  # numbers of few bits stay so, whatever they are computed in
-        if fits(apart, dtype, floor):
+        reference, method = evidence.reference, server.info.layout.quantization
+        is_same_method = reference is not None and reference.info.layout.quantization == method
+        floor = (
+            compare_scores(reference.scores, evidence.trainer_scores)
+            if reference is not None and is_same_method
+            else None
+        )
+        # quantized numbers keep their few bits, whatever dtype they are computed in
+        dtype = server.info.dtype if not method else ""
+        if is_within_tolerance(difference, dtype, floor):
             continue
-        path = floor is not None and not fits(floor, dtype)
+        is_reference_off = floor is not None and not is_within_tolerance(floor, dtype)
         yield Problem(
-            f"{seen.url} and {evidence.trainer.name} with {evidence.target} are up to {apart.most:.3g} nats apart,"
-            f" {apart.mean:.3g} on average"
-            + ("; so is an engine started here from it: the two compute differently" if path else ""),
+            f"the logprobs of {server.url} and of {evidence.trainer.name} with {evidence.target} differ by up to"
+            f" {difference.most:.3g} nats, {difference.mean:.3g} on average"
+            + (
+                "; an engine started here from the same checkpoint is as far off: the two compute differently"
+                if is_reference_off
+                else ""
+            ),
             hint="compare the configs of both sides"
-            if path
+            if is_reference_off
             else "see which weights differ, and have it load the checkpoint again",
         )
-    if unseen:
-        raise Skip(unseen)
+    if skip_reason:
+        raise Skip(skip_reason)

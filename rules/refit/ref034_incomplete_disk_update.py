@@ -1,21 +1,23 @@
-"""The server was told to load a checkpoint from its disk, and did not load all of it.
+"""The server did not load the whole checkpoint from its disk.
 
 ## What it checks
-With `--allow-write`: the server's weights are overwritten by its own checker (random numbers in SGLang, zeros in vLLM), it is
-told to load SOURCE from its disk, and every tensor then has the checksum that the same engine has when it is started from
-SOURCE; where none could be started, another than while it was overwritten. The weight version is the one it was given. An
-update that failed, or that was interrupted, is told.
+- With `--allow-write`, ckptcheck has the server overwrite its weights with its own checker (random numbers in SGLang,
+  zeros in vLLM) and then load SOURCE from its disk.
+- Every tensor then has the checksum that the same engine has when it starts from SOURCE. If no such engine could be
+  started, every tensor has another checksum than while it was overwritten.
+- The server reports the weight version that the update set.
+- The rule reports an update that failed or was interrupted.
 
 ## Why it matters
-An update that skips tensors leaves old ones in place, which nobody sees as long as they are nearly the same. After overwriting,
-they are not.
+- An update that skips tensors leaves old ones in place. Nobody sees it while they are nearly the same; after
+  overwriting they are not.
 
 ## How to fix
-Restart the server: its weights are not those of any checkpoint. Then look at which tensors are named.
+- Restart the server, because its weights are not those of any checkpoint. Then look at the tensors in the message.
 
 ## When it can be wrong
-Without a reference, nobody knows what a tensor should be: one that was loaded otherwise than it should is not seen, and one that
-was overwritten with the very numbers that SOURCE has for it (zeros) is named though nothing is wrong.
+- Without a reference, ckptcheck does not know the right value of a tensor. It cannot see a tensor that was loaded
+  wrongly, and it reports a tensor for which SOURCE has the very numbers it was overwritten with (zeros).
 
 ## Seen in
 sgl-project/sglang#15398 (a head that is not loaded), sgl-project/sglang#27718 (draft weights that no update reaches)
@@ -24,70 +26,76 @@ sgl-project/sglang#15398 (a head that is not loaded), sgl-project/sglang#27718 (
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.phrase import count, few
-from ckptcheck.refit.attached import Attached, Seen, Written
-from ckptcheck.refit.compared import unlike
-from ckptcheck.servers.layout import of_draft
+from ckptcheck.refit.running_servers.comparability import reference_mismatch
+from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
+from ckptcheck.runtime.servers.layout import is_draft
+from ckptcheck.text.formatting import count, join_truncated
 
-NEVER: frozenset[str] = frozenset()
-RESTART = "restart it: its weights are those of no checkpoint"
-
-
-def _asked(evidence: Attached) -> bool:
-    return any(seen.written or "update" in seen.refused for seen in evidence.servers)
+EMPTY: frozenset[str] = frozenset()
+RESTART = "restart it: its weights are not those of any checkpoint"
 
 
-@rule("REF034", "incomplete-disk-update", severity="error", on="servers", when=_asked)
-def check(evidence: Attached) -> Iterator[Problem]:
-    for seen in evidence.servers:
-        if seen.written is not None:
-            yield from _of(seen, seen.written, evidence)
-    for seen in evidence.servers:
-        if "update" in seen.refused:
-            raise Skip(seen.refused["update"])
+def _has_update(evidence: ServerEvidence) -> bool:
+    return any(server.update_trial or "update" in server.refusals for server in evidence.servers)
 
 
-def _of(seen: Seen, written: Written, evidence: Attached) -> Iterator[Problem]:
-    if not written.answer.ok:
+@rule("REF034", "incomplete-disk-update", severity="error", on="servers", when=_has_update)
+def check(evidence: ServerEvidence) -> Iterator[Problem]:
+    for server in evidence.servers:
+        if server.update_trial is not None:
+            yield from _check_update(server, server.update_trial, evidence)
+    for server in evidence.servers:
+        if "update" in server.refusals:
+            raise Skip(server.refusals["update"])
+
+
+def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvidence) -> Iterator[Problem]:
+    if not update.result.ok:
         yield Problem(
-            f"{seen.url} was overwritten and is not known to hold {evidence.target}: {written.answer.message}",
+            f"{server.url} overwrote its weights, and it is unknown whether it loaded {evidence.target}:"
+            f" {update.result.message}",
             hint=RESTART,
         )
         return
     reference = evidence.reference
-    cold = reference.weights if reference is not None and not unlike(seen, reference) else {}
-    expected = cold or seen.held(written.before)
-    scrambled, after = seen.held(written.scrambled), seen.held(written.after)
-    wrong = [place for place, value in expected.items() if after.get(place) != value]
-    kept = {place for place in wrong if after.get(place, NEVER) & scrambled.get(place, NEVER)}
-    left = [place.partition("/")[2] for place in wrong if place in kept]
-    other = [place.partition("/")[2] for place in wrong if place not in kept] if cold else []
+    cold = reference.weights if reference is not None and not reference_mismatch(server, reference) else {}
+    expected = cold or server.merge_copies(update.before)
+    scrambled, after = server.merge_copies(update.scrambled), server.merge_copies(update.after)
+    wrong_places = [place for place, value in expected.items() if after.get(place) != value]
+    still_scrambled = {place for place in wrong_places if after.get(place, EMPTY) & scrambled.get(place, EMPTY)}
+    overwritten = [place.partition("/")[2] for place in wrong_places if place in still_scrambled]
+    different = [place.partition("/")[2] for place in wrong_places if place not in still_scrambled] if cold else []
     drafts = [
         place.partition("/")[2]
-        for place, value in written.after.items()
-        if of_draft(place) and value == written.scrambled.get(place) != written.before.get(place)
+        for place, value in update.after.items()
+        if is_draft(place) and value == update.scrambled.get(place) != update.before.get(place)
     ]
-    if left:
+    tensors = count(len(expected), "tensor")
+    if overwritten:
         yield Problem(
-            f"{seen.url} answered success and left {count(len(left), 'tensor')} of {len(expected):,} overwritten: {few(left)}",
-            key=left[0],
+            f"{server.url} reported success, but left {len(overwritten):,} of {tensors} overwritten:"
+            f" {join_truncated(overwritten)}",
+            key=overwritten[0],
             hint=RESTART,
         )
     if drafts:
         yield Problem(
-            f"{seen.url} answered success and left {count(len(drafts), 'tensor')} of its draft model overwritten: {few(drafts)}",
+            f"{server.url} reported success, but left {count(len(drafts), 'tensor')} of its draft model overwritten:"
+            f" {join_truncated(drafts)}",
             key=drafts[0],
-            hint="update the draft model by itself, or restart it: what it drafts is noise",
+            hint="update the draft model separately, or restart the server: the draft model proposes noise",
         )
-    if other:
+    if different:
         yield Problem(
-            f"{seen.url} loaded {count(len(other), 'tensor')} of {len(expected):,} otherwise than an engine that was started from"
-            f" the same checkpoint: {few(other)}",
-            key=other[0],
+            f"{server.url} loaded {len(different):,} of {tensors} differently from an engine that was started from the same"
+            f" checkpoint: {join_truncated(different)}",
+            key=different[0],
             hint=RESTART,
         )
-    if not (left or drafts or other) and written.told and written.told != written.asked:
+    is_version_wrong = update.reported_version and update.reported_version != update.requested_version
+    if is_version_wrong and not (overwritten or drafts or different):
         yield Problem(
-            f"{seen.url} was given the weight version {written.asked} with the update and reports {written.told}",
-            hint="set the version by itself after every update",
+            f"{server.url} got the weight version {update.requested_version} with the update, but reports"
+            f" {update.reported_version}",
+            hint="set the version in a call of its own after every update",
         )

@@ -1,19 +1,19 @@
-"""A request that ran when the weights changed was cut short, unasked or unsaid.
+"""A sync cut a running request short, although the pause mode keeps it, or without saying so.
 
 ## What it checks
-With `--pause MODE` a request runs in every sync. It goes on to the tokens that were asked for; with `abort` it may end before, and
-is then called aborted.
+- With `--pause MODE` a request runs during every sync. It goes on until it has the number of tokens it asked for.
+- With `abort` it may end earlier, and the engine then reports it as aborted.
 
 ## Why it matters
-A truncated answer that is called finished gets a reward as if the policy had meant to stop there. One that is aborted where the job
-counts on all to go on is missing from its batch.
+- A truncated answer that is reported as finished gets a reward as if the policy had meant to stop there.
+- If the job counts on all requests to go on, an aborted one is missing from its batch.
 
 ## How to fix
-Count the tokens, and send what was cut again.
+- Count the tokens, and send requests again that were cut.
 
 ## When it can be wrong
-A response that ends at an end token is not met here: the request goes on past those. A request that is over before the update
-begins is whole.
+- An end token does not end this request: it goes on past end tokens.
+- A request that finishes before the update begins is whole.
 
 ## Seen in
 vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word
@@ -30,14 +30,16 @@ from ckptcheck.refit.trace import RefitTrace
     "lost-under-way",
     severity="error",
     on="refit",
-    when=lambda trace: any(sync.passage for sync in trace.syncs),
+    when=lambda trace: any(sync.inflight_request for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
-        if (seen := sync.passage) is not None and seen.cut:
+        request = sync.inflight_request
+        if request is not None and request.is_truncated:
+            finish = f'the finish reason "{request.finish}"' if request.finish else "no finish reason"
             yield Problem(
-                f"in sync {sync.number} the request that ran (pause {seen.pause}) ended after {seen.tokens} of {seen.wanted}"
-                f" tokens, and the engine calls it {seen.finish or 'nothing'}",
-                hint="count tokens of responses that ran across an update, and ask again for those that were cut",
+                f"in sync {sync.number}, the running request (pause {request.pause}) ended after {request.tokens} of"
+                f" {request.requested_tokens} tokens, and the engine gives {finish}",
+                hint="count the tokens of responses that ran across an update, and send again those that were cut",
             )
             return

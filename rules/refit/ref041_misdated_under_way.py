@@ -1,20 +1,23 @@
-"""The engine's word for which tokens of a running request are of the new weights is wrong.
+"""The engine reports the wrong weight version for tokens of a running request.
 
 ## What it checks
-With `--pause MODE` a request runs in every sync. The same request was answered before by the old weights alone, and its tokens are
-decoded again by the new ones; so its logprobs tell from which token on the new weights were used. The engine's version of each
-token has to change there.
+- With `--pause MODE` a request runs during every sync. The old weights alone answered the same request before, and
+  the new weights decode its tokens again. From these logprobs the trial finds the first token that the new weights
+  computed.
+- The version that the engine reports per token changes at that token.
 
 ## Why it matters
-Filters of staleness, and importance weights of partly old rollouts, go by these versions. One that is stamped at the end of a
-response calls all of it fresh.
+- Staleness filters and importance weights of partly old rollouts use these versions. A version that is stamped at the
+  end of a response calls all of its tokens fresh.
 
 ## How to fix
-Send the version with the update, and read versions per token. Where they are wrong, keep the time of the update instead.
+- Send the version with the update, and read versions per token. If they are wrong, use the time of the update
+  instead.
 
 ## When it can be wrong
-Weights so close that a token's logprob does not move look old one token longer, and any place among such tokens is taken for right.
-Where the old weights do not repeat themselves, as kernels of GPUs may not, nothing is said.
+- If two versions give a token nearly the same logprob, the token could be of either. The rule accepts any switch
+  among such tokens.
+- If the old weights do not repeat themselves (kernels on GPUs may not), the rule is skipped.
 
 ## Seen in
 rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443; radixark/miles#2244
@@ -31,21 +34,22 @@ from ckptcheck.refit.trace import RefitTrace
     "misdated-under-way",
     severity="warning",
     on="refit",
-    when=lambda trace: any(sync.passage for sync in trace.syncs),
+    when=lambda trace: any(sync.inflight_request for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    passages = [(sync.number, sync.passage) for sync in trace.syncs if sync.passage is not None]
-    for number, seen in passages:
-        if not seen.misdated:
+    requests = [(sync.number, sync.inflight_request) for sync in trace.syncs if sync.inflight_request is not None]
+    for number, request in requests:
+        if not request.has_version_mismatch:
             continue
-        since = f"are of the new weights from number {seen.first} on" if seen.first else "are all of the old weights"
-        told = f"that from number {seen.said} on they are of the new ones" if seen.said else "so of none"
+        actual = f"from token {request.first_new_token} on" if request.first_new_token else "no token"
+        reported = f"from token {request.reported_new_token} on" if request.reported_new_token else "for no token"
         yield Problem(
-            f"in sync {number} (pause {seen.pause}) tokens of the running request {since}, and the engine says {told}",
-            hint="do not filter by the engine's versions of tokens; keep the time of the update instead",
+            f"in sync {number} (pause {request.pause}), the new weights computed the running request {actual}, but the"
+            f" engine reports the new version {reported}",
+            hint="do not filter by the engine's version of a token; keep the time of the update instead",
         )
         return
-    if not any(seen.dates for _, seen in passages):
-        raise Skip("the engine says of no token which weights it is of")
-    if not any(seen.known for _, seen in passages):
-        raise Skip("the old weights do not repeat themselves, so it cannot be seen where the new ones begin")
+    if not any(request.has_versions for _, request in requests):
+        raise Skip("the engine reports no weight version per token")
+    if not any(request.is_observable for _, request in requests):
+        raise Skip("the old weights do not repeat their own logprobs, so the switch to the new ones cannot be located")

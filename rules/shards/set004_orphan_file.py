@@ -1,23 +1,22 @@
-"""A file of weights belongs to nothing that is loaded.
+"""A file of weights is not part of what loaders load.
 
 ## What it checks
-Every `.safetensors` file is named by the index, or is the model itself. Adapters, `consolidated` files (SET005), a second
-set of shards (SET002), `value_head.safetensors` (LLaMA-Factory keeps a reward model's head there) and
-`model.safetensors` beside an index (SET003) have rules of their own.
+The index names every `.safetensors` file, or the file is the model itself. Adapters, `consolidated` files (SET005), a second
+set of shards (SET002), `value_head.safetensors` (LLaMA-Factory keeps a reward model's head there) and `model.safetensors`
+beside an index (SET003) are excluded: other rules check them.
 
 ## Why it matters
-Consumers disagree about it. vLLM and SGLang drop files that the index does not name, so weights of multi-token
-prediction packaged this way are lost; loaders that glob (MLX) merge them into the model. Without an index vLLM and
-SGLang merge too.
+Consumers disagree about such a file. vLLM and SGLang skip files that the index does not name, so weights of multi-token
+prediction in a separate file are lost; loaders that glob (MLX) merge them into the model. Without an index, vLLM and SGLang
+merge them too.
 
 ## How to fix
 If the file belongs to the model, list it in the index; otherwise move it to a folder of its own.
 
 ## When it can be wrong
-A file may lie there for a tool of its own: a draft head, a projector, an optimizer state, a copy that transformers
-takes by its `variant`. With an index the engines leave it alone, and nobody is hurt; keep it elsewhere or `--ignore
-SET004`. Subfolders are not looked at, and of the names that begin with `value_head`, `adapter_` and `consolidated`
-nothing is said here.
+A file may be there for another tool: a draft head, a projector, an optimizer state, a copy that transformers loads by its
+`variant`. With an index the engines skip it, so it does no harm: move it elsewhere, or use `--ignore SET004`. Subfolders and
+names that begin with `value_head`, `adapter_` or `consolidated` are not checked.
 
 ## Seen in
 sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408,
@@ -29,14 +28,14 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.shard_set import ORDINAL
-from ckptcheck.phrase import count
+from ckptcheck.text.formatting import count
 
 
-@rule("SET004", "orphan-file", severity="warning", when=lambda ckpt: not ckpt.single and len(ckpt.shards) > 1)
+@rule("SET004", "orphan-file", severity="warning", when=lambda ckpt: not ckpt.is_single_shard and len(ckpt.shards) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    stems = {match["stem"] for name in ckpt.loaded if (match := ORDINAL.fullmatch(name))}
+    stems = {match["stem"] for name in ckpt.model_files if (match := ORDINAL.fullmatch(name))}
     for name, shard in ckpt.shards.items():
-        if name in ckpt.loaded or name.startswith(("consolidated", "adapter_", "value_head")):
+        if name in ckpt.model_files or name.startswith(("consolidated", "adapter_", "value_head")):
             continue
         if (match := ORDINAL.fullmatch(name)) and match["stem"] in stems:
             continue
@@ -44,11 +43,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             continue
         what = f"its {count(len(shard.tensors), 'tensor')}" if shard.readable else "it"
         if ckpt.index is not None and ckpt.index_decides:
-            who = "the index does not name this file: vLLM and SGLang leave it out, loaders that glob merge"
+            who = "the index does not name this file: vLLM and SGLang skip it, loaders that glob merge"
         else:
-            who = "this file is no part of the model for transformers, but vLLM and SGLang merge"
+            who = "transformers does not load this file, but vLLM and SGLang merge"
         yield Problem(
             f"{who} {what}",
             file=name,
-            hint="list it in the index if it belongs to the model, else move it to a folder of its own",
+            hint="list it in the index if it belongs to the model, otherwise move it to another folder",
         )

@@ -1,18 +1,18 @@
 """The weights have names that transformers does not look for.
 
 ## What it checks
-A folder with a model's `config.json` holds `model.safetensors`, an index, or numbered shards; or weights in a form that
+A folder with a model's `config.json` holds `model.safetensors`, an index, or numbered shards; or weights under a name that
 other loaders look for (`pytorch_model.bin`, `consolidated.*`, adapters, `model.VARIANT.safetensors`).
 
 ## Why it matters
-`from_pretrained` stops: "no file named model.safetensors". vLLM and SGLang glob the folder and serve whatever they find,
-so the checkpoint works on one side of an RL job and not on the other.
+`from_pretrained` stops: "no file named model.safetensors". vLLM and SGLang glob the folder and serve whatever they find, so
+in an RL job the engine loads the checkpoint and the trainer does not.
 
 ## How to fix
 Rename the file to `model.safetensors`, or give several files `model-00001-of-0000N.safetensors` names and an index.
 
 ## When it can be wrong
-A checkpoint that only a loader of its own is meant to read may call its files as it likes: ignore the rule there.
+If only your own loader reads the checkpoint, any file name works: ignore the rule there.
 
 ## Seen in
 huggingface/transformers' own names (`SAFE_WEIGHTS_NAME`, `SAFE_WEIGHTS_INDEX_NAME`)
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count
+from ckptcheck.text.formatting import count
 
 FINDABLE = re.compile(
     r"(model|adapter_model)(\.[\w-]+)?\.safetensors|consolidated.*\.safetensors|.*\.(bin|pth|gguf|index\.json)"
@@ -31,7 +31,7 @@ FINDABLE = re.compile(
 
 
 def _applies(ckpt: Checkpoint) -> bool:
-    return not (ckpt.is_partial or ckpt.families) and ckpt.config is not None and ckpt.config.architecture is not None
+    return not (ckpt.is_partial or ckpt.shard_sets) and ckpt.config is not None and ckpt.config.architecture is not None
 
 
 @rule("SET007", "unfindable-weights", severity="warning", when=_applies)

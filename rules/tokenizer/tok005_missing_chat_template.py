@@ -1,20 +1,20 @@
-"""A model for chat has no chat template.
+"""A chat model has no chat template.
 
 ## What it checks
-There is a chat template (chat_template.jinja, additional_chat_templates, or in tokenizer_config.json) where generation or the
-tokenizer ends at a token that only chats have (`<|im_end|>`, `<|eot_id|>`, `<end_of_turn>`, …), or the folder is called
-instruct or chat. A template in chat_template.json counts only where there is a processor: tokenizers do not read that file.
+There is a chat template (chat_template.jinja, additional_chat_templates, or in tokenizer_config.json), if generation or the
+tokenizer ends at a token that only chats have (`<|im_end|>`, `<|eot_id|>`, `<end_of_turn>`, …), or if the folder's name
+contains instruct or chat. A template in chat_template.json counts only for a model with a processor: tokenizers do not read it.
 
 ## Why it matters
-vLLM and SGLang refuse `/v1/chat/completions` then, and transformers `apply_chat_template`. Whoever formats prompts by
-hand formats them otherwise than in training. `save_pretrained` of the model alone leaves the tokenizer's files behind.
+vLLM and SGLang then refuse `/v1/chat/completions`, and transformers `apply_chat_template`. Prompts formatted by hand differ from
+those of the training. `save_pretrained` of the model alone does not save the tokenizer's files.
 
 ## How to fix
 Save the tokenizer too: `tokenizer.save_pretrained(folder)`.
 
 ## When it can be wrong
-Models that are used without a template on purpose: with mistral-common (a tekken.json is there, and nothing is said), or
-with an encoder of their own in Python (DeepSeek-V3.2).
+Some models have no template on purpose: those for mistral-common (with a tekken.json the rule reports nothing), and those with an
+encoder of their own in Python (DeepSeek-V3.2).
 
 ## Seen in
 vllm-project/vllm#18140, vllm-project/vllm#39279
@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
-WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 TURN_ENDS = frozenset(
     ["<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "<|end|>", "<|return|>"]
 )
@@ -40,16 +40,13 @@ CHAT_NAME = re.compile(r"(?i)(^|[-_.])(instruct|chat)($|[-_.@])")
     "TOK005",
     "missing-chat-template",
     severity="info",
+    on="tokenizer",
     when=lambda ckpt: (
-        ckpt.tokenizer is not None
-        and ckpt.config is not None
-        and (ckpt.config.architecture or "").endswith(WITH_HEAD)
-        and not ckpt.is_partial
+        ckpt.config is not None and (ckpt.config.architecture or "").endswith(LANGUAGE_MODELS) and not ckpt.is_partial
     ),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     tokenizer = ckpt.tokenizer
-    assert tokenizer is not None
     files = tokenizer.template_files
     if files.written or files.faults or "tekken.json" in ckpt.files:
         return
@@ -61,20 +58,22 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="write the template into chat_template.jinja",
         )
         return
-    own = tokenizer.tokenizer_eos
+    own = tokenizer.eos_role
     ends = {own.token} if own is not None else set()
     ends |= {
-        tokenizer.name(number) for file in ("generation_config.json", "config.json") for number in tokenizer.eos(file)
+        tokenizer.token_for(number)
+        for file in ("generation_config.json", "config.json")
+        for number in tokenizer.eos_ids(file)
     }
     name = PurePath(ckpt.target).name
-    if found := sorted(end for end in ends if end in TURN_ENDS):
-        why = f"generation ends at {found[0]}, which only chats have"
+    if chat_ends := sorted(end for end in ends if end in TURN_ENDS):
+        reason = f"generation ends at {chat_ends[0]}, which only chats have"
     elif CHAT_NAME.search(name):
-        why = f"the model is called {name}"
+        reason = f"the model is called {name}"
     else:
         return
     yield Problem(
-        f"there is no chat template, but {why}; vLLM and SGLang refuse chats",
+        f"there is no chat template, but {reason}; vLLM and SGLang refuse chats",
         file="tokenizer_config.json" if tokenizer.tokenizer_config is not None else "tokenizer.json",
         key="chat_template" if tokenizer.tokenizer_config is not None else None,
         hint="save the tokenizer too: tokenizer.save_pretrained(folder)",

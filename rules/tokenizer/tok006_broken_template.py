@@ -1,25 +1,29 @@
-"""The chat template does not parse, fails on every ordinary conversation, or loses what is said.
+"""The chat template does not parse, fails on every conversation, or drops what the user says.
 
 ## What it checks
-Each chat template (chat_template.jinja, those of additional_chat_templates, or `chat_template` of tokenizer_config.json) is a
-UTF-8 text; of several, one is called `default`. Each parses as transformers' jinja does it. The default one, and the one for
-tools (`tool_use`), render at least one of twelve small conversations (with a system prompt, an answer, tools; contents as texts
-and as lists of parts). The default one is not empty, and in a model for text it writes what the user says. It is rendered in
-transformers' sandbox, in a process of its own with hard limits of time and memory; one that strikes them is reported.
+The templates are chat_template.jinja, those of additional_chat_templates, and `chat_template` of tokenizer_config.json.
+- Each is UTF-8 text, and parses with jinja as transformers uses it. If there are several, one is called `default`.
+- The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt, an
+  answer, tools; contents as texts and as lists of parts).
+- The default one is not empty, and in a text model it writes what the user says.
+
+It renders them in transformers' sandbox, in a separate process with hard limits of time and memory, and reports a template that
+exceeds them.
 
 ## Why it matters
-`apply_chat_template` of transformers stops, and vLLM and SGLang answer every chat with an error; a file that is no text, or an
-entry without its template, keeps the tokenizer from loading. A template that loses what is said fails nowhere: the model
-answers prompts that it has not seen. One that takes endless time or memory does so inside the server.
+- `apply_chat_template` of transformers raises an error, and vLLM and SGLang answer every chat with one.
+- A file that is not text, or an entry without its template, keeps the tokenizer from loading.
+- A template that drops what the user says fails nowhere: the model answers prompts that it never received.
+- One that takes endless time or memory does so inside the server.
 
 ## How to fix
-Take the template of the model this one was made from; mind that `{{` survives the tool that writes it.
+Take the template of the model this one was made from. Check that `{{` survives the tool that writes it.
 
 ## When it can be wrong
-A template that needs a variable of its own to render anything, and says so with an error of jinja. One that refuses in
-words of its own (`raise_exception`) is not reported, nor is a named one such as `rag` that parses. One that is made for other
-roles (`query`, `document`) writes the same for one question and for two, and is left. An older or newer jinja than the one that
-is installed here may parse otherwise.
+- A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own words
+  (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
+- A template for other roles (`query`, `document`) writes the same for one question and for two, and is left out.
+- An older or newer jinja than the installed one may parse differently.
 
 ## Seen in
 chujiezheng/chat_templates#26, oobabooga/textgen#4911, nomic-ai/gpt4all#3309
@@ -31,53 +35,51 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.template_files import is_for_text
+from ckptcheck.checkpoint.template_files import is_text_only
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.chat_template import ChatTemplate
 
 HINT = "take the template of the model this one was made from"
-BY_ITSELF = ("default", "tool_use")
-"""The templates that transformers takes where none is asked for."""
+RENDERED_TEMPLATES = ("default", "tool_use")
+"""The templates that transformers uses if the caller names none."""
 
 
 @rule(
     "TOK006",
     "broken-template",
     severity="error",
-    when=lambda ckpt: (
-        ckpt.tokenizer is not None and bool(ckpt.tokenizer.templates or ckpt.tokenizer.template_files.faults)
-    ),
+    on="tokenizer",
+    when=lambda ckpt: bool(ckpt.tokenizer.templates or ckpt.tokenizer.template_files.faults),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     tokenizer = ckpt.tokenizer
-    assert tokenizer is not None
-    for_text = is_for_text(ckpt.source, tokenizer.tokenizer_config, ckpt.config)
+    for_text = is_text_only(ckpt.source, tokenizer.tokenizer_config, ckpt.config)
     for fault in tokenizer.template_files.faults:
         yield Problem(fault.text, file=fault.file, key=fault.key, hint=HINT)
     for name, template in tokenizer.templates.items():
         if template.undecodable is not None:
-            said = (
-                f"the chat template is no UTF-8 text, from byte {template.undecodable:,} on: transformers does not load"
+            text = (
+                f"the chat template is not UTF-8 text from byte {template.undecodable:,} on: transformers does not load"
             )
-            yield Problem(f"{said} the tokenizer", file=template.file, hint=HINT)
-        elif (reason := _broken(template)) is not None:
+            yield Problem(f"{text} the tokenizer", file=template.file, hint=HINT)
+        elif (reason := _fault_of(template)) is not None:
             yield Problem(f"the chat template {reason}", file=template.file, key=template.key, hint=HINT)
-        elif name in BY_ITSELF and template.failure is not None:
-            said = f"the chat template fails on every conversation: {template.failure}"
-            yield Problem(said, file=template.file, key=template.key, hint=HINT)
+        elif name in RENDERED_TEMPLATES and template.failure is not None:
+            text = f"the chat template fails on every conversation: {template.failure}"
+            yield Problem(text, file=template.file, key=template.key, hint=HINT)
         elif name == "default" and template.is_empty:
-            said = "the chat template is empty: every chat becomes a prompt without a token"
-            yield Problem(said, file=template.file, key=template.key, hint=HINT)
+            text = "the chat template is empty: every chat becomes an empty prompt"
+            yield Problem(text, file=template.file, key=template.key, hint=HINT)
         elif name == "default" and for_text and template.loses_questions:
-            said = "the chat template writes turns of the user, and nothing of what is said in them"
-            yield Problem(said, file=template.file, key=template.key, hint=HINT)
+            text = "the chat template writes the user's turns without what the user says"
+            yield Problem(text, file=template.file, key=template.key, hint=HINT)
 
 
-def _broken(template: ChatTemplate) -> str | None:
-    if template.unbounded is not None:
-        return f"strikes the limits that it is rendered in: {template.unbounded}"
+def _fault_of(template: ChatTemplate) -> str | None:
+    if template.exceeded_limit is not None:
+        return f"exceeds the limits of the sandbox that renders it: {template.exceeded_limit}"
     if template.syntax_error is not None:
         reason, line = template.syntax_error
         return f"does not parse: {reason}" + (f" (line {line})" if line else "")

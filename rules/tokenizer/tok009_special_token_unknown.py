@@ -1,23 +1,27 @@
 """A special token that the tokenizer names is not in its vocabulary.
 
 ## What it checks
-`bos_token`, `eos_token` and `pad_token` are tokens of the tokenizer. They are those of special_tokens_map.json, which
-overrides tokenizer_config.json; where tokenizer_config.json has `added_tokens_decoder`, its own, as in transformers. So are
-`cls_token` and `sep_token` where the post-processor of tokenizer.json puts them around every text, and `unk_token` where the
-model (WordPiece, WordLevel) says it for a word that it does not know. `mask_token` is not asked for.
+These are tokens of the tokenizer:
+- `bos_token`, `eos_token` and `pad_token`, of special_tokens_map.json, which overrides tokenizer_config.json; if
+  tokenizer_config.json has `added_tokens_decoder`, its own, as in transformers;
+- `cls_token` and `sep_token`, if the post-processor of tokenizer.json puts them around every text;
+- `unk_token`, if the model (WordPiece, WordLevel) returns it for an unknown word.
+
+`mask_token` is not checked.
 
 ## Why it matters
-transformers gives such a token a new id after the last one, without a word. The model has never seen it: as `eos_token` it
-never comes, so generation does not stop and answers are masked wrongly; as `bos_token` it starts each text with a row that
-was not trained; as `pad_token` it makes the embedding fail where it has no row left. BERT's class puts the new id of a
-`[CLS]` before each text in place of the trained one. Without its `[UNK]` the library `tokenizers` raises an error at the first
-rare character.
+transformers gives such a token a new id after the last one, without a warning. The model has never seen it:
+- As `eos_token` it never comes, so generation does not stop and trainers mask answers wrongly.
+- As `bos_token` it starts each text with an untrained row.
+- As `pad_token` it makes the embedding fail if it has no row left.
+- BERT's class puts the new id of a `[CLS]` before each text in place of the trained one.
+- Without its `[UNK]` the library `tokenizers` raises an error at the first rare character.
 
 ## How to fix
 Name a token that the tokenizer has, or save the tokenizer with the token that training added.
 
 ## When it can be wrong
-A `pad_token` for which the embedding still has a row is masked and harmless, and not reported.
+A `pad_token` for which the embedding still has a row is masked and harmless; it is not reported.
 
 ## Seen in
 meta-llama/llama-cookbook#189, haotian-liu/LLaVA#94
@@ -26,52 +30,51 @@ meta-llama/llama-cookbook#189, haotian-liu/LLaVA#94
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 HARM = {
     "bos_token": "every text starts with a token the model has never seen",
-    "eos_token": "it never comes, so nothing stops there",
+    "eos_token": "the model never generates it, so generation never stops there",
     "pad_token": "the embedding has no row for it",
     "cls_token": "texts begin with that one, or with an id that has no token",
     "sep_token": "texts end with that one, or with an id that has no token",
 }
-AROUND = ("cls_token", "sep_token")
+FRAMING_ROLES = ("cls_token", "sep_token")
 
 
-@rule("TOK009", "special-token-unknown", severity="error", when=lambda ckpt: ckpt.tokenizer is not None)
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import table_of
+@rule("TOK009", "special-token-unknown", severity="error", on="tokenizer")
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
+    from ckptcheck.checkpoint.vocabulary import find_embedding_table
 
     tokenizer = ckpt.tokenizer
-    assert tokenizer is not None
     known = tokenizer.vocabulary
-    if known is not None and known.unknown is not None and known.unknown not in known.model:
+    if known is not None and known.unk_token is not None and known.unk_token not in known.model:
         for role in tokenizer.roles:
-            if role.name == "unk_token" and role.token == known.unknown:
+            if role.name == "unk_token" and role.token == known.unk_token:
                 yield Problem(
-                    f"unk_token is {clipped(known.unknown, 40)}, which model.vocab of tokenizer.json does not have; the library "
+                    f"unk_token is {clip(known.unk_token, 40)}, which model.vocab of tokenizer.json does not have; the library "
                     "tokenizers raises an error at the first word that it does not know",
                     file=known.file,
                     key="model.unk_token",
                     hint="save the tokenizer again, or copy tokenizer.json from the model this one was made from",
                 )
-    framing = known.framing if known is not None else frozenset()
+    framing = known.post_processor_tokens if known is not None else frozenset()
     missing = [
         role
         for role in tokenizer.roles
-        if role.name in HARM and role.id is None and (role.name not in AROUND or role.token in framing)
+        if role.name in HARM and role.id is None and (role.name not in FRAMING_ROLES or role.token in framing)
     ]
     if not missing:
         return
     vocabulary = tokenizer.require_vocabulary()
-    table = table_of(ckpt) if not ckpt.is_partial else None
+    table = find_embedding_table(ckpt) if not ckpt.is_partial else None
     for role in missing:
-        number = tokenizer.appended.get(role.token or "", tokenizer.max_id + len(missing))
+        number = tokenizer.implicit_added_tokens.get(role.token or "", tokenizer.max_id + len(missing))
         if role.name == "pad_token" and (table is None or number < table.rows):
             continue
         yield Problem(
-            f"{role.name} is {clipped(role.token or '', 40)}, which {vocabulary.file} does not have; transformers gives it "
+            f"{role.name} is {clip(role.token or '', 40)}, which {vocabulary.file} does not have; transformers gives it "
             f"a new id: {HARM[role.name]}",
             file=role.file,
             key=role.name,

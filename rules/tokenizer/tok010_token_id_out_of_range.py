@@ -1,22 +1,24 @@
-"""A config gives a special token an id that the model has no row for, or that is no id.
+"""A config gives a special token an id that the model has no row for, or that is not an id.
 
 ## What it checks
-`bos_token_id`, `eos_token_id` and `pad_token_id` of config.json and generation_config.json are smaller than the number of
-rows of the embedding; of several ends, one is. Negative ids, with which older models say that there is none, are left.
-In generation_config.json each of them is a whole number (of ends, a list is as good), not a text or a fraction.
+- `bos_token_id`, `eos_token_id` and `pad_token_id` of config.json and generation_config.json are smaller than the number of rows of
+  the embedding. Of several ends, one is enough. Negative ids are left out: older models write them for "none".
+- In generation_config.json each of them is a whole number (or, for ends, a list of them), not a text or a fraction.
 
 ## Why it matters
-transformers refuses to build most models whose `pad_token_id` is beyond the embedding (`Padding_idx must be within
-num_embeddings`) in config.json; with one in generation_config.json `generate` stops with an IndexError as soon as one
-answer of a batch ends before the others. An end beyond it never comes, so `generate` does not stop; a beginning beyond it
-is an IndexError. A text, even `"2"`, is a TypeError in `generate`, a fraction, even `2.0`, one in vLLM.
-Mostly the ids are defaults of the config's class, or the vocabulary was cut.
+- transformers refuses to build most models whose `pad_token_id` in config.json lies beyond the embedding (`Padding_idx must be
+  within num_embeddings`). With one in generation_config.json `generate` raises an IndexError as soon as one answer of a batch ends
+  before the others.
+- An end beyond the embedding never comes, so `generate` does not stop. A beginning beyond it is an IndexError.
+- A text, even `"2"`, is a TypeError in `generate`; a fraction, even `2.0`, is one in vLLM.
+
+Usually the ids are defaults of the config's class, or the vocabulary was cut.
 
 ## How to fix
 Write the ids of this model's tokenizer.
 
 ## When it can be wrong
-Models that keep such ids for another part than the language model. Only language models with a tokenizer are looked at.
+A model may keep such ids for another part than the language model. The rule judges only language models with a tokenizer.
 
 ## Seen in
 GaiZhenbiao/Phi3V-Finetuning#12
@@ -30,45 +32,42 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.document import clipped
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.tokenizer import Tokenizer
 
-PADDED = "generate of transformers stops with an IndexError once an answer of a batch ends before the others"
+PADDING_HARM = "generate of transformers stops with an IndexError once an answer of a batch ends before the others"
 HARM = {
     "bos_token_id": "generation without a prompt starts with an IndexError",
     "eos_token_id": "it never comes, so generation does not stop",
     "pad_token_id": "transformers refuses it as padding",
 }
-WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @rule(
     "TOK010",
     "token-id-out-of-range",
     severity="error",
+    on="tokenizer",
     when=lambda ckpt: (
-        ckpt.tokenizer is not None
-        and ckpt.config is not None
-        and (ckpt.config.architecture or "").endswith(WITH_HEAD)
-        and not ckpt.is_partial
+        ckpt.config is not None and (ckpt.config.architecture or "").endswith(LANGUAGE_MODELS) and not ckpt.is_partial
     ),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import table_of
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
+    from ckptcheck.checkpoint.vocabulary import find_embedding_table
 
-    assert ckpt.tokenizer is not None
-    yield from _no_ids(ckpt.tokenizer)
-    table = table_of(ckpt)
+    yield from _check_types(ckpt.tokenizer)
+    table = find_embedding_table(ckpt)
     if table is None:
         return
     for file in ("config.json", "generation_config.json"):
         for name, harm in HARM.items():
             if (file, name) == ("generation_config.json", "pad_token_id"):
-                harm = PADDED
-            ids = [role.id for role in ckpt.tokenizer.settings if (role.file, role.name) == (file, name)]
+                harm = PADDING_HARM
+            ids = [role.id for role in ckpt.tokenizer.id_roles if (role.file, role.name) == (file, name)]
             known = [number for number in ids if number is not None]
             if known and min(known) >= table.rows:
                 yield Problem(
@@ -79,27 +78,27 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 )
 
 
-def _no_ids(tokenizer: Tokenizer) -> Iterator[Problem]:
-    """What generation_config.json gives in the place of ids."""
+def _check_types(tokenizer: Tokenizer) -> Iterator[Problem]:
+    """Yield the settings of generation_config.json that are not ids."""
     part = tokenizer.generation_config
     for name in HARM if part is not None else ():
-        given = part.value.get(name)  # type: ignore[union-attr]
-        if name == "eos_token_id" and isinstance(given, float) and isfinite(given):
+        setting = part.value.get(name)  # type: ignore[union-attr]
+        if name == "eos_token_id" and isinstance(setting, float) and isfinite(setting):
             harm = "vLLM stops with a TypeError at every request"
-        elif _refused(given) or (name == "pad_token_id" and isinstance(given, list)):
+        elif _is_refused(setting) or (name == "pad_token_id" and isinstance(setting, list)):
             harm = "generate of transformers stops with an error"
         else:
             continue
         yield Problem(
-            f"{name} is {clipped(json.dumps(given, ensure_ascii=False), 40)}, which is no id; {harm}",
+            f"{name} is {clip(json.dumps(setting, ensure_ascii=False), 40)}, which is not a token id; {harm}",
             file="generation_config.json",
             key=name,
             hint="write the ids of this model's tokenizer",
         )
 
 
-def _refused(given: object) -> bool:
-    """Whether `torch.tensor(given, dtype=torch.long)` refuses it: it takes fractions and booleans, None is never given to it."""
-    if isinstance(given, list):
-        return any(part is None or _refused(part) for part in given if not isinstance(part, list))
-    return isinstance(given, (str, dict)) or (isinstance(given, float) and not isfinite(given))
+def _is_refused(setting: object) -> bool:
+    """Whether `torch.tensor(setting, dtype=torch.long)` refuses it. It accepts fractions and booleans, and never receives None."""
+    if isinstance(setting, list):
+        return any(part is None or _is_refused(part) for part in setting if not isinstance(part, list))
+    return isinstance(setting, (str, dict)) or (isinstance(setting, float) and not isfinite(setting))

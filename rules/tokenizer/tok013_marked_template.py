@@ -4,15 +4,15 @@
 The file of a chat template (or its text in tokenizer_config.json) does not begin with U+FEFF, the mark that some editors write.
 
 ## Why it matters
-transformers takes the mark for text and heads every prompt with it: one to three tokens that nobody sees, and that the model
-was not trained on. vLLM and SGLang do the same.
+transformers takes the mark for text and starts every prompt with it: one to three tokens that nobody sees, and that the model was
+not trained on. vLLM and SGLang do the same.
 
 ## How to fix
 Save the file as UTF-8 without a mark; most editors offer it beside the encoding.
 
 ## When it can be wrong
-A model that was trained with this very template has learned the mark; it is then as it should be, and only whoever writes
-prompts by hand will miss it. That is why this is a warning.
+It is a warning because a model that was trained with this template has learned the mark. Then the template is right, and only
+prompts written by hand lack the mark.
 
 ## Seen in
 Made by hand and tried with transformers 5.23; a JSON file with a mark is refused, a template is not.
@@ -21,7 +21,7 @@ Made by hand and tried with transformers 5.23; a JSON file with a mark is refuse
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 MARK = "\ufeff"
 
@@ -30,10 +30,10 @@ MARK = "\ufeff"
     "TOK013",
     "marked-template",
     severity="warning",
-    when=lambda ckpt: ckpt.tokenizer is not None and bool(ckpt.tokenizer.templates),
+    on="tokenizer",
+    when=lambda ckpt: bool(ckpt.tokenizer.templates),
 )
-def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    assert ckpt.tokenizer is not None
+def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     for template in ckpt.tokenizer.templates.values():
         if template.text.startswith(MARK) and template.undecodable is None:
             yield Problem(

@@ -1,31 +1,35 @@
-"""A tensor holds a value that is absurdly large beside its siblings.
+"""A tensor holds an absurdly large value, has the wrong dtype label, or its bytes in the wrong order.
 
 ## What it checks
-The largest magnitude of each matrix and norm is compared with the median over the same one in the other layers (and experts):
-10,000 times as large is absurd. What has fewer than two siblings (embedding, head, score, the final norm, projectors, the
-tensors of a model of two layers) is compared with all matrices: there it takes a million times, and more than 10,000. Biases
-and attention sinks have to be absurd beside their siblings and beside the matrices.
+Magnitude:
+- The largest magnitude of each matrix and norm is at most 10,000 times the median over its siblings, the same tensor in other
+  layers and experts.
+- A tensor with fewer than two siblings (embedding, head, score, final norm, projectors, all tensors of a model of two layers) is
+  compared with all matrices. It is absurd if it exceeds both a million times their median and 10,000.
+- Biases and attention sinks are reported only if they are absurd beside their siblings and beside the matrices.
 
-A matrix of F16 is not spread as weights are only when read as BF16, and none of BF16 when read as F16. Three samples of
-1 KiB have to agree, of 64 siblings at most. Nobody looks for that on the Hub.
+Dtype label: no F16 matrix has values that span what weights usually span only when read as BF16, and no BF16 matrix only when
+read as F16. Three samples of 1 KiB have to agree; it reads at most 64 siblings. The rule does not look for this on the Hub.
 
 ## Why it matters
-A flipped exponent bit gives such a value, and one is enough to saturate a layer for every token that meets it. Bytes of one
-dtype under the label of another have the right size and give nonsense: BF16 read as F16 is ± 1 to 2 throughout, F16 read as
-BF16 is next to nothing. So do bytes in the other order, which is
-named where three matrices of 16 bits are spread as weights are only so.
+- A flipped exponent bit makes such a value. One is enough to saturate a layer for every token that meets it.
+- Bytes of one dtype under the label of another have the right size and give nonsense: BF16 read as F16 is ± 1 to 2 throughout,
+  F16 read as BF16 is almost zero.
+- Bytes in the wrong order do the same. The message says so if three 16-bit matrices look like weights only with swapped bytes.
 
 ## How to fix
-Compare the file's hash with the original's; fetch it again. If the whole matrix is off, correct the dtype in its header.
+Compare the file's hash with the original's, and fetch it again. If a whole matrix is off, correct the dtype in its header.
 
 ## When it can be wrong
-A trained value 10,000 times as large as the largest of its siblings is not known from any sound model; the largest factors
-known are some hundreds. A buffer that is stored as a matrix under one name in every layer, and holds a sentinel such as
--3.4e38 in some layers only, would be one. It misses much: a flip of a lower exponent bit, or of any bit of a small value,
-can stay below the factor, and one of the sign or the mantissa always does; hashes find those (`ckptcheck manifest`). Vectors
-that are no norm, bias or sink, and biases with a number for each token, are not judged. By its spread no matrix is judged
-that is of one sign only, such as scales, or whose samples of 512 numbers hold fewer than 64 magnitudes, as weights rounded
-to two or three bits do. `--ignore VAL006`, or a reason under `[ignore]`, silences it.
+- No sound model is known to have a trained value 10,000 times as large as the largest of its siblings; the largest known factors
+  are some hundreds. A false alarm would be a buffer that is stored as a matrix under one name in every layer and holds a
+  sentinel such as -3.4e38 in some layers only.
+- It misses a flip of a lower exponent bit, or of any bit of a small value, if the result stays below the factor, and every flip
+  of a sign or mantissa bit. Hashes find those (`ckptcheck manifest`).
+- It does not judge vectors that are neither norm, bias nor sink, or biases with a number for each token.
+- It does not judge the label of a matrix of one sign, such as scales, or with fewer than 64 different magnitudes in a sample of
+  512 numbers, as in weights rounded to two or three bits.
+- `--ignore VAL006`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 vllm-project/vllm#53537
@@ -35,53 +39,59 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
-from ckptcheck.values.label import OTHER, is_swapped, mislabelled
-from ckptcheck.values.outliers import Outlier, outliers
-from ckptcheck.values.roles import is_matrix
+from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.dtype_mislabel import OTHER_DTYPE, find_mislabelled, is_byte_swapped
+from ckptcheck.values.detectors.outliers import Outlier, find_outliers
+from ckptcheck.values.detectors.roles import is_matrix
 
 
 @rule("VAL006", "absurd-magnitude", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    absurd: dict[str, list[Outlier]] = {}
-    for outlier in outliers(ckpt):
-        absurd.setdefault(outlier.stats.shard, []).append(outlier)
-    for shard, found in absurd.items():
-        worst = max(found, key=lambda outlier: outlier.stats.absmax / outlier.usual)
-        matrices = [each.stats.name for each in found if each.stats.name in ckpt.holders and is_matrix(each.stats)][:3]
-        swapped = bool(matrices) and all(is_swapped(ckpt, name) for name in matrices)
-        cause = "a wrong order of bytes" if swapped else "flipped bits or a wrong dtype"
+    outliers_by_shard: dict[str, list[Outlier]] = {}
+    for outlier in find_outliers(ckpt):
+        outliers_by_shard.setdefault(outlier.stats.shard, []).append(outlier)
+    for shard, shard_outliers in outliers_by_shard.items():
+        worst = max(shard_outliers, key=lambda outlier: outlier.stats.absmax / outlier.typical)
+        matrices = [
+            each.stats.name
+            for each in shard_outliers
+            if each.stats.name in ckpt.tensor_to_file and is_matrix(each.stats)
+        ][:3]
+        is_swapped = bool(matrices) and all(is_byte_swapped(ckpt, name) for name in matrices)
+        cause = "a wrong order of bytes" if is_swapped else "flipped bits or a wrong dtype"
         yield Problem(
-            f"{_many(found)}largest magnitude is {worst.stats.absmax:.3g}, {worst.beside} it is {worst.usual:.3g}: "
-            f"{cause if swapped or len(found) > 1 else 'a flipped bit or a wrong dtype'}",
+            f"{_subject(shard_outliers)}largest magnitude is {worst.stats.absmax:.3g}, where {worst.typical:.3g} is "
+            f"typical of {worst.reference}: "
+            f"{cause if is_swapped or len(shard_outliers) > 1 else 'a flipped bit or a wrong dtype'}",
             file=shard,
             key=worst.stats.name,
             hint="write the file again, in little-endian order"
-            if swapped
+            if is_swapped
             else "compare the file's hash with the original's",
         )
-    yield from _mislabelled(ckpt)
+    yield from _check_labels(ckpt)
     ckpt.require_values()
     if ckpt.source.local is None:
-        raise Skip("wrong labels of dtypes are not looked for on the Hub")
+        raise Skip("dtype labels are not checked on the Hub")
 
 
-def _many(found: list[Outlier]) -> str:
-    """Begin the sentence: what is one of many is said before."""
-    if len(found) == 1:
+def _subject(outliers: list[Outlier]) -> str:
+    """Return the beginning of the sentence, which lists all outliers of the shard if there are several."""
+    if len(outliers) == 1:
         return "its "
-    return f"{len(found):,} tensors hold an absurdly large value: {few([each.stats.name for each in found])}; of this one the "
+    names = join_truncated([outlier.stats.name for outlier in outliers])
+    return f"{len(outliers):,} tensors hold an absurdly large value: {names}; of this one the "
 
 
-def _mislabelled(ckpt: Checkpoint) -> Iterator[Problem]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for stats in mislabelled(ckpt):
-        found.setdefault((stats.shard, stats.dtype), []).append(stats.name)
-    for (shard, dtype), names in found.items():
+def _check_labels(ckpt: Checkpoint) -> Iterator[Problem]:
+    mislabelled: dict[tuple[str, str], list[str]] = {}
+    for stats in find_mislabelled(ckpt):
+        mislabelled.setdefault((stats.shard, stats.dtype), []).append(stats.name)
+    for (shard, dtype), names in mislabelled.items():
         yield Problem(
-            f"{count(len(names), 'matrix is', 'matrices are')} labelled {dtype}, but only as {OTHER[dtype]} "
-            f"{'is its' if len(names) == 1 else 'are their'} values spread as weights are: {few(names)}",
+            f"{count(len(names), 'matrix is', 'matrices are')} labelled {dtype}, but {'its' if len(names) == 1 else 'their'} "
+            f"values look like weights only when read as {OTHER_DTYPE[dtype]}: {join_truncated(names)}",
             file=shard,
             key=names[0],
-            hint=f"correct the dtype in the header to {OTHER[dtype]}, or export again",
+            hint=f"correct the dtype in the header to {OTHER_DTYPE[dtype]}, or export again",
         )

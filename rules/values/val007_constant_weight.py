@@ -1,21 +1,22 @@
 """A weight matrix holds one number only.
 
 ## What it checks
-No matrix has the same value everywhere, except zero (VAL003, VAL004), and no packed or int8 weight the same word. Routers are
-VAL003's. A checkpoint that looks freshly initialised as a whole is left out, and so are scales.
+- No matrix has the same value everywhere, except zero (VAL003, VAL004).
+- No packed or int8 weight repeats one word.
+- Routers (VAL003), scales, and a checkpoint that looks freshly initialised as a whole are left out.
 
 ## Why it matters
-Such a matrix has rank one and carries nothing that was trained: it was filled, not loaded. Packed words that are all 0x88
-are a matrix of zeros to most formats of four bits.
+Such a matrix has rank one and carries nothing that was trained: somebody filled it instead of loading it. Packed words that are
+all 0x88 are a matrix of zeros in most 4-bit formats.
 
 ## How to fix
 Export again from a checkpoint that has its values.
 
 ## When it can be wrong
-Some architectures have matrices that start constant and hardly move in a low precision: layer scales, gates, mixing
-coefficients, decay tables, norms that are stored with a second dimension. Compare with the model it was made from: if it is
-constant there too, nothing is lost. A matrix that was pruned as a whole before it was packed is constant too.
-`--ignore VAL007`, or a reason under `[ignore]`, silences it.
+- Some architectures have matrices that start constant and hardly move in low precision: layer scales, gates, mixing coefficients,
+  decay tables, norms stored with a second dimension. If the model it was made from is constant there too, nothing is lost.
+- A matrix that was pruned as a whole before packing is constant too.
+- `--ignore VAL007`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 NVIDIA/Megatron-LM#5844 (experts left as they were allocated)
@@ -25,14 +26,14 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.phrase import count, few
-from ckptcheck.values.fresh import looks_untrained
-from ckptcheck.values.roles import is_matrix, is_packed, is_router, is_scale
+from ckptcheck.text.formatting import count, list_unless_single
+from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router, is_scale
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    filled = [
+    constant = [
         stats
         for name, stats in ckpt.values.tensors.items()
         if stats.constant
@@ -43,12 +44,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and not is_scale(name)
         and not is_router(ckpt, stats)
     ]
-    if filled and looks_untrained(ckpt):
+    if constant and looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
-    for shard in dict.fromkeys(stats.shard for stats in filled):
-        names = [stats.name for stats in filled if stats.shard == shard]
+    for shard in dict.fromkeys(stats.shard for stats in constant):
+        names = [stats.name for stats in constant if stats.shard == shard]
         yield Problem(
-            f"{count(len(names), 'matrix holds', 'matrices hold')} one number everywhere: {few(names)}",
+            f"{count(len(names), 'matrix holds', 'matrices hold')} one number everywhere{list_unless_single(names)}",
             file=shard,
             key=names[0],
             hint="export again from a checkpoint that has its values",

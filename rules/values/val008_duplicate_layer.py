@@ -1,21 +1,21 @@
 """Two layers are the same, byte for byte.
 
 ## What it checks
-No two layers of the language model have the same bytes in all their matrices; of numbered experts the first of each layer
-counts.
+No two layers of the language model have the same bytes in all their matrices. Of numbered experts it compares the first of each
+layer.
 
 ## Why it matters
-Pipeline-parallel conversions that forget the stage's offset write layers 0 and 1 again where 2 and 3 belong: the count is
-right, the names are right, and half of the model is gone.
+A pipeline-parallel conversion that forgets the offset of each stage writes layers 0 and 1 again in place of 2 and 3. The count
+and the names are right, and half of the model is gone.
 
 ## How to fix
 Convert again with the offset of each pipeline stage.
 
 ## When it can be wrong
-Models that were made deeper by repeating layers, and never trained after, have equal layers by design (SOLAR's method before
-its training, mergekit's passthrough, frankenmerges), and so have models that share weights between layers (ALBERT's method)
-and were stored layer by layer. Layers that are equal except for a norm count as equal; of layers equal in some matrices only
-VAL014 speaks. `--ignore VAL008`, or a reason under `[ignore]`, silences it.
+- Models that were made deeper by repeating layers and not trained since have equal layers by design (SOLAR's method before its
+  training, mergekit's passthrough, frankenmerges). So do models that share weights between layers (ALBERT's method) and store each.
+- Layers that differ in a norm only count as equal. VAL014 reports layers that are equal in some matrices only.
+- `--ignore VAL008`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 huggingface/transformers#24381, NVIDIA/Megatron-LM#1583
@@ -25,24 +25,24 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.duplicates import equal_layers, layers, matched
+from ckptcheck.text.formatting import format_layers
+from ckptcheck.values.detectors.duplicate_tensors import find_equal_layers, group_copies
 
 
-@rule("VAL008", "duplicate-layer", severity="warning", on="values", when=lambda ckpt: len(ckpt.anatomy.layers) > 1)
+@rule("VAL008", "duplicate-layer", severity="warning", on="values", when=lambda ckpt: len(ckpt.components.layers) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    stack = ckpt.anatomy.stack
-    assert stack is not None
-    found = equal_layers(ckpt)
-    said = [
-        f"{layers(copies)} {'are' if len(copies) > 1 else 'is'} {layers(originals)} again"
-        for copies, originals in matched(found.items())
+    stack = ckpt.components.stack
+    equal_layers = find_equal_layers(ckpt)
+    sentences = [
+        f"{format_layers(copies)} {'repeat' if len(copies) > 1 else 'repeats'} {format_layers(originals)}"
+        for copies, originals in group_copies(equal_layers.items())
     ]
-    if said:
-        more = f", and so on for {len(said) - 3} more" if len(said) > 3 else ""
+    if sentences and stack is not None:
+        more = f", and {len(sentences) - 3} more such cases" if len(sentences) > 3 else ""
         yield Problem(
-            f"{stack.prefix}: {', '.join(said[:3])}{more}, byte for byte",
-            file=ckpt.holder(stack.name(min(found))),
-            key=stack.name(min(found)),
+            f"{stack.prefix}: {', '.join(sentences[:3])}{more}, byte for byte",
+            file=ckpt.file_of(stack.full_name(min(equal_layers))),
+            key=stack.full_name(min(equal_layers)),
             hint="convert again, with the offset of each pipeline stage",
         )
     ckpt.require_values()

@@ -1,25 +1,29 @@
-"""A matrix of a layer is another one again, byte for byte.
+"""A matrix of a layer repeats another one, byte for byte.
 
 ## What it checks
-No matrix of a layer has the bytes of the same matrix in another layer, or of another matrix of equal shape; nor has an
-expert those of an expert in another layer. Left out are matrices of one number, identities and such of zeros almost
-throughout, scales, norms and biases, layers that are copies as a whole (VAL008), experts within a layer (VAL009), parts of
-one weight of a Megatron run (MEG028), blocks that are shared by name, and models whose config says that layers share weights
-(or keys and values: those, then). Layers of multi-token prediction are not looked at.
+No matrix of a layer has the bytes of the same matrix in another layer, or of another matrix of equal shape. No expert has the
+bytes of an expert in another layer.
+
+It leaves out:
+- constant matrices, identities and others of almost only zeros, scales, norms and biases;
+- layers that are copies as a whole (VAL008), experts within a layer (VAL009), parts of one weight of a Megatron run (MEG028);
+- blocks that are shared by name, and models whose config says that layers share weights (or keys and values: those, then);
+- layers of multi-token prediction.
 
 ## Why it matters
-A conversion that takes one name for another writes layer 11's `o_proj` into layer 12, the queries' weights for the keys, or
-the gate's for the up projection. Names, shapes and statistics are right, every engine loads it, and one part of the model
-computes another's function: its texts are a little worse, or nonsense.
+A conversion that mixes up names writes layer 11's `o_proj` into layer 12, the queries' weights for the keys, or the gate's for
+the up projection. Names, shapes and statistics are right, every engine loads it, and one part of the model computes the function
+of another. Its texts are a little worse, or nonsense.
 
 ## How to fix
-Convert again, and compare the names that this finding gives with those of the source.
+Convert again, and compare the names in this finding with those of the source.
 
 ## When it can be wrong
-Layers that were copied to make a model deeper, of which only some matrices were trained after (adapters on attention alone);
-attention across towers that begins as a copy of self-attention; models that share matrices between layers by design and
-store each, without a setting that says so. A copy in which one byte differs, a transposed one, and packed integers are not
-seen. `--ignore VAL014`, or a reason under `[ignore]`, silences it.
+- Layers that were copied to make a model deeper, if only some of their matrices were trained since (adapters on attention alone).
+- Attention across towers that starts as a copy of self-attention.
+- Models that share matrices between layers by design and store each, without a setting that says so.
+- It misses a copy in which one byte differs, a transposed copy, and packed integers.
+- `--ignore VAL014`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#1871 (one tensor written again and again), NVIDIA-NeMo/Megatron-Bridge#1984 (right
@@ -30,21 +34,21 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.duplicates import equal_matrices, sentences
+from ckptcheck.values.detectors.duplicate_tensors import describe_copies, find_equal_matrices
 
 
-@rule("VAL014", "repeated-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.anatomy.layers))
+@rule("VAL014", "repeated-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.source.local is None:
-        raise Skip("not looked for on the Hub")
-    copies = equal_matrices(ckpt)
+        raise Skip("matrices are not read again on the Hub")
+    copies = find_equal_matrices(ckpt)
     if copies:
-        said = sentences(copies)
-        more = f"; and so on, {len(said) - 3} more of the kind" if len(said) > 3 else ""
+        sentences = describe_copies(copies)
+        more = f"; and {len(sentences) - 3} more such cases" if len(sentences) > 3 else ""
         first = next(iter(copies[0].unit.names.values()))
         yield Problem(
-            f"{'; '.join(said[:3])}{more}, byte for byte",
-            file=ckpt.holders[first],
+            f"{'; '.join(sentences[:3])}{more}, byte for byte",
+            file=ckpt.tensor_to_file[first],
             key=first,
             hint="convert again, and compare the names with those of the source",
         )

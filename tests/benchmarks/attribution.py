@@ -11,8 +11,8 @@ SEEDS = 3
 
 def main() -> None:
     """Measure and print."""
-    sys.path[:0] = [str(ROOT / "tests" / "attribution"), str(ROOT / "fixtures")]
-    from twin import table
+    sys.path[:0] = [str(ROOT / "fixtures")]
+    from tests.parity.attribution.twin import table
 
     print("\nattribution: the fault matrix")
     rows, right, total = table(SEEDS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-FAR = Path(__file__).parents[2] / "ckptcheck" / "host" / "far"
+FAR = Path(__file__).parents[2] / "ckptcheck" / "runtime" / "worker"
 ROUNDS = 10
 SHAPES = {"matrices of 134 MB": (8192, 8192), "experts of 3 MB": (768, 2048)}
 BYTES = 4 << 30
@@ -28,7 +28,7 @@ def main() -> None:
         print(f"\ndigests on a GPU: left out, torch {torch.__version__} sees none")
         return
     sys.path.insert(0, str(FAR))
-    from ckptcheck_far import digest
+    from ckptcheck_worker import digest
 
     device = torch.device("cuda", 0)
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import numpy as np
 
-from ckptcheck.diagnosis import Bits, Sides, diagnose
+from ckptcheck.compare.diagnosis import DiagnosisInput, TensorBits, diagnose
 from tests.benchmarks.figures import line
-from tests.benchmarks.headers import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "diagnosis"))
 
 
 def _seconds(expected: np.ndarray, actual: np.ndarray) -> float:
     name = "model.layers.0.mlp.down_proj.weight"
     began = time.perf_counter()
-    diagnose(Sides({name: lambda: Bits("BF16", expected)}, {name: lambda: Bits("BF16", actual)}))
+    diagnose(DiagnosisInput({name: lambda: TensorBits("BF16", expected)}, {name: lambda: TensorBits("BF16", actual)}))
     return time.perf_counter() - began
 
 
 def main() -> None:
     """Measure and print."""
-    from fault_matrix import table
+    from tests.compare.diagnosis.fault_matrix import table
 
     print("\ndiagnosis: the fault matrix")
     for row in table():

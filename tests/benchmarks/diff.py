@@ -30,7 +30,7 @@ def compare(first: Path, second: Path) -> None:
 def peak(first: Path, second: Path) -> float:
     """Peak anonymous memory of a diff in a process of its own, in MB."""
     program = (
-        "import sys; sys.path[:0] = ['.', 'tests']\n"
+        "import sys; sys.path.insert(0, '.')\n"
         "import threading; from tests.benchmarks.diff import in_process; from tests.benchmarks.values import anonymous\n"
         "peak = [0.0]; over = threading.Event()\n"
         "def watch():\n"
@@ -45,12 +45,12 @@ def peak(first: Path, second: Path) -> float:
 
 def in_process(first: str, second: str) -> None:
     """Compare in this process."""
-    from ckptcheck import pack
-    from ckptcheck.comparison.comparison import Comparison
-    from ckptcheck.comparison.open import open_side
-    from ckptcheck.run import run
+    from ckptcheck.compare.matching.comparison import Comparison
+    from ckptcheck.compare.matching.side import open_side
+    from ckptcheck.linter import rule_loader
+    from ckptcheck.linter.runner import run_rules
 
-    report = run(Comparison(open_side(first), open_side(second)), pack.load())
+    report = run_rules(Comparison(open_side(first), open_side(second)), rule_loader.load_rules())
     if report.verdict != "clean":
         sys.exit(f"the copies are not equal: {report.findings[:2]} {report.crashed[:2]}")
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.figures import line
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 SCAN = [sys.executable, "-m", "ckptcheck", "scan", "--headers-only"]
 READ = [
     sys.executable,

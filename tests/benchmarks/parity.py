@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptcheck import rollouts
-from ckptcheck.metrics import gap
-from ckptcheck.rollouts import Metadata, Rollouts, Side
+from ckptcheck.parity import rollouts
+from ckptcheck.parity.metrics import compute_metrics
+from ckptcheck.parity.rollouts import Metadata, Rollouts, ScorerInfo
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
@@ -42,7 +42,12 @@ def drawn(tokens: int) -> Rollouts:
         "version_spans": np.stack([starts[:-1] + PROMPT, starts[1:], np.zeros(number, np.int64)], 1),
     }
     about = Metadata(
-        "org/model", 7, Side("vllm"), Side("megatron", weight_version="7"), vocabulary=50_000, versions=["7"]
+        "org/model",
+        7,
+        ScorerInfo("vllm"),
+        ScorerInfo("megatron", weight_version="7"),
+        vocabulary=50_000,
+        versions=["7"],
     )
     return Rollouts(about, columns)
 
@@ -96,14 +101,15 @@ def looped(engine: Iterable[float], trainer: Iterable[float], mask: Iterable[boo
 PROGRAM = (
     "import json, resource, sys, time\n"
     "from pathlib import Path\n"
-    "from ckptcheck import pack, rollouts\n"
-    "from ckptcheck.parity.judged import Judged\n"
-    "from ckptcheck.run import run\n"
-    "rules = pack.load()\n"
+    "from ckptcheck.linter.rule_loader import load_rules\n"
+    "from ckptcheck.parity import rollouts\n"
+    "from ckptcheck.parity.rollout_evidence import RolloutEvidence\n"
+    "from ckptcheck.linter.runner import run_rules\n"
+    "rules = load_rules()\n"
     "import numpy\n"
     "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
     "began = time.process_time()\n"
-    "report = run(Judged(sys.argv[1], rollouts.read(Path(sys.argv[1]))), rules)\n"
+    "report = run_rules(RolloutEvidence(sys.argv[1], rollouts.read_rollouts(Path(sys.argv[1]))), rules)\n"
     "took = time.process_time() - began\n"
     "assert report.verdict == 'clean', report.findings\n"
     "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
@@ -116,7 +122,7 @@ def main() -> None:
     made = drawn(TOKENS)
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "rollouts.safetensors"
-        rollouts.write(made, path)
+        rollouts.write_rollouts(made, path)
         command = [sys.executable, "-c", PROGRAM, str(path)]
         runs = [json.loads(subprocess.check_output(command, cwd=ROOT, text=True)) for _ in range(3)]
     seconds, rules, megabytes = sorted(runs)[1]
@@ -128,10 +134,10 @@ def main() -> None:
     ours = []
     for _ in range(3):
         began = time.process_time()
-        assert gap(made) is not None
+        assert compute_metrics(made) is not None
         ours.append(time.process_time() - began)
     metrics = statistics.median(ours)
-    found = gap(part)
+    found = compute_metrics(part)
     assert found is not None
     assert np.allclose(
         (found.mult_prob_error, found.k3, found.abs_mean), [wanted[name] for name in ("error", "k3", "abs")]

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.engines.vllm import VllmEngine, VllmOptions
-from ckptcheck.environments.interpreter import interpreter
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.host.exchange import Exchange
-from ckptcheck.refit.sync import send
-from ckptcheck.trainers.transformers import start_transformers
+from ckptcheck.refit.sync import send_weights
+from ckptcheck.runtime.engines.vllm import VllmEngine, VllmOptions
+from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.runtime.trainers.transformers import start_transformers
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
@@ -32,7 +32,7 @@ def digests() -> None:
     """Digest half a gigabyte, in tensors as models have them, and sum the same words."""
     import torch
 
-    from ckptcheck.host.far.ckptcheck_far.digest import digest
+    from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
 
     weights = [torch.randn(1536, 2048) for _ in range(SIZE // (4 * 1536 * 2048))]
     whole = sum(weight.nbytes for weight in weights)
@@ -50,17 +50,17 @@ def syncs(source: Path) -> None:
     ckpt = open_checkpoint(str(source))
     need = 2 * sum(tensor.nbytes for tensor in ckpt.tensors.values())
     ratios, updates, checks, extra, sent = [], [], [], [], []
-    with Exchange(need=need) as exchange, VllmEngine(source, VllmOptions()) as engine:
+    with TensorExchange(need=need) as exchange, VllmEngine(source, VllmOptions()) as engine:
         trainer = start_transformers(ckpt, exchange)
         try:
             for number in range(ROUNDS):
                 trainer.perturb(0.01, seed=number)
                 sent.append(_seconds(trainer.digests))
-                sync = _seconds(lambda: send(trainer, engine, BUCKET, "reload", ""))
+                sync = _seconds(lambda: send_weights(trainer, engine, BUCKET, "reload", ""))
                 process = engine._ask("memory")[0][0]
                 before = _resident(process, peak=False)
                 _forget_peak(process)
-                check = _seconds(engine.manifest)
+                check = _seconds(engine.digest_tensors)
                 extra.append(_resident(process, peak=True) - before)
                 ratios.append(check / sync)
                 updates.append(sync)
@@ -101,7 +101,7 @@ def main() -> None:
     digests()
     try:
         for engine in ("vllm", "megatron"):
-            interpreter(engine)
+            find_interpreter(engine)
     except CkptcheckError as missing:
         print(f"  no live sync: {missing.message} (make engines)")
         return

@@ -13,15 +13,15 @@ from math import prod
 from pathlib import Path
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.values.measure import attach
 from ckptcheck.values.stats import TensorStats
+from ckptcheck.values.value_pass import ValuePass
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
 
 def passing(folder: Path, tolerance: float) -> tuple[int, int, int, int]:
     """Return how many tensors could be zeroed and still pass, of how many, and the same in elements."""
-    ckpt = attach(open_checkpoint(str(folder)))
+    ckpt = open_checkpoint(str(folder), value_reader=ValuePass())
     tensors = ckpt.values.tensors.values()
     small = [stats for stats in tensors if stats.absmax <= tolerance and not stats.nan and not stats.inf]
     return len(small), len(tensors), sum(map(_elements, small)), sum(map(_elements, tensors))
@@ -35,13 +35,15 @@ def changed(folder: Path, tolerance: float) -> float:
     """Return the share of all elements that could be set to zero each by itself."""
     import numpy as np
 
-    from ckptcheck.values.compare import read
+    from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
     from ckptcheck.values.dtypes import FORMATS, decode
 
     ckpt = open_checkpoint(str(folder))
     small = total = 0
     for name, tensor in ckpt.tensors.items():
-        values = decode(tensor.dtype, np.frombuffer(read(ckpt, name, 0, tensor.nbytes), FORMATS[tensor.dtype].unsigned))
+        values = decode(
+            tensor.dtype, np.frombuffer(read_tensor_bytes(ckpt, name, 0, tensor.nbytes), FORMATS[tensor.dtype].unsigned)
+        )
         small += int((np.abs(values) <= tolerance).sum())
         total += values.size
     return small / total

@@ -20,12 +20,12 @@ from unittest import mock
 
 import numpy as np
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.run import run
-from ckptcheck.values import glance
-from ckptcheck.values.measure import attach
-from ckptcheck.values.rows import row_stats
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.values import pattern_max
+from ckptcheck.values.detectors.row_stats import compute_row_stats
+from ckptcheck.values.value_pass import ValuePass
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
@@ -106,16 +106,18 @@ def two_ceilings(folder: Path) -> None:
         process.join()
 
 
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 
 
 def scan(folder: Path, jobs: int) -> None:
     """Scan with all rules; stop if it finds anything or cannot finish."""
-    ckpt = attach(open_checkpoint(str(folder)), jobs=jobs, early=True)
+    reader = ValuePass(jobs=jobs)
+    ckpt = open_checkpoint(str(folder), value_reader=reader)
     try:
-        report = run(ckpt, RULES)
+        reader.start(ckpt)
+        report = run_rules(ckpt, RULES)
     finally:
-        ckpt.release()
+        reader.close()
     if report.verdict != "clean":
         sys.exit(f"the benchmark's checkpoint is not clean: {report.findings[:2]} {report.crashed[:2]}")
 
@@ -132,23 +134,23 @@ def _against_torch(folder: Path) -> None:
 
     torch.set_num_threads(1)
     ckpt = open_checkpoint(str(folder))
-    name = ckpt.anatomy.embedding
+    name = ckpt.components.embedding
     assert name is not None
-    shard = ckpt.shards[ckpt.holders[name]]
+    shard = ckpt.shards[ckpt.tensor_to_file[name]]
     raw = bytearray(ckpt.source.read(shard.name, shard.data_start, shard.tensors[name].nbytes))
     weight = torch.frombuffer(raw, dtype=torch.bfloat16).reshape(VOCABULARY, HIDDEN)
     bits = np.frombuffer(raw, np.uint8)
-    from ckptcheck.values.look import look
+    from ckptcheck.values.chunk_scan import scan_chunk
 
     naive = [seconds(lambda: (weight.isnan().any(), weight.abs().max())) for _ in range(ROUNDS)]
-    ours = [seconds(lambda: look(bits, "BF16")) for _ in range(ROUNDS)]
+    ours = [seconds(lambda: scan_chunk(bits, "BF16")) for _ in range(ROUNDS)]
     line(
-        "torch isnan().any() + abs().max() / our look, one thread",
+        "torch isnan().any() + abs().max() / our scan, one thread",
         f"{statistics.median(naive) / statistics.median(ours):.1f}",
         "≥ 8",
     )
     norms = [seconds(lambda: weight.float().norm(dim=1)) for _ in range(ROUNDS)]
-    rows = [seconds(lambda: row_stats(ckpt, name)) for _ in range(ROUNDS)]
+    rows = [seconds(lambda: compute_row_stats(ckpt, name)) for _ in range(ROUNDS)]
     line(
         "NeMo-RL's row norms / our full row statistics, reading included",
         f"{statistics.median(norms) / statistics.median(rows):.1f}",
@@ -195,8 +197,8 @@ def main() -> None:
         size = write(folder, 4)
         ceiling(folder)
         print(
-            f"\nvalues: {size / 1e9:.1f} GB of bf16 in the page cache, all rules on; {ROUNDS} rounds, medians; the look is "
-            + ("compiled" if glance.is_compiled() else "numpy's: see ckptcheck doctor")
+            f"\nvalues: {size / 1e9:.1f} GB of bf16 in the page cache, all rules on; {ROUNDS} rounds, medians; the kernel is "
+            + ("compiled" if pattern_max.is_compiled() else "numpy: see ckptcheck doctor")
         )
         times: dict[str, list[float]] = {"ceiling": [], "two ceilings": [], "one": [], "two": [], "numpy": []}
         for _ in range(ROUNDS):
@@ -204,7 +206,7 @@ def main() -> None:
             times["two ceilings"].append(seconds(lambda: two_ceilings(folder)))
             times["one"].append(seconds(lambda: scan(folder, 1)))
             times["two"].append(seconds(lambda: scan(folder, 2)))
-            with mock.patch.object(glance, "_compiled", return_value=None):
+            with mock.patch.object(pattern_max, "_load_kernel", return_value=None):
                 times["numpy"].append(seconds(lambda: scan(folder, 2)))
         for what, name, goal in (
             ("speed of the whole scan / one thread's ceiling, --jobs 1", "one", "≥ 0.6"),

@@ -8,23 +8,23 @@ from typing import Any
 
 import live
 import pytest
-from probed import ScoringTrainer
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from ckptcheck.cli.app import app
-from ckptcheck.cli.live_sides import Sides
-from ckptcheck.engines import registry
-from ckptcheck.engines.fake_serving import FakeServing
+from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.rollouts import read
+from ckptcheck.parity.live_session import LiveSession
+from ckptcheck.parity.rollouts import read_rollouts
+from ckptcheck.runtime.engines import registry
+from tests.doubles.fake_serving import FakeServing
+from tests.factories.probe_cases import ScoringTrainer
 
 faults: list[str] = []
 
 
-def engine(checkpoint: Path, *, dtype: str, length: int, switches: Any, **_: Any) -> FakeServing:
+def engine(checkpoint: Path, *, dtype: str, context_len: int, switches: Any, **_: Any) -> FakeServing:
     weights = load_file(checkpoint / "model.safetensors")
-    return FakeServing(weights, faults, switches=switches, length=length, dtype=dtype, ends=(2,))
+    return FakeServing(weights, faults, switches=switches, length=context_len, dtype=dtype, ends=(2,))
 
 
 class FileTrainer(ScoringTrainer):
@@ -39,7 +39,7 @@ class FileTrainer(ScoringTrainer):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     live.write("llama", tmp_path / "tiny")
     monkeypatch.setattr(registry, "ENGINES", {"vllm": engine})
-    monkeypatch.setattr(Sides, "trainer", lambda self, *_, **__: FileTrainer(tmp_path, tmp_path / "tiny"))
+    monkeypatch.setattr(LiveSession, "start_trainer", lambda self, *_, **__: FileTrainer(tmp_path, tmp_path / "tiny"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     faults.clear()
@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parity(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app(), ["parity", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), ["parity", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.stdout or result.stderr
 
@@ -57,10 +57,10 @@ def test_record_score_judge(here: Path) -> None:
         "record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20", "--full", "5", "--step", "0"
     )
     assert "3 responses" in said
-    assert not (recorded := read(here / "r.safetensors")).defects
+    assert not (recorded := read_rollouts(here / "r.safetensors")).defects
     assert (recorded.metadata.step, recorded.metadata.logprobs, recorded.metadata.vocabulary) == (0, "raw", 512)
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
-    assert "trainer_full_logprobs" in read(here / "s.safetensors")
+    assert "trainer_full_logprobs" in read_rollouts(here / "s.safetensors")
     first = parity("judge", "s.safetensors", "--format", "json")
     assert first == parity("judge", "s.safetensors", "--format", "json")
     assert json.loads(first)["counts"]["error"] == 0
@@ -80,7 +80,7 @@ def test_processed_logprobs_are_scored_at_their_temperature(here: Path) -> None:
         "2",
     )
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
-    scored = read(here / "s.safetensors")
+    scored = read_rollouts(here / "s.safetensors")
     assert scored.metadata.trainer is not None
     assert (scored.metadata.logprobs, scored.metadata.trainer.temperature) == ("processed", 0.5)
 
@@ -108,15 +108,15 @@ def test_what_cannot_be_written_is_said_before_anything_runs(
 
 
 def test_logprobs_that_stayed_raw_are_called_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stubborn(checkpoint: Path, *, length: int, switches: Any, **_: Any) -> FakeServing:
+    def stubborn(checkpoint: Path, *, context_len: int, switches: Any, **_: Any) -> FakeServing:
         held = load_file(checkpoint / "model.safetensors")
-        return FakeServing(held, switches=switches, length=length, untaken=["logprobs=processed"])
+        return FakeServing(held, switches=switches, length=context_len, untaken=["logprobs=processed"])
 
     monkeypatch.setattr(registry, "ENGINES", {"vllm": stubborn})
     parity("record", "tiny", "-o", "r.safetensors", "--temperature", "0.5", "--switch", "logprobs=processed")
-    assert read(here / "r.safetensors").metadata.logprobs == "raw"
+    assert read_rollouts(here / "r.safetensors").metadata.logprobs == "raw"
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors", "--trainer-version", "3")
-    trainer = read(here / "s.safetensors").metadata.trainer
+    trainer = read_rollouts(here / "s.safetensors").metadata.trainer
     assert trainer is not None
     assert (trainer.temperature, trainer.weight_version) == (1.0, "3")
 

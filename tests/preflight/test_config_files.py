@@ -8,9 +8,9 @@ import pytest
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import launch, toml_file, yaml_file
-from ckptcheck.preflight.document import Document, Leaf, text_of
-from ckptcheck.preflight.interpolation import look
-from ckptcheck.preflight.shell import Word
+from ckptcheck.preflight.document import Document, Leaf, read_text_file
+from ckptcheck.preflight.interpolation import resolve
+from ckptcheck.preflight.shell_script import Word
 
 
 def values(document: Document) -> dict[str, object]:
@@ -105,7 +105,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         (".", "x is a folder"),
     ]:
         with pytest.raises(CkptcheckError) as trouble:
-            text_of(tmp_path / name, "x")
+            read_text_file(tmp_path / name, "x")
         assert trouble.value.message == sentence
 
 
@@ -113,7 +113,7 @@ def test_overrides_replace_add_and_remove() -> None:
     document = Document()
     for path in ("a.b", "a.c.d", "a.c.e", "f"):
         document.put(path, Leaf(1, path))
-    rest = launch.overrides(
+    rest = launch.apply_overrides(
         [
             Word(text, 7)
             for text in ("a.b=2.5", "+a.new=[x,1]", "++f=null", "~a.c", "python", "s='1'", "e=", "t=${a.b}")
@@ -151,11 +151,11 @@ def test_a_section_replaces_a_value_and_the_other_way_round() -> None:
         ("${oc.select:no.such,${x.y}}", 5, ""),
         ("${mul:${x.y},2}", None, "${mul:${x.y},2} is computed by the job itself"),
         ("1-${mul:2,2}", None, "${mul:2,2} is computed by the job itself"),
-        ("${no.such}", None, "${no.such} refers to what is not there"),
+        ("${no.such}", None, "${no.such} refers to a key that does not exist"),
         ("${s.k}", None, "${s.k} refers to itself"),
-        ("${.........x}", None, "${.........x} refers to what is not there"),
+        ("${.........x}", None, "${.........x} refers to a key that does not exist"),
         ("${", None, "${ is no interpolation that is understood"),
-        ("???", None, "it has to be given (???), and is not"),
+        ("???", None, "the job requires a value (???), and none is given"),
         ("${copy.y}", 5, ""),
     ],
 )
@@ -164,6 +164,6 @@ def test_interpolations(value: str, comes_to: object, reason: str) -> None:
     for path, plain in {"x.y": 5, "s.near": "here", "copy": "${x}"}.items():
         document.put(path, Leaf(plain, path))
     document.put("s.k", Leaf(value, "s.k"))
-    found = look(document, "s.k")
+    found = resolve(document, "s.k")
     assert found is not None
     assert (found.value, found.reason) == (comes_to, reason)

@@ -8,9 +8,9 @@ import subprocess
 from typing import Any
 
 import pytest
-from conftest import needs_engine
 
-from ckptcheck.preflight.engine_flags import DEFAULTS, NEWEST, OLDER, known_arguments
+from ckptcheck.preflight.engine_flags import DEFAULTS, DEPRECATED_ARGUMENTS, NEWEST, known_arguments
+from tests.conftest import needs_engine
 
 pytestmark = pytest.mark.engine
 
@@ -83,7 +83,7 @@ def test_defaults_and_arguments(engine: str, program: str) -> None:
     }
     assert not plain.keys() - switches - valued
     assert {name for name, switch in plain.items() if switch} == switches & plain.keys()
-    assert not OLDER[engine] & plain.keys()
+    assert not DEPRECATED_ARGUMENTS[engine] & plain.keys()
     if engine == "vllm":
         assert (found.pop("logprobs"), found.pop("async_scheduling")) == (
             "raw_logprobs",

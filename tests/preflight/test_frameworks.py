@@ -10,7 +10,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.fields import FIELDS
 from ckptcheck.preflight.job import Job
-from ckptcheck.preflight.open import FRAMEWORKS, open_job
+from ckptcheck.preflight.open_job import FRAMEWORKS, open_job
 
 
 def opened(folder: Path, files: dict[str, str], *more: str, **told: Any) -> Job:
@@ -21,7 +21,7 @@ def opened(folder: Path, files: dict[str, str], *more: str, **told: Any) -> Job:
 
 
 def said(job: Job, *names: str) -> list[str]:
-    return [f"{name} {job.said(name)}" for name in names]
+    return [f"{name} {job.describe(name)}" for name in names]
 
 
 def test_verl_on_the_command_line(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_verl_with_a_configuration_that_is_not_here_has_no_defaults(tmp_path: Pa
     job = opened(
         tmp_path, {"run.sh": "python -m verl.trainer.main_ppo --config-name=ours actor_rollout_ref.rollout.name=vllm\n"}
     )
-    assert job.notes == ["ours, the configuration that run.sh names, is not there to be read"]
+    assert job.notes == ["ours, the configuration that run.sh names, does not exist"]
     assert job["rollout.temperature"].status == "unresolved"
 
 
@@ -279,9 +279,9 @@ def test_versions_are_those_that_files_pin_or_the_user_tells(tmp_path: Path) -> 
     text = "docker run vllm/vllm-openai:v0.17.1\npip install transformer_engine==2.4\nvllm serve m\n"
     job = opened(tmp_path, {"serve.sh": text})
     assert (job.engine_version, job.te_version) == ("0.17.1", "2.4")
-    assert job.said("engine.cascade_attention") == "on (default of vLLM 0.17.1)"
+    assert job.describe("engine.cascade_attention") == "on (default of vLLM 0.17.1)"
     told = opened(tmp_path, {"serve.sh": text}, engine_version="v0.18.0")
-    assert told.said("engine.cascade_attention") == "off (default of vLLM 0.18.0)"
+    assert told.describe("engine.cascade_attention") == "off (default of vLLM 0.18.0)"
 
 
 def test_environment_of_yaml(tmp_path: Path) -> None:
@@ -292,14 +292,18 @@ def test_environment_of_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "more", "sentence"),
     [
-        ({"job.yaml": "a: 1\nb: {c: 2}\n"}, (), "job.yaml has the keys of no framework that is known here: a, b"),
-        ({"job.yaml": "{}\n"}, (), "job.yaml has the keys of no framework that is known here: none"),
+        (
+            {"job.yaml": "a: 1\nb: {c: 2}\n"},
+            (),
+            "job.yaml does not have the keys of any framework that ckptcheck knows: a, b",
+        ),
+        ({"job.yaml": "{}\n"}, (), "job.yaml does not have the keys of any framework that ckptcheck knows: none"),
         (
             {"job.yaml": "actor_rollout_ref: {}\nactor_train: {}\nactor_infer: {}\n"},
             (),
             "job.yaml could be of verl or ROLL",
         ),
-        ({"run.sh": "echo 1\n"}, (), "run.sh starts no training job and no engine that is known here"),
+        ({"run.sh": "echo 1\n"}, (), "run.sh starts no training job and no engine that ckptcheck knows"),
         ({"job.json": "{}"}, (), "job.json is neither YAML, TOML nor a shell script"),
         ({"job.yaml": "defaults: job.yaml\npolicy: {generation: {}}\n"}, (), "job.yaml:1 defaults include each other"),
     ],

@@ -12,12 +12,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer.main
-from cases import CHECKPOINTS, ROOT
-from samples import SARIF
 
-from ckptcheck.cli.app import app
-from ckptcheck.preflight.commands import commands
-from ckptcheck.preflight.open import open_job
+from ckptcheck.cli.app import build_app
+from ckptcheck.preflight.commands import suggest_commands
+from ckptcheck.preflight.open_job import open_job
+from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
+from tests.factories.sample_reports import SARIF
 
 JOB = """llm:
   parameters: {temperature: 0.7, max_tokens: 500}
@@ -63,7 +63,7 @@ PipelineRL · deepspeed → vllm TP2
   error   JOB002 temperature-mismatch
           job.yaml:7 finetune.rl.temperature
           the trainer computes logprobs at temperature 1 (job.yaml:7), and rollouts are sampled at 0.7 (job.yaml:2)
-          → let one refer to the other
+          → let one setting refer to the other
 
   skipped JOB017: org/a model's name is not on this machine
 
@@ -87,7 +87,7 @@ PipelineRL · deepspeed → vllm TP2
 
 
 def test_json_names_file_and_line(folder: Path) -> None:
-    schema = json.loads((ROOT / "ckptcheck/reporters/report.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "ckptcheck/linter/reporters/report.schema.json").read_text(encoding="utf-8"))
     found = json.loads(call("job.yaml", "--format", "json", folder=folder).stdout)
     jsonschema.validate(found, schema)
     finding = next(each for each in found["findings"] if each["code"] == "JOB002")
@@ -126,7 +126,7 @@ def test_what_was_understood_can_be_listed(folder: Path) -> None:
         ("job.yaml", "a: [", (), "job.yaml:1 is not YAML: expected the node content, but found '<stream end>'"),
         ("job.toml", "a = ", (), "job.toml:1 is not TOML: Invalid value"),
         ("job.sh", "run 'x", (), "job.sh:1 a ' is never closed"),
-        ("job.yaml", "a: 1", (), "job.yaml has the keys of no framework that is known here: a"),
+        ("job.yaml", "a: 1", (), "job.yaml does not have the keys of any framework that ckptcheck knows: a"),
         ("job.yaml", "a: 1", ("--framework", "x"), "there is no framework x"),
         ("job.yaml", "a: 1", ("no.yaml",), "no.yaml does not exist"),
         ("job.yaml", "a: 1", (".",), ". is a folder"),
@@ -175,9 +175,9 @@ def test_a_checkpoint_that_is_here_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_commands_are_ones_that_ckptcheck_has(folder: Path) -> None:
-    top = typer.main.get_command(app())
+    top = typer.main.get_command(build_app())
     seen = set()
-    for line in commands(open_job([str(folder / "job.yaml")])):
+    for line in suggest_commands(open_job([str(folder / "job.yaml")])):
         words = shlex.split(line, comments=True)
         if not words or words[1] not in top.commands:  # type: ignore[attr-defined]
             continue
@@ -191,7 +191,7 @@ def test_the_commands_are_ones_that_ckptcheck_has(folder: Path) -> None:
 
 
 def test_the_report_of_the_page_is_a_real_one(tmp_path: Path) -> None:
-    page = (ROOT / "ckptcheck/preflight/README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/preflight.md").read_text(encoding="utf-8")
     text = page.split("```yaml\n")[1].split("```")[0]
     command, _, report = page.split("```console\n")[2].split("```")[0].partition("\n")
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jobs import job as of_case
 
-from ckptcheck import pack
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import launch, shell, toml_file, yaml_file
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.preflight import launch, shell_script, toml_file, yaml_file
 from ckptcheck.preflight.document import Document
-from ckptcheck.preflight.open import open_job
-from ckptcheck.preflight.shell import Word
-from ckptcheck.run import run
+from ckptcheck.preflight.open_job import open_job
+from ckptcheck.preflight.shell_script import Word
+from tests.factories.checkpoint_cases import ROOT
+from tests.factories.job_cases import read_job as read_job_case
 
-RULES = [rule for rule in pack.load() if rule.on == "job"]
+RULES = [rule for rule in rule_loader.load_rules() if rule.on == "job"]
 TABLES = [
     (path.stem, table)
     for path in sorted((ROOT / "rules" / "preflight").glob("*.toml"))
@@ -39,8 +39,8 @@ def test_readers_take_any_text(text: str) -> None:
     for reader in (
         lambda: yaml_file.read(text, "x"),
         lambda: toml_file.read(text, "x"),
-        lambda: shell.read(text, "x", Path("/x"), follow=lambda word, script: None),
-        lambda: yaml_file.scalar(text),
+        lambda: shell_script.read(text, "x", Path("/x"), follow=lambda word, script: None),
+        lambda: yaml_file.parse_scalar(text),
     ):
         try:
             reader()
@@ -52,7 +52,7 @@ def test_readers_take_any_text(text: str) -> None:
 @given(st.lists(st.text(alphabet=SIGNS, max_size=20), max_size=8))
 def test_launch_lines_take_any_words(words: list[str]) -> None:
     document = Document()
-    rest = launch.overrides([Word(text, 1) for text in words], document, "x")
+    rest = launch.apply_overrides([Word(text, 1) for text in words], document, "x")
     launch.flags(rest, document, "x")
 
 
@@ -65,11 +65,11 @@ def test_mutated_jobs_are_jobs_or_one_sentence(tmp_path: Path, seed: int) -> Non
         changed: dict[str, Any] = table | {"job": mutated(table["job"], draw)}
         changed.pop("overrides", None)
         try:
-            found = of_case(changed, tmp_path / str(number))
+            found = read_job_case(changed, tmp_path / str(number))
         except CkptcheckError as trouble:
             sentences.append(trouble.message)
             continue
-        report = run(found, RULES)
+        report = run_rules(found, RULES)
         assert not report.crashed, (report.crashed, changed["job"])
     assert not [sentence for sentence in sentences if "\n" in sentence or not sentence]
 
@@ -116,5 +116,5 @@ def test_a_file_of_flags_alone(tmp_path: Path) -> None:
     path = tmp_path / "serve.sh"
     path.write_text("vllm serve " + " ".join(f"--x{n}" for n in range(20_000)), encoding="utf-8")
     found = open_job([str(path)])
-    assert len(found.not_understood) == 20_000
-    assert len(run(found, RULES).findings[-1].message) < 1000
+    assert len(found.unknown_keys) == 20_000
+    assert len(run_rules(found, RULES).findings[-1].message) < 1000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.shell import Script, Word, read
+from ckptcheck.preflight.shell_script import Script, Word, read
 
 
 def script(text: str, folder: Path = Path("/jobs"), found: list[Word] | None = None) -> Script:
@@ -44,17 +44,17 @@ def test_words_are_those_that_a_shell_would_pass(text: str, words: list[str]) ->
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("A=$(nvidia-smi | wc -l)\nrun $A", "$(nvidia-smi | wc -l) would have to be run"),
-        ("A=`date`\nrun $A", "$(date) would have to be run"),
-        ("run ${A%%.*}", "${A%%.*} would have to be run"),
-        ("run $((A + 1))", "$((A + 1)) would have to be run"),
-        ("run $((2 ** 70))", "$((2 ** 70)) would have to be run"),
-        ("run $UNSET", "${UNSET} is not set in it"),
+        ("A=$(nvidia-smi | wc -l)\nrun $A", "$(nvidia-smi | wc -l) is known only when the script runs"),
+        ("A=`date`\nrun $A", "$(date) is known only when the script runs"),
+        ("run ${A%%.*}", "${A%%.*} is known only when the script runs"),
+        ("run $((A + 1))", "$((A + 1)) is known only when the script runs"),
+        ("run $((2 ** 70))", "$((2 ** 70)) is known only when the script runs"),
+        ("run $UNSET", "${UNSET} is not set in the script"),
         ("if [ -n \"$X\" ]; then\n  A=1\nelse\n  A=2\nfi\nrun $A", "set under a condition"),
         ("case $X in\n  a) A=1 ;;\n  b) A=2 ;;\nesac\nrun $A", "set under a condition"),
         ("for i in 1 2; do A=1; done\nrun $A", "set under a condition"),
         ("setup() {\n  A=1\n}\nrun $A", "set under a condition"),
-        ("run $@", "${@} would have to be run"),
+        ("run $@", "${@} is known only when the script runs"),
     ],
 )  # fmt: skip
 def test_what_nobody_can_tell_says_why(text: str, reason: str) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import gpu
 import pytest
-import refitted
 
-from ckptcheck import pack
-from ckptcheck.run import run
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
+from tests import gpu
+from tests.factories import refit_cases
 
 CELL = gpu.Cell("vllm", "ipc", switch="compilation=graphs")
 
 
 def test_a_row_is_the_last_sync_of_a_report(tmp_path: Path) -> None:
-    trace = refitted.played({}, tmp_path / "trial")
+    trace = refit_cases.run_trial_case({}, tmp_path / "trial")
     syncs = tuple(replace(each, nbytes=2_000_000_000, seconds=2.0, check_seconds=0.5) for each in trace.syncs)
-    report = run(replace(trace, syncs=syncs), [rule for rule in pack.load() if rule.on == "refit"]).as_dict()
+    report = run_rules(
+        replace(trace, syncs=syncs), [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
+    ).to_dict()
     cells = dict(zip(gpu.HEAD, gpu.row(CELL, report), strict=True))
     assert cells["cell"] == "megatron → vllm ipc compilation=graphs"
     assert (cells["sent"], cells["sync s"], cells["check s"], cells["verdict"]) == ("2.00 GB", "2.00", "0.50", "clean")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commanded import Command
-from conftest import needs_engine
+
+from tests.conftest import needs_engine
+from tests.factories.killed_commands import Command
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
 
@@ -30,7 +31,7 @@ def test_a_rank_of_the_trainer_is_killed(place: Path) -> None:
     os.kill(command.of("megatron_trainer")[-1], signal.SIGKILL)
     report = command.report()
     why = report["crashed"][0]["error"]
-    assert why.startswith("could not finish step 1: megatron died (exit code 70) when asked to step; its last words: ")
+    assert why.startswith("could not finish step 1: megatron died (exit code 70) when asked to step; its last output: ")
     assert "died (SIGKILL) when asked to step" in why
     assert report["passed"] == []
     assert report["counts"]["tensors"] > 20  # the first sync had been compared

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import gpu
 import numpy as np
 import pytest
-from conftest import needs
 
-from ckptcheck.engines.digest import digest
-from ckptcheck.servers.reference import Reference
+from ckptcheck.runtime.engines.digest import digest
+from ckptcheck.runtime.servers.reference import ReferenceServer
+from tests import gpu
+from tests.conftest import needs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
 
@@ -76,7 +76,7 @@ def test_a_server_on_a_gpu_serves_what_it_should(engine: str, smollm2: Path) -> 
     if why := gpu.lacking(gpu.Cell(engine, "reload")):
         pytest.skip(why)
     python = Path(str(gpu.python(engine)))
-    with nothing_is_left(), Reference(engine, smollm2, dtype="bfloat16", device="cuda", python=python) as served:
+    with nothing_is_left(), ReferenceServer(engine, smollm2, dtype="bfloat16", device="cuda", python=python) as served:
         done = gpu.attach(smollm2, engine, served.client.url)
     report = json.loads(done.stdout)
     assert (done.returncode, report["findings"]) == (0, [])
@@ -88,7 +88,7 @@ def test_digests_of_the_device_are_those_of_the_host(ranks: int) -> None:
     needs("torch")
     import torch
 
-    from ckptcheck.host.far.ckptcheck_far import digest as far
+    from ckptcheck.runtime.worker.ckptcheck_worker import digest as far
 
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} sees no GPU")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ckptcheck.engines.base import Entry
-from ckptcheck.refit.names import sources
-from ckptcheck.refit.packing import disagreements, entry_for_both
-from ckptcheck.trainers.base import Weight
+from ckptcheck.refit.packing import packing_mismatches, suggest_ignore_entry
+from ckptcheck.refit.weight_names import trainer_weights
+from ckptcheck.runtime.engines.base import TensorDigest
+from ckptcheck.runtime.trainers.base import Weight
 
 LAYER = "model.layers.0"
 GATE, QUERY = f"{LAYER}.mlp.gate", f"{LAYER}.self_attn.q_proj"
@@ -33,35 +33,35 @@ HELD = [
 ]
 
 
-def held(names: list[str]) -> dict[tuple[int, str], Entry]:
-    return {(0, name): Entry(name, 0, "parameter", "I32", (2, 2), 16, "00", "1+0") for name in names}
+def held(names: list[str]) -> dict[tuple[int, str], TensorDigest]:
+    return {(0, name): TensorDigest(name, 0, "parameter", "I32", (2, 2), 16, "00", "1+0") for name in names}
 
 
 def test_both_sides_agree() -> None:
-    assert disagreements(SENT, held(HELD)) == ([], [])
+    assert packing_mismatches(SENT, held(HELD)) == ([], [])
     weights = {name: Weight(name, (2, 2), "I32") for name in SENT}
-    made = {weight.name for name in HELD for weight in sources(name, weights)}
+    made = {weight.name for name in HELD for weight in trainer_weights(name, weights)}
     assert made == set(SENT), "nothing that is sent is made into nothing"
 
 
 def test_a_router_or_experts_that_one_side_packs() -> None:
     router = [*(name for name in SENT if name != f"{GATE}.weight"), *(f"{GATE}.{role}" for role in PACKED)]
-    assert disagreements(router, held(HELD)) == ([GATE], [])
+    assert packing_mismatches(router, held(HELD)) == ([GATE], [])
     plain = [name for name in HELD if ".experts." not in name] + [
         f"{LAYER}.mlp.experts.{w}_weight" for w in ("w13", "w2")
     ]
     experts = sorted(f"{LAYER}.mlp.experts.{n}.{part}_proj" for n in (0, 1) for part in ("gate", "up", "down"))
-    assert disagreements(SENT, held(plain)) == (experts, [])
+    assert packing_mismatches(SENT, held(plain)) == (experts, [])
     unpacked = [name for name in SENT if not name.startswith(QUERY)] + [f"{QUERY}.weight"]
-    assert disagreements(unpacked, held(HELD)) == ([], [QUERY])
+    assert packing_mismatches(unpacked, held(HELD)) == ([], [QUERY])
 
 
 def test_eight_bits_have_the_name_of_a_plain_weight_and_a_scale() -> None:
     sent = [f"{QUERY}.weight", f"{QUERY}.weight_scale"]
-    assert disagreements(
+    assert packing_mismatches(
         sent, held([f"{LAYER}.self_attn.qkv_proj.weight", f"{LAYER}.self_attn.qkv_proj.weight_scale"])
     ) == ([], [])
-    assert disagreements(sent, held([f"{LAYER}.self_attn.qkv_proj.weight"])) == ([QUERY], [])
+    assert packing_mismatches(sent, held([f"{LAYER}.self_attn.qkv_proj.weight"])) == ([QUERY], [])
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_eight_bits_have_the_name_of_a_plain_weight_and_a_scale() -> None:
     ],
 )
 def test_the_entry_to_blame(entries: list[object], found: tuple[str, str] | None) -> None:
-    assert entry_for_both(json.dumps(entries), [GATE]) == found
-    assert entry_for_both("", [GATE]) is None
+    assert suggest_ignore_entry(json.dumps(entries), [GATE]) == found
+    assert suggest_ignore_entry("", [GATE]) is None

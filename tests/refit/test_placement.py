@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.engines.base import EngineInfo
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.placement import check
-from ckptcheck.trainers.base import TrainerInfo
+from ckptcheck.refit.placement import check_devices, check_transport
+from ckptcheck.runtime.engines.base import EngineInfo
+from ckptcheck.runtime.engines.transports import find_transport
+from ckptcheck.runtime.trainers.base import TrainerInfo
 
 ON_CPU = ("reload", "gloo", "load_weights")
 
@@ -23,13 +24,13 @@ class Holder:
         facts = {"device": device, "gpus": ",".join(gpus), "sees": ",".join(sees or gpus)}
         self.info = TrainerInfo("megatron", "0.16.1", "bfloat16", "", "LlamaForCausalLM", facts)
 
-    def unique_id(self) -> str:
+    def nccl_unique_id(self) -> str:
         return ""
 
-    def lend(self, bucket_bytes: int, gpus: object) -> list[object]:
+    def share_ipc(self, bucket_bytes: int, gpus: object) -> list[object]:
         return []
 
-    def reclaim(self) -> None: ...
+    def release_ipc(self) -> None: ...
 
 
 class Packer:
@@ -41,7 +42,7 @@ class Packer:
 def engine(*transports: str, name: str = "vllm", gpus: str = "") -> Any:
     facts = {"device": "cuda" if gpus else "cpu", "gpus": gpus}
     info = EngineInfo(name, "0.32.0", "bfloat16", 1, "LlamaForCausalLM", facts)
-    return SimpleNamespace(info=info, transports=transports)
+    return SimpleNamespace(info=info, transports=tuple(find_transport(name, transport) for transport in transports))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def engine(*transports: str, name: str = "vllm", gpus: str = "") -> Any:
     ],
 )
 def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
-    check(trainer, there, transport)
+    check_transport(trainer, there, transport)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,11 @@ def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
     [
         (
             Holder(), engine(*ON_CPU), "ipc",
-            "vllm 0.32.0 on CPU is not updated by ipc", "there is reload, gloo, load_weights",
+            "ipc carries weights between GPUs only, and vllm computes on a CPU", "there is reload, gloo, load_weights",
         ),
         (
             Holder("A"), engine("reload", "load_weights", gpus="A"), "gloo",
-            "vllm 0.32.0 on CUDA is not updated by gloo", "there is reload, ipc, nccl, load_weights",
+            "gloo carries weights to a CPU only, and vllm computes on GPUs", "there is reload, nccl, ipc, load_weights",
         ),
         (
             Holder(), engine("reload", "ipc", "load_weights", gpus="A"), "ipc",
@@ -99,5 +100,38 @@ def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_said_with_what_can(trainer: Any, there: Any, transport: str, said: str, hint: str) -> None:
     with pytest.raises(CkptcheckError) as caught:
-        check(trainer, there, transport)
+        check_transport(trainer, there, transport)
     assert (caught.value.message, caught.value.hint) == (said, hint)
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "gpus", "sentence"),
+    [
+        ("nccl", "cpu", ("", ""), "nccl carries weights between GPUs, and the trainer computes on the CPU"),
+        ("ipc", "cpu", ("", ""), "ipc carries weights between GPUs, and the trainer computes on the CPU"),
+        ("nccl", "auto", ("1,2", "0,1"), "NCCL refuses two ranks on one GPU, and trainer and vllm share 1"),
+    ],
+)
+def test_what_the_options_rule_out_is_refused_before_anything_starts(
+    transport: str, device: str, gpus: tuple[str, str], sentence: str
+) -> None:
+    with pytest.raises(CkptcheckError) as caught:
+        check_devices(find_transport("vllm", transport), "vllm", device, gpus[0], gpus[1], 2)
+    assert caught.value.message == sentence
+    assert "--transport" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "gpus"),
+    [
+        ("reload", "cpu", (None, None)),
+        ("nccl", "auto", (None, None)),
+        ("nccl", "auto", ("0", "1")),
+        ("nccl", "cuda", ("2", "0,1,2")),
+        ("ipc", "auto", ("0", "0")),
+    ],
+)
+def test_what_the_options_leave_open_is_not_refused(
+    transport: str, device: str, gpus: tuple[str | None, str | None]
+) -> None:
+    check_devices(find_transport("vllm", transport), "vllm", device, gpus[0], gpus[1], 2)

@@ -10,7 +10,8 @@ from typing import Any
 
 import live
 import pytest
-from conftest import needs_engine
+
+from tests.conftest import needs_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
 

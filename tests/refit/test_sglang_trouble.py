@@ -1,6 +1,6 @@
 """The whole command, when the real SGLang dies of a tensor that does not fit, or hangs while its other half goes on answering.
 
-Run by ``make matrix``, for it takes a minute; `tests/engines/test_sglang.py` kills the engine itself.
+Run by ``make matrix``, for it takes a minute; `tests/runtime/engines/test_sglang.py` kills the engine itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commanded import Command
-from conftest import needs_engine
+
+from tests.conftest import needs_engine
+from tests.factories.killed_commands import Command
+from tests.paths import DOUBLES
 
 pytestmark = [
     pytest.mark.engine,
@@ -40,7 +42,7 @@ def place() -> Iterator[Path]:
 
 def test_a_tensor_of_another_shape_kills_sglang_and_nobody_else(place: Path) -> None:
     needs_engine("sglang")
-    module = Path(__file__).parent.parent / "far" / "misshaping_trainer.py"
+    module = DOUBLES / "misshaping_trainer.py"
     script = place / "python"
     python = str(needs_engine("megatron").python)  # has transformers
     script.write_text(PYTHON.format(here=sys.executable, name=module.stem, module=str(module), python=python))

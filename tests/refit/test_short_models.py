@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.engines.context import usual
-from ckptcheck.refit.questions import Questions
-from ckptcheck.refit.text import Text
+from ckptcheck.refit.scoring_inputs import ScoringInputs
+from ckptcheck.refit.tokenizer import TrialTokenizer
+from ckptcheck.runtime.engines.sizing import default_context_len
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ from ckptcheck.refit.text import Text
 def test_an_engine_is_started_for_what_the_model_has_room_for(tmp_path: Path, config: object, tokens: int) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert usual(tmp_path) == tokens
+    assert default_context_len(tmp_path) == tokens
 
 
 @pytest.mark.parametrize("length", [512, 300, 266, 265, 128, 64, 40, 16, 8])
 def test_what_is_asked_fits(length: int) -> None:
-    asked = Questions.of(1000, 128, Text(), 16, length)
+    asked = ScoringInputs.for_trial(1000, 128, TrialTokenizer(), 16, length)
     longest = max(map(len, asked.sequences)) + asked.decode
     assert longest < length
     assert min(map(len, asked.sequences)) > 1

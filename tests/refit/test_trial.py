@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from cases import CHECKPOINTS
-from refitted import FakeTrainer, played
 
-from ckptcheck import pack
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.source import opened
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.refit.source import open_source
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.report import Section
-from ckptcheck.run import run
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.refit_cases import FakeTrainer, run_trial_case
 
-RULES = [rule for rule in pack.load() if rule.on == "refit"]
+RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
 
 
 def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,17 +29,17 @@ def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("method", ["manifest", "scramble", "refit", "score"])
 @pytest.mark.parametrize("kind", ["died", "hung"])
 def test_an_engine_that_is_lost_makes_the_verdict_incomplete(tmp_path: Path, method: str, kind: str) -> None:
-    trace = played({"faults": [{"kind": kind, "name": method}]}, tmp_path / "trial")
-    report = run(trace, RULES)
+    trace = run_trial_case({"faults": [{"kind": kind, "name": method}]}, tmp_path / "trial")
+    report = run_rules(trace, RULES)
     assert report.verdict == "incomplete"
     assert report.passed == ()
     assert report.exit_code("error") == 2
-    assert any(f"when asked to {method}" in why for why in trace.broken.values())
+    assert any(f"when asked to {method}" in why for why in trace.failed_phases.values())
 
 
 def test_what_was_found_before_is_kept(tmp_path: Path) -> None:
     faults = [{"kind": "silent"}, {"kind": "died", "name": "refit", "since": 2}]
-    report = run(played({"faults": faults}, tmp_path / "trial"), RULES)
+    report = run_rules(run_trial_case({"faults": faults}, tmp_path / "trial"), RULES)
     assert {"REF001", "REF009"} <= {finding.code for finding in report.findings}
     assert report.verdict == "incomplete"
 
@@ -58,14 +58,14 @@ def test_a_refusal_that_comes_late_ends_the_trial_and_keeps_what_was_found(
 
     whole, late = FakeTrainer.digests, 1
     monkeypatch.setattr(FakeTrainer, "digests", digests)
-    trace = played({"faults": [{"kind": "silent"}]}, tmp_path / "late")
-    report = run(trace, RULES)
-    assert dict(trace.broken) == {"sync after step 1": "no more digests; ask less"}
+    trace = run_trial_case({"faults": [{"kind": "silent"}]}, tmp_path / "late")
+    report = run_rules(trace, RULES)
+    assert dict(trace.failed_phases) == {"sync after step 1": "no more digests; ask less"}
     assert "REF001" in {finding.code for finding in report.findings}
     assert (report.verdict, report.exit_code("error")) == ("incomplete", 2)
     monkeypatch.setattr(FakeTrainer, "save", lambda self, folder: digests(self))
     with pytest.raises(CkptcheckError, match="no more digests"):
-        played({}, tmp_path / "early")
+        run_trial_case({}, tmp_path / "early")
 
 
 def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None
         floor, logprobs = (section for section in trace.sections if "how far" in section.title)
         return floor, logprobs
 
-    floor, logprobs = tables(played({"speculates": True}, tmp_path / "drafted"))
+    floor, logprobs = tables(run_trial_case({"speculates": True}, tmp_path / "drafted"))
     assert logprobs.lines == (
         "the trainer's tokens were not decoded: fake cannot be made to follow them while it speculates",
     )
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(None, None)] * 3
     assert "by decoding" in [row[1] for row in floor.rows], "of its own tokens"
-    floor, logprobs = tables(played({}, tmp_path / "plain"))
+    floor, logprobs = tables(run_trial_case({}, tmp_path / "plain"))
     assert not logprobs.lines
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(0.0, 0.0)] * 3
     assert "by decoding" in [row[1] for row in floor.rows]
@@ -89,7 +89,7 @@ def test_a_sound_trial_is_clean_in_every_setting(tmp_path: Path) -> None:
     for number, settings in enumerate(
         ({}, {"steps": 0}, {"steps": 3}, {"perturb": 0.1}, {"weights": False}, {"logprobs": False})
     ):
-        report = run(played({"settings": settings}, tmp_path / str(number)), RULES)
+        report = run_rules(run_trial_case({"settings": settings}, tmp_path / str(number)), RULES)
         assert (report.verdict, report.findings) == ("clean", ()), settings
 
 
@@ -111,7 +111,7 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.o_proj.weight"
     for number, kind in enumerate(wrong):
         faults = [{"kind": kind, "name": name}]
-        report = run(played({"faults": faults, "ranks": 2}, tmp_path / str(number)), RULES)
+        report = run_rules(run_trial_case({"faults": faults, "ranks": 2}, tmp_path / str(number)), RULES)
         assert report.findings, kind
 
 
@@ -124,9 +124,12 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
         (("tiny-w4a16",), "is quantized, and a trainer holds plain weights"),
         (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
         (("tiny-llama", "--pause", "retract"), "vllm does not retract requests"),
-        (("tiny-llama", "--pause", "keep", "--transport", "load_weights"), "requests run beside reload only"),
-        (("tiny-llama", "--pause", "keep", "--sleep-level", "2"), "--pause needs the cache"),
-        (("tiny-llama", "--sleep-level", "2", "--steps", "0"), "--sleep-level means nothing with --steps 0"),
+        (
+            ("tiny-llama", "--pause", "keep", "--transport", "load_weights"),
+            "vllm takes weights while requests run by reload only",
+        ),
+        (("tiny-llama", "--pause", "keep", "--sleep-level", "2"), "--pause needs the KV cache"),
+        (("tiny-llama", "--sleep-level", "2", "--steps", "0"), "--sleep-level has no effect with --steps 0"),
         (("nowhere",), "nowhere"),
     ],
 )
@@ -146,8 +149,8 @@ def test_a_source_with_errors_of_its_own_is_not_tried(tmp_path: Path) -> None:
     assert config["architectures"] == ["LlamaForCausalLM"]
     result = refit(str(folder))
     assert result.returncode == 2
-    assert "has 1 error of its own, the first: " in result.stderr
+    assert "has 1 error, the first: " in result.stderr
     assert "--despite-errors" in result.stderr
     spared: list[str] = []
-    assert opened(str(folder), tmp_path / "source", spared=spared).config is not None
+    assert open_source(str(folder), tmp_path / "source", tolerated=spared).config is not None
     assert [line.partition(" ")[0] for line in spared] == ["IDX001"]

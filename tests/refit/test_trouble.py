@@ -1,6 +1,6 @@
 """Whatever happens to an engine, a trainer or the command itself: a verdict, exit code 2, and nothing left behind.
 
-The far processes are stand-ins behind the real hosts, guardians and wires (tests/far/faults.py); the command is the real one.
+The far processes are stand-ins behind the real hosts, guardians and wires (tests/doubles/faults.py); the command is the real one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CHECKPOINTS, ROOT
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import timeouts
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.paths import DOUBLES
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")]
 
 PYTHON = """#!{python}
 import os, sys
@@ -55,7 +56,7 @@ class Outcome:
         return found
 
     @property
-    def costs(self) -> list[list[Any]]:
+    def cost_sections(self) -> list[list[Any]]:
         """The rows of the table of costs."""
         tables = self.report["sections"]
         return [row for table in tables if table["title"].startswith("cost of the syncs") for row in table["rows"]]
@@ -77,6 +78,19 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def write_stand_ins(place: Path, fault: str) -> dict[str, str]:
+    """Write Pythons that stand in for an engine's and a trainer's; return the environment that they and the command need."""
+    for side in ("engine", "trainer"):
+        script = place / side
+        module = str(DOUBLES / f"stand_in_{side}.py")
+        script.write_text(PYTHON.format(python=sys.executable, module=module))
+        script.chmod(0o755)
+    temporary, notes = place / "tmp", place / "notes"
+    temporary.mkdir()
+    notes.write_text("")
+    return {"TMPDIR": str(temporary), "CKPTCHECK_FAULT": fault, "CKPTCHECK_NOTES": str(notes), "CELL": uuid.uuid4().hex}
+
+
 def refit(
     place: Path,
     fault: str,
@@ -86,17 +100,8 @@ def refit(
     source: Path = CHECKPOINTS / "tiny-llama",
 ) -> Outcome:
     """Run the command with a fault, and look for what it left."""
-    for side in ("engine", "trainer"):
-        script = place / side
-        module = str(ROOT / "tests" / "far" / f"standing_in_{side}.py")
-        script.write_text(PYTHON.format(python=sys.executable, module=module))
-        script.chmod(0o755)
-    temporary, notes, mark = place / "tmp", place / "notes", uuid.uuid4().hex
-    temporary.mkdir()
-    notes.write_text("")
-    environment = {
-        **os.environ, "TMPDIR": str(temporary), "CKPTCHECK_FAULT": fault, "CKPTCHECK_NOTES": str(notes), "CELL": mark,
-    }  # fmt: skip
+    environment = {**os.environ, **write_stand_ins(place, fault)}
+    temporary, notes, mark = place / "tmp", place / "notes", environment["CELL"]
     command = [
         *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--trainer", "transformers"),
         *("--engine-python", str(place / "engine"), "--trainer-python", str(place / "trainer"), "--steps", steps),
@@ -128,22 +133,30 @@ def test_without_a_fault_the_report_is_whole_and_says_what_it_cost(place: Path) 
     outcome = refit(place, "")
     assert (outcome.code, outcome.processes, outcome.files) == (0, [], []), outcome.err + outcome.out
     assert outcome.report["verdict"] == "clean"
-    assert [row[:2] for row in outcome.costs] == [[1, 0], [2, 1], [3, 1]]
-    assert all(row[4] > 0 and row[7] == row[6] / row[4] for row in outcome.costs)
+    assert [row[:2] for row in outcome.cost_sections] == [[1, 0], [2, 1], [3, 1]]
+    assert all(row[4] > 0 and row[7] == row[6] / row[4] for row in outcome.cost_sections)
     assert outcome.notes[0] == "trainer:load"
     assert {line.split(":")[1] for line in outcome.notes} >= set(VERBS["engine"]) | set(VERBS["trainer"])
 
 
 VERBS = {
-    "engine": ("start", "ask-manifest", "ask-memory", "score", "ask-scramble", "load", "ask-leftovers"),
-    "trainer": ("load", "export", "score", "greedy", "digests", "step"),
+    "engine": (
+        "start",
+        "ranks-digest_tensors",
+        "ranks-memory_bytes",
+        "score",
+        "ranks-scramble_weights",
+        "update_weights",
+        "ranks-find_unwritten",
+    ),
+    "trainer": ("load", "export", "score", "decode_greedy", "digests", "step"),
 }
 MOMENTS = [
     *(("trainer:import:1", "start of the trainer"), ("engine:import:1", "cold load")),
-    *((f"engine:{verb}:1", None) for verb in VERBS["engine"] if verb != "ask-memory"),
+    *((f"engine:{verb}:1", None) for verb in VERBS["engine"] if verb != "ranks-memory_bytes"),
     *((f"trainer:{verb}:1", None) for verb in VERBS["trainer"]),
-    *(("engine:start:2", "reference for step 1"), ("engine:load:2", "sync after step 1")),
-    *(("engine:load:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", None)),
+    *(("engine:start:2", "reference for step 1"), ("engine:update_weights:2", "sync after step 1")),
+    *(("engine:update_weights:3", "the same sync with other buckets"), ("engine:reset_prefix_cache:2", None)),
     ("trainer:export:3", "reference for step 1"),
 ]
 
@@ -153,28 +166,28 @@ def test_a_process_that_is_killed(place: Path, moment: str, phase: str | None) -
     outcome = refit(place, f"{moment}:killed")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert "died (SIGKILL: out of memory, or killed by somebody) when asked to" in outcome.why
-    assert "; its last words: here comes killed" in outcome.why
+    assert "; its last output: here comes killed" in outcome.why
     assert "  | here comes killed\n" in outcome.err
     assert outcome.why.startswith(f"could not finish {phase or ''}")
     assert outcome.report["passed"] == []
 
 
-@pytest.mark.parametrize("moment", ["trainer:step:1", "engine:start:1", "engine:score:2", "engine:load:2"])
+@pytest.mark.parametrize("moment", ["trainer:step:1", "engine:start:1", "engine:score:2", "engine:update_weights:2"])
 def test_a_process_that_hangs_is_ended_when_its_phase_has_had_its_time(place: Path, moment: str) -> None:
     kind = {"trainer:step:1": "step", "engine:start:1": "start", "engine:score:2": "score"}.get(moment, "sync")
     outcome = refit(place, f"{moment}:hangs", "--timeout", "200", "--timeout", f"{kind}=10")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert "did not answer in time when asked to" in outcome.why
     assert f"the phase had 10 s (--timeout {kind}=SECONDS)" in outcome.why
-    assert "; it was in happen (faults.py, line " in outcome.why
+    assert "; it was in happen (stand_in_faults.py, line " in outcome.why
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
         (
-            "engine:load:2:leaves",
-            "died (exit code 9) when asked to load; its last words: torch.OutOfMemoryError: tried",
+            "engine:update_weights:2:leaves",
+            "died (exit code 9) when asked to update weights; its last output: torch.OutOfMemoryError: tried",
         ),
         ("engine:start:1:memory", "vllm could not start: MemoryError"),
         ("trainer:step:1:memory", "could not step: MemoryError"),
@@ -193,19 +206,19 @@ def test_errors_of_the_source_end_the_trial_unless_it_is_told_to_go_on(place: Pa
     (source / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
     outcome = refit(place, "", source=source, steps="0")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "of its own, the first: " in outcome.err
-    assert "--despite-errors goes on all the same" in outcome.err
+    assert ", the first: " in outcome.err
+    assert "--despite-errors continues despite them" in outcome.err
     shutil.rmtree(place / "tmp")
     outcome = refit(place, "", "--despite-errors", source=source, steps="0")
     assert (outcome.code, outcome.report["verdict"]) == (0, "clean"), outcome.err
     first = outcome.report["sections"][0]
-    assert first["title"].startswith("errors of the source itself, in spite of which this was tried")
+    assert first["title"].startswith("errors of the source itself, which this trial ignored")
     assert first["lines"]
     assert all("vocab_size" in line for line in first["lines"]), first["lines"]
 
 
 def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:
-    outcome = refit(place, "engine:load:1:nonsense")
+    outcome = refit(place, "engine:update_weights:1:nonsense")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert outcome.why.startswith("could not finish first sync: AttributeError: ")
     assert "Traceback" in outcome.err
@@ -217,7 +230,7 @@ def test_what_was_found_before_the_end_is_in_the_report(place: Path, monkeypatch
     assert outcome.code == 2
     assert [finding["code"] for finding in outcome.report["findings"]] == ["REF005", "REF008"]
     assert outcome.report["counts"]["tensors"] > 0
-    assert len(outcome.costs) == 3
+    assert len(outcome.cost_sections) == 3
     assert outcome.why.startswith("could not finish step 2")
 
 
@@ -258,10 +271,10 @@ def test_a_trial_is_told_also_where_its_file_cannot_be_written_any_more(place: P
     [
         ("trainer:load:1", "SIGINT", "interrupted"),
         ("engine:start:1", "SIGINT", "interrupted"),
-        ("engine:load:2", "SIGINT", "interrupted"),
+        ("engine:update_weights:2", "SIGINT", "interrupted"),
         ("engine:score:2", "SIGINT+SIGINT+SIGINT", "interrupted"),
         ("trainer:export:2", "SIGTERM", "interrupted by SIGTERM"),
-        ("engine:ask-manifest:2", "SIGHUP", "interrupted by SIGHUP"),
+        ("engine:ranks-digest_tensors:2", "SIGHUP", "interrupted by SIGHUP"),
         ("trainer:score:3", "SIGINT+SIGTERM", "interrupted"),
     ],
 )
@@ -273,7 +286,7 @@ def test_signals_end_the_command_in_order(place: Path, moment: str, signals: str
 
 
 def test_a_command_that_is_killed_leaves_nothing_either(place: Path) -> None:
-    outcome = refit(place, "engine:load:2:SIGKILL")
+    outcome = refit(place, "engine:update_weights:2:SIGKILL")
     assert outcome.code == -9
     wait_until(lambda: not marked(outcome.mark) and not list((place / "tmp").iterdir()))
 
@@ -311,10 +324,10 @@ def test_a_reader_that_has_seen_enough(place: Path) -> None:
             "transformers died (SIGKILL: out of memory, or killed by somebody) when asked to send",
         ),
         (
-            "engine:transfer:1:killed",
-            "vllm died (SIGKILL: out of memory, or killed by somebody) when asked to transfer",
+            "engine:update_weights:1:killed",
+            "vllm died (SIGKILL: out of memory, or killed by somebody) when asked to update weights",
         ),
-        ("engine:transfer:2:SIGINT", "interrupted"),
+        ("engine:update_weights:2:SIGINT", "interrupted"),
     ],
 )
 def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: Path, fault: str, words: str) -> None:
@@ -326,9 +339,9 @@ def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: 
 def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(place: Path) -> None:
     outcome = refit(place, "", "--transport", "ipc")
     assert (outcome.code, outcome.out, outcome.processes, outcome.files) == (2, "", [], []), outcome.err
-    assert "vllm 0 on CPU is not updated by ipc" in outcome.err
+    assert "ipc carries weights between GPUs only, and vllm computes on a CPU" in outcome.err
     assert "there is reload, gloo, load_weights" in outcome.err
-    assert "engine:ask-scramble" not in outcome.notes
+    assert "engine:ranks-scramble_weights" not in outcome.notes
 
 
 def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: Path) -> None:
@@ -348,9 +361,9 @@ def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:
 
 
 def test_time_outs_are_for_every_phase_or_one() -> None:
-    found = timeouts.read(["100", "sync=0.5", "start=7"])
+    found = timeouts.parse_timeouts(["100", "sync=0.5", "start=7"])
     assert [found.seconds(kind, 10**12) for kind in ("start", "score", "step", "sync")] == [7, 100, 100, 0.5]
-    assert timeouts.read([]).seconds("sync", 5 * 10**9) == 300 + 100
+    assert timeouts.parse_timeouts([]).seconds("sync", 5 * 10**9) == 300 + 100
     for text in ("0", "fast", "start=", "warp=3", "-1", "inf", "step=nan", "=3"):
         with pytest.raises(CkptcheckError, match="is neither SECONDS nor PHASE=SECONDS"):
-            timeouts.read([text])
+            timeouts.parse_timeouts([text])

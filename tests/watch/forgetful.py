@@ -1,4 +1,4 @@
-"""Trains a toy whose engine forgets a layer from step 3 on, under watch: the example of ckptcheck/watch/README.md."""
+"""Trains a toy whose engine forgets a layer from step 3 on, under watch: the example of docs/watch.md."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import NAMES, Engine, Trainer
 
-from ckptcheck import pack
-from ckptcheck.history.history import open_history
-from ckptcheck.rule import Finding
-from ckptcheck.run import run
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.rule import Finding
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.refit.history.history import open_history
 from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters
+from tests.watch.toy import NAMES, Engine, Trainer
 
-HISTORY = [rule for rule in pack.load() if rule.on == "history"]
+HISTORY = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
 
 
 class SlimeUpdater:
@@ -101,7 +101,7 @@ def test_slime_that_broadcasts_is_seen_from_the_engine_only() -> None:
     watch = Watch(engine)
     updater = adapters.slime(Distributed(), watch)
     updater.update_weights()
-    with pytest.warns(SyncWarning, match="HIS002 step 2: all 6 tensors of the engine are as they were at step 1"):
+    with pytest.warns(SyncWarning, match="HIS002 step 2: all 6 tensors of the engine are as at step 1"):
         updater.update_weights()
 
 
@@ -299,9 +299,9 @@ def test_nemo_rl_that_sends_the_same_for_ever_is_found(tmp_path: Path) -> None:
     send = adapters.nemo_rl(packed_broadcast_producer, watch)
     for _ in range(8):
         broadcast(send, trainer, engine)
-    report = run(open_history(tmp_path / "syncs.jsonl"), HISTORY)
+    report = run_rules(open_history(tmp_path / "syncs.jsonl"), HISTORY)
     assert [f"{each.code} {each.message}" for each in report.findings] == [
-        "HIS003 from step 0 to step 6 all 6 tensors were sent with the same numbers"
+        "HIS003 from step 0 to step 6, the trainer sent all 6 tensors unchanged"
     ]
 
 

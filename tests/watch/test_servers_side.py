@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from junk_server import JunkServer, sglang, vllm
 
 from ckptcheck.watch import SyncWarning, Watch, engine_side, servers
+from tests.doubles.junk_server import JunkServer, sglang, vllm
 
 
 def test_servers_are_asked_for_their_checksums_and_versions() -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import needs
-from toy import NAMES, Engine, Trainer
 
-from ckptcheck import pack
-from ckptcheck.engines.digest import digest
-from ckptcheck.history.history import open_history
-from ckptcheck.rule import Finding
-from ckptcheck.run import run
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.rule import Finding
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.refit.history.history import open_history
+from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module
+from tests.conftest import needs
+from tests.paths import ROOT
+from tests.watch.toy import NAMES, Engine, Trainer
 
 
 def synced(trainer: Trainer, engine: Engine, watch: Watch) -> Any:
@@ -75,7 +76,7 @@ def test_findings_are_warnings_by_default_or_go_to_a_function() -> None:
     watch = Watch(engine)
     synced(trainer, engine, watch)
     trainer.step(frozen=tuple(NAMES))
-    with pytest.warns(SyncWarning, match="HIS002 step 1: all 6 tensors were sent as they were at step 0"):
+    with pytest.warns(SyncWarning, match="HIS002 step 1: the trainer sent all 6 tensors as at step 0"):
         synced(trainer, engine, watch)
 
 
@@ -161,13 +162,13 @@ def test_torch_tensors_where_they_lie() -> None:
 
 def test_the_example_of_the_documentation_says_what_it_is_shown_to_say(tmp_path: Path) -> None:
     needs("torch")
-    import forgetful
+    from tests.watch import forgetful
 
     with pytest.warns(SyncWarning) as said:
         forgetful.main(str(tmp_path / "syncs.jsonl"))
-    shown = (Path(__file__).parents[2] / "ckptcheck/watch/README.md").read_text(encoding="utf-8")
+    shown = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
     assert [f"SyncWarning: {each.message}" in shown for each in said] == [True, True]
-    report = run(open_history(tmp_path / "syncs.jsonl"), pack.load())
+    report = run_rules(open_history(tmp_path / "syncs.jsonl"), rule_loader.load_rules())
     assert f"✗ 2 errors · {len(report.passed)} rules passed" in shown
     rows = [line.split()[:8] for line in shown.splitlines() if re.match(r" +\d+ +\d+ +–", line)]
     section, changed = report.sections

@@ -1,8 +1,8 @@
 """Reads `.metadata`, the table of contents of a torch.distributed.checkpoint directory.
 
 It is a pickle of `torch.distributed.checkpoint.metadata.Metadata`: `state_dict_metadata` gives for each key the size, the
-dtype and the chunks of a tensor, or says that it is a run of bytes; `storage_data` gives for each chunk the file, the offset
-and the length. The plans of the ranks and whatever else there may be are not looked at.
+dtype and the chunks of a tensor, or marks it as a serialized object (bytes); `storage_data` gives for each chunk the file, the
+offset and the length. Other content, such as the plans of the ranks, is ignored.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from ckptcheck.checkpoint.document import Defect, clipped
+from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
-from ckptcheck.checkpoint.unpickle import MAX_AXES, Lean, Sealed, Size, UnreadablePickle, stand_in, unpickle
+from ckptcheck.checkpoint.unpickle import (
+    MAX_AXES,
+    DictStub,
+    FrozenMeta,
+    SizeStub,
+    UnreadablePickle,
+    make_stub,
+    unpickle,
+)
 
 Offsets = tuple[int, ...]
 LARGEST = 1 << 62
@@ -46,16 +54,16 @@ _CLASSES = frozenset(
 }
 
 
-class _Metadata(Lean):
+class _Metadata(DictStub):
     pass
 
 
-class _Tensor(Lean):
+class _Tensor(DictStub):
     pass
 
 
-class _Properties(metaclass=Sealed):
-    """Keeps its state: a tuple, by torch's own `__getstate__`, that begins with the dtype."""
+class _Properties(metaclass=FrozenMeta):
+    """Keeps its state: a tuple that begins with the dtype, by torch's `__getstate__`."""
 
     __slots__ = ("state",)
 
@@ -63,19 +71,19 @@ class _Properties(metaclass=Sealed):
         self.state = state
 
 
-class _Bytes(Lean):
+class _Bytes(DictStub):
     pass
 
 
-class _Chunk(Lean):
+class _Chunk(DictStub):
     pass
 
 
-class _Index(Lean):
+class _Index(DictStub):
     pass
 
 
-class _Place(Lean):
+class _Place(DictStub):
     pass
 
 
@@ -89,46 +97,45 @@ _LEAN = {
     (f"{_MODULE}filesystem", "_StorageInfo"): _Place,
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): _Metadata,
 }
-"""Classes of which a table of contents has many objects, and the one it is."""
+"""Classes that a table of contents consists of → their stubs."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What `.metadata` lists.
-
-    objects: keys that are runs of bytes, and where they lie. unclaimed: places of keys or chunks that are listed nowhere.
-    items: every place, in the order of the file. foreign: globals it names beyond what such a file needs.
-    readable: the pickle could be read, so `tensors` is what the file says (defects may remain).
-    """
+    """The table of contents in `.metadata`."""
 
     tensors: dict[str, GlobalTensor] = field(default_factory=dict, repr=False)
+    """Key → tensor."""
     objects: dict[str, Item | None] = field(default_factory=dict, repr=False)
+    """Key of a serialized object → where its bytes are; None where no place is given."""
     items: tuple[Item, ...] = field(default=(), repr=False)
+    """Every place, in the order of the file."""
     unclaimed: tuple[str, ...] = ()
+    """Keys that have a place but are not listed."""
     foreign: tuple[str, ...] = ()
+    """Globals that the pickle names and that a table of contents does not need."""
     defects: tuple[Defect, ...] = ()
     readable: bool = False
+    """Whether the pickle could be read, so that `tensors` is complete (defects may remain)."""
 
 
 def read_contents(raw: bytes) -> Contents:
-    """Read a `.metadata` file. Whatever is wrong with it is in `defects`; nothing is raised."""
+    """Read a `.metadata` file. Defects are recorded in the result; nothing is raised."""
     try:
-        found = unpickle(raw, _known)
+        unpickled = unpickle(raw, _known)
     except UnreadablePickle as error:
-        return Contents(
-            defects=(Defect("unreadable-metadata", f"this is no table of contents that can be read: {error}"),)
-        )
-    value = found.value
-    listed = value.__dict__.get("state_dict_metadata") if type(value) is _Metadata else None
+        return Contents(defects=(Defect("unreadable-metadata", f"this file cannot be read: {error}"),))
+    value = unpickled.value
+    entries = value.__dict__.get("state_dict_metadata") if type(value) is _Metadata else None
     stored = value.__dict__.get("storage_data") if type(value) is _Metadata else None
-    if type(listed) is not dict or type(stored) is not dict:
-        text = "it holds no table of contents (state_dict_metadata and storage_data)"
-        return Contents(foreign=found.foreign, defects=(Defect("unreadable-metadata", text),))
+    if type(entries) is not dict or type(stored) is not dict:
+        text = "it has no table of contents (state_dict_metadata and storage_data)"
+        return Contents(foreign=unpickled.unexpected_globals, defects=(Defect("unreadable-metadata", text),))
     defects: list[Defect] = []
     places, items = _places(stored, defects)
     tensors: dict[str, GlobalTensor] = {}
     objects: dict[str, Item | None] = {}
-    for key, entry in listed.items():
+    for key, entry in entries.items():
         if type(key) is not str or type(entry) not in (_Tensor, _Bytes):
             defects.append(Defect("malformed-entry", "an entry is none of a tensor nor of bytes", _text(key)))
         elif type(entry) is _Tensor:
@@ -140,21 +147,23 @@ def read_contents(raw: bytes) -> Contents:
         else:
             objects[key] = places.pop((key, None), None)
     unclaimed = tuple(key for key, _ in places)
-    return Contents(tensors, objects, tuple(items), unclaimed, found.foreign, tuple(defects), readable=True)
+    return Contents(
+        tensors, objects, tuple(items), unclaimed, unpickled.unexpected_globals, tuple(defects), readable=True
+    )
 
 
 def _known(module: str, name: str) -> Any:
     if (module, name) == ("torch", "Size"):
-        return Size
+        return SizeStub
     if module == "torch" and name in TORCH_DTYPES:
         return TORCH_DTYPES[name]
     if (lean := _LEAN.get((module, name))) is not None:
         return lean
-    return stand_in(module, name) if (module, name) in _CLASSES else None
+    return make_stub(module, name) if (module, name) in _CLASSES else None
 
 
 def _places(stored: dict[Any, Any], defects: list[Defect]) -> tuple[dict[tuple[str, Offsets | None], Item], list[Item]]:
-    """Return (key, offsets) → where that chunk lies, and all places. Offsets are None for runs of bytes."""
+    """Map (key, offsets) to the place of that chunk, and return all places. Offsets are None for serialized objects."""
     places: dict[tuple[str, Offsets | None], Item] = {}
     items: list[Item] = []
     for index, info in stored.items():
@@ -180,21 +189,21 @@ def _places(stored: dict[Any, Any], defects: list[Defect]) -> tuple[dict[tuple[s
 
 
 def _tensor(key: str, entry: _Tensor, places: dict[tuple[str, Offsets | None], Item]) -> GlobalTensor | str:
-    """Describe a tensor, and take its chunks' places; where something is wrong with its entry, return that."""
-    given = entry.__dict__
-    shape, chunks, properties = given.get("size"), given.get("chunks"), given.get("properties")
+    """Describe a tensor and remove the places of its chunks from `places`; return the defect of its entry as a text."""
+    fields = entry.__dict__
+    shape, chunks, properties = fields.get("size"), fields.get("chunks"), fields.get("properties")
     if not _naturals(shape) or type(chunks) is not list:
         return "its size or its chunks are not described as they should be"
     state = getattr(properties, "state", None) if type(properties) is _Properties else None
     dtype = state[0] if type(state) is tuple and state else state.get("dtype") if type(state) is dict else None
-    found = []
+    located = []
     for chunk in chunks:
         box = chunk.__dict__ if type(chunk) is _Chunk else {}
         offsets, sizes = box.get("offsets"), box.get("sizes")
         if not _naturals(offsets) or not _naturals(sizes) or not len(offsets) == len(sizes) == len(shape):
             return "a chunk of it is not described as it should be"
-        found.append(Chunk(offsets, sizes, places.pop((key, offsets), None)))
-    return GlobalTensor(key, dtype if type(dtype) is str else "", shape, tuple(found))
+        located.append(Chunk(offsets, sizes, places.pop((key, offsets), None)))
+    return GlobalTensor(key, dtype if type(dtype) is str else "", shape, tuple(located))
 
 
 def _natural(value: Any) -> TypeGuard[int]:
@@ -211,4 +220,4 @@ def _naturals(value: Any) -> TypeGuard[tuple[int, ...]]:
 
 
 def _text(key: Any) -> str | None:
-    return clipped(key) if type(key) is str else None
+    return clip(key) if type(key) is str else None

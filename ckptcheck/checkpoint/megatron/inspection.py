@@ -1,4 +1,4 @@
-"""Opens every archive of a checkpoint and says where each chunk's bytes lie, so that values can be looked at in place."""
+"""Opens every archive of a checkpoint and locates the bytes of each chunk, so that values can be read in place."""
 
 from __future__ import annotations
 
@@ -9,188 +9,213 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.anatomy import Anatomy
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import Components
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.header import Shard
-from ckptcheck.checkpoint.megatron.moments import State, is_state
-from ckptcheck.checkpoint.megatron.reading import Located, locate
-from ckptcheck.checkpoint.megatron.structure import OUTPUT, promised
+from ckptcheck.checkpoint.megatron.optimizer_state import StateStats, is_optimizer_state
+from ckptcheck.checkpoint.megatron.structure import OUTPUT, positive_argument
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation, locate_chunk
 from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.megatron.run import Megatron
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 STEP = 1 << 24
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A chunk or object that cannot be read: the key it belongs to, the file, and why, the end of a sentence."""
+class UnreadableChunk:
+    """A chunk or object that cannot be read."""
 
     key: str
+    """The key it belongs to."""
     file: str
     reason: str
+    """Why, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record of an archive: begin and length in bytes of the file. crc: what its directory gives, None without checksums."""
+    """A record of an archive."""
 
     key: str
+    """The key of the tensor or object that the archive holds."""
     file: str
     begin: int
+    """Offset in the file, in bytes."""
     length: int
+    """Length in bytes."""
     crc: int | None
+    """CRC-32 according to the archive's directory; None without checksums."""
     data: bool
+    """Whether it holds the data of a storage."""
 
 
 @dataclass
 class Inspection:
-    """located: weight → its chunks and where they lie. faults: what cannot be read. records: whose checksums are stored."""
+    """The result of opening every archive."""
 
-    located: dict[str, list[tuple[Chunk, Located]]] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    located: dict[str, list[tuple[Chunk, ChunkLocation]]] = field(default_factory=dict)
+    """Weight → its chunks and their locations."""
+    faults: list[UnreadableChunk] = field(default_factory=list)
+    """Chunks and objects that cannot be read."""
     records: list[Record] = field(default_factory=list)
+    """Records to read whole: those with a checksum, and those of an optimizer."""
 
 
 def inspect(run: Megatron) -> Inspection:
-    """Open every archive once. What cannot be opened is a fault; that a file is missing or short is others' to say."""
-    seen = Inspection()
+    """Open every archive once. An archive that cannot be opened is a fault; other rules report missing and short files."""
+    inspection = Inspection()
     opened: dict[Item, bool] = {}
     for name, tensor in run.weights.items():
         for chunk in tensor.chunks:
             if chunk.item is None or run.is_beyond(chunk.item) or chunk.item.transformed:
                 continue
-            archive = _opened(run, chunk.item, tensor.key, seen, opened)
+            archive = _opened(run, chunk.item, tensor.key, inspection, opened)
             if archive is None:
                 continue
             try:
-                found = locate(run.source, chunk, tensor.dtype, run.item_folder, archive)
-                seen.located.setdefault(name, []).append((chunk, found))
+                location = locate_chunk(run.source, chunk, tensor.dtype, run.item_folder, archive)
+                inspection.located.setdefault(name, []).append((chunk, location))
             except (UnreadableArchive, OSError) as error:
-                seen.faults.append(Fault(tensor.key, run.path_of(chunk.item), str(error)))
+                inspection.faults.append(UnreadableChunk(tensor.key, run.path_of(chunk.item), str(error)))
     others: list[tuple[str, Item]] = [
         (tensor.key, chunk.item) for tensor in run.tensors.values() for chunk in tensor.chunks if chunk.item is not None
     ]
     others += [(key, item) for key, item in (run.contents.objects if run.contents else {}).items() if item is not None]
     for key, item in others:
         if item not in opened and not run.is_beyond(item) and not item.transformed:
-            _opened(run, item, key, seen, opened)
-    return seen
+            _opened(run, item, key, inspection, opened)
+    return inspection
 
 
-def _opened(run: Megatron, item: Item, key: str, seen: Inspection, opened: dict[Item, bool]) -> Archive | None:
-    """Open an archive; the first time, note its records, or why it cannot be opened."""
+def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened: dict[Item, bool]) -> Archive | None:
+    """Open an archive; record its records, or why it cannot be opened, when it is opened for the first time."""
     if opened.get(item) is False:
         return None
     try:
         archive = run.archive(item)
     except (UnreadableArchive, OSError) as error:
         opened[item] = False
-        seen.faults.append(Fault(key, run.path_of(item), str(error)))
+        inspection.faults.append(UnreadableChunk(key, run.path_of(item), str(error)))
         return None
-    if item not in opened and (archive.checked or not is_weight(key)):
+    if item not in opened and (archive.has_checksums or not is_weight(key)):
         file = run.path_of(item)
-        seen.records += [
+        inspection.records += [
             Record(
                 run.keys_of_records.get((item.file, name), key),
                 file,
-                item.begin + found.begin,
-                found.length,
-                found.crc if archive.checked else None,
+                item.begin + record.begin,
+                record.length,
+                record.crc if archive.has_checksums else None,
                 name.split("/")[-2:-1] == ["data"],
             )
-            for name, found in archive.records.items()
+            for name, record in archive.records.items()
         ]
     opened[item] = True
     return archive
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What reading a record whole showed. corrupt: it has another checksum than its directory says; state: of an optimizer."""
+class RecordStats:
+    """The result of reading a whole record."""
 
     record: Record
     corrupt: bool
-    state: State | None
+    """Whether its checksum differs from that in its directory."""
+    state: StateStats | None
+    """Statistics of the state of an optimizer; None for other records."""
 
 
-def sweep(run: Megatron, records: list[Record]) -> list[Swept]:
-    """Read every record once, for its checksum and for what an optimizer's state holds. Raises OSError from reading."""
+def read_record_stats(run: Megatron, records: list[Record]) -> list[RecordStats]:
+    """Read every record once, for its checksum and for the state of an optimizer. Raises OSError from reading."""
 
-    def look(record: Record) -> Swept:
-        state = State() if record.data and is_state(record.key) else None
+    def read_record(record: Record) -> RecordStats:
+        state = StateStats() if record.data and is_optimizer_state(record.key) else None
         dtype = run.tensors[record.key].dtype if state is not None and record.key in run.tensors else ""
-        found, at = 0, 0
+        checksum, at = 0, 0
         while at < record.length:
             raw = run.source.read(record.file, record.begin + at, min(STEP, record.length - at))
             if not raw:
-                return Swept(record, False, None)  # it shrank: the value pass says so
-            found = zlib.crc32(raw, found) if record.crc is not None else 0
+                # The file shrank: the value pass reports that.
+                return RecordStats(record, False, None)
+            checksum = zlib.crc32(raw, checksum) if record.crc is not None else 0
             if state is not None:
                 state = state.with_block(raw, dtype)
             at += len(raw)
-        return Swept(record, record.crc is not None and found != record.crc, state)
+        return RecordStats(record, record.crc is not None and checksum != record.crc, state)
 
     pool = ThreadPoolExecutor(run.jobs)
     try:
-        return list(pool.map(look, records))
+        return list(pool.map(read_record, records))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Weights(Checkpoint):
-    """The weights of a Megatron checkpoint as the rules about values see one: a tensor for each chunk, in place.
+class MegatronWeights(Checkpoint):
+    """The weights of a Megatron checkpoint for the rules about values: a tensor for each chunk, at its place in the files.
 
-    A chunk that is only part of its weight has the box in its name: ``decoder.layers.0.mlp.linear_fc1[24:48].weight``.
+    The name of a chunk that is only part of its weight contains its slice: ``decoder.layers.0.mlp.linear_fc1[24:48].weight``.
     """
 
     kind = "values"
-    endings = (".distcp", ".pt")
+    tensor_suffixes = (".distcp", ".pt")
 
     def __init__(self, run: Megatron) -> None:
-        super().__init__(run.source, jobs=run.jobs)
+        super().__init__(run.source, options=run.options, value_reader=run.value_reader, jobs=run.jobs)
         self._run = run
-        self.options = run.options
-        multiple = promised(
-            run.args, "make_vocab_size_divisible_by"
-        )  # times the ranks, and less than all of it is padding
-        self.padding = multiple * (promised(run.args, "tensor_model_parallel_size") or 1) - 1 if multiple else 1 << 20
-        padded, own = promised(run.args, "padded_vocab_size"), promised(run.args, "vocab_size")
-        if padded and own and own <= padded:
-            self.padding = min(self.padding, padded - own)
+
+    @cached_property
+    def padding(self) -> int:
+        """How many rows at the end of the vocabulary may be padding, by the saved arguments.
+
+        Megatron pads to a multiple of `make_vocab_size_divisible_by` times the tensor-parallel ranks, by less than that.
+        """
+        args = self._run.args
+        multiple = positive_argument(args, "make_vocab_size_divisible_by")
+        ranks = positive_argument(args, "tensor_model_parallel_size") or 1
+        rows = multiple * ranks - 1 if multiple else 1 << 20
+        padded, own = positive_argument(args, "padded_vocab_size"), positive_argument(args, "vocab_size")
+        return min(rows, padded - own) if padded and own and own <= padded else rows
+
+    def view_for(self, kind: str) -> MegatronWeights | None:
+        """Return the weights for rules about values, None for others."""
+        return self if kind == self.kind else None
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
-        """File → the chunks in it, at their offsets in the file. Raises Skip where the values are not read."""
-        found: dict[str, dict[str, Tensor]] = {}
+        """File → the chunks in it, with their offsets in the file. Raises Skip where the values are not read."""
+        tensors_by_file: dict[str, dict[str, Tensor]] = {}
         for name, chunks in self._run.inspection.located.items():
             whole = self._run.weights[name]
             for chunk, place in chunks:
                 entry = Tensor(place.dtype, chunk.sizes, (place.begin, place.begin + place.nbytes))
-                found.setdefault(place.name, {})[chunk_name(name, whole, chunk)] = entry
-        return {file: Shard(file, self.files[file].size, tensors, readable=True) for file, tensors in found.items()}
+                tensors_by_file.setdefault(place.name, {})[chunk_name(name, whole, chunk)] = entry
+        return {
+            file: Shard(file, self.files[file].size, tensors, readable=True)
+            for file, tensors in tensors_by_file.items()
+        }
 
     @cached_property
-    def loaded(self) -> tuple[str, ...]:
+    def model_files(self) -> tuple[str, ...]:
         """The files that hold weights."""
         return tuple(self.shards)
 
     @cached_property
-    def vocabularies(self) -> dict[str, tuple[str, ...]]:
-        """Embedding and head → the chunks that hold their rows, in order; not those whose rows are cut or not all there."""
+    def vocabulary_tensors(self) -> dict[str, tuple[str, ...]]:
+        """Embedding and head → the chunks with their rows, in order; without matrices whose rows are split or incomplete."""
         weights = self._run.weights
         layout = self._run.layout
         shapes = {
             name: Tensor(weights[name].dtype, weights[name].shape, (0, weights[name].nbytes)) for name in layout.outside
         }
-        anatomy = Anatomy(None, layout, shapes)
-        found = {}
-        for name in dict.fromkeys((anatomy.embedding, anatomy.head, OUTPUT if OUTPUT in weights else None)):
+        anatomy = Components(None, layout, shapes)
+        vocabularies = {}
+        for name in dict.fromkeys((anatomy.embedding, anatomy.lm_head, OUTPUT if OUTPUT in weights else None)):
             if name is None or not shapes[name].has_rows or shapes[name].shape[0] == 1:  # a critic's head has one
                 continue
             parts = {
@@ -198,16 +223,18 @@ class Weights(Checkpoint):
                 for chunk, _ in self._run.inspection.located.get(name, ())
                 if 0 not in chunk.sizes
             }
-            reached = 0
-            while reached in parts and parts[reached].sizes[1:] == weights[name].shape[1:]:
-                reached += parts[reached].sizes[0]
-            if reached == weights[name].shape[0]:
-                found[name] = tuple(chunk_name(name, weights[name], parts[at]) for at in sorted(parts) if at < reached)
-        return found
+            rows = 0
+            while rows in parts and parts[rows].sizes[1:] == weights[name].shape[1:]:
+                rows += parts[rows].sizes[0]
+            if rows == weights[name].shape[0]:
+                vocabularies[name] = tuple(
+                    chunk_name(name, weights[name], parts[at]) for at in sorted(parts) if at < rows
+                )
+        return vocabularies
 
     @cached_property
-    def split(self) -> dict[str, tuple[str, ...]]:
-        """Weight → the chunks that hold its parts, where there are several."""
+    def weight_parts(self) -> dict[str, tuple[str, ...]]:
+        """Weight → its chunks, for weights that have several."""
         return {
             name: tuple(chunk_name(name, self._run.weights[name], chunk) for chunk, _ in chunks)
             for name, chunks in self._run.inspection.located.items()
@@ -221,12 +248,12 @@ class Weights(Checkpoint):
 
     @cached_property
     def config(self) -> Config | None:
-        """There is none."""
+        """None: Megatron writes no config.json."""
         return None
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Megatron's own; empty where none were saved."""
+        """The saved arguments of the trainer; empty where none were saved."""
         return self._run.args
 
     @property
@@ -236,12 +263,12 @@ class Weights(Checkpoint):
 
     @property
     def is_adapter(self) -> bool:
-        """It never is one."""
+        """Never True."""
         return False
 
 
 def chunk_name(name: str, whole: GlobalTensor, chunk: Chunk) -> str:
-    """Name a chunk after its weight and, where it is a part, its box."""
+    """Return the name of a chunk: that of its weight, with the slice where the chunk is only a part."""
     if chunk.sizes == whole.shape:
         return name
     box = ", ".join(

@@ -1,8 +1,8 @@
-"""Reads legacy checkpoints: ``mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt``, one file a rank, numbered within the rank.
+"""Reads legacy checkpoints: ``mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt``, one file per rank, layers numbered within the rank.
 
-The tensors are joined here as Megatron cuts them: tensor parallelism along an axis that the weight's name tells, pipeline
-stages (and their virtual chunks) by counting layers, experts by the rank's number. Sources: megatron/training/checkpointing.py
-(get_checkpoint_name), megatron/core/tensor_parallel/layers.py.
+This module joins the tensors as Megatron splits them: tensor parallelism along an axis that follows from the weight's name,
+pipeline stages (and their virtual chunks) by counting layers, experts by the rank's number. Sources:
+megatron/training/checkpointing.py (get_checkpoint_name), megatron/core/tensor_parallel/layers.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcheck.checkpoint.megatron.stand_ins import StoredTensor, arguments_of
+from ckptcheck.checkpoint.megatron.stubs import StoredTensor, plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 
 FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -20,7 +20,7 @@ CHUNK = re.compile(r"model(\d*)")
 LAYER = re.compile(r"^(.*?\blayers\.)(\d+)(?=\.)")
 EXPERT = re.compile(r"\b(local_experts\.)(\d+)(?=\.)")
 GROUPED = re.compile(r"\bexperts\.(linear_fc[12])\.(weight|bias)(\d+)$")
-"""Transformer Engine's grouped experts: the number stands at the end."""
+"""Grouped experts of Transformer Engine: the expert's number is at the end of the name."""
 ROWS = re.compile(
     r"(word_embeddings|output_layer|lm_head|linear_qkv|query_key_value|linear_q_proj|linear_q_up_proj|linear_kv_up_proj"
     r"|linear_fc1|dense_h_to_4h)\.(weight|bias)$"
@@ -31,34 +31,39 @@ GATED = re.compile(r"(linear_fc1|dense_h_to_4h)\.(weight|bias)$")
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's file. numbers: as its folder is called, two or three. chunks: the model's tensors, by virtual stage.
-
-    arguments: of the training script, iteration and so on: what else the file holds of plain values.
-    foreign: the globals it names beyond what a checkpoint needs.
-    """
+    """The file of one rank."""
 
     folder: str
     file: str
     size: int
+    """Size of the file in bytes."""
     numbers: tuple[int, ...]
+    """The one to three numbers in the folder's name."""
     chunks: tuple[dict[str, StoredTensor], ...] = field(default=(), repr=False)
+    """The model's tensors, one dictionary per virtual pipeline stage."""
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The arguments of the training script, plain values only."""
     iteration: Any = None
     has_rng: bool = False
+    """Whether the file holds the state of the random generators."""
     foreign: tuple[str, ...] = ()
+    """Globals that the pickle names and that a checkpoint does not need."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's place in the grid."""
+class RankPosition:
+    """The position of a rank in the grid of parallel groups."""
 
     tp: int
+    """Tensor-parallel rank."""
     pp: int
+    """Pipeline stage."""
     ep: int
+    """Expert-parallel rank."""
 
 
-def rank_of(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> Rank:
-    """Describe a rank by what its file holds."""
+def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> Rank:
+    """Describe a rank by the content of its file."""
     state = value if isinstance(value, dict) else {}
     names = sorted(
         (int(match[1] or 0), name) for name in state if type(name) is str and (match := CHUNK.fullmatch(name))
@@ -69,7 +74,7 @@ def rank_of(folder: str, file: str, size: int, value: Any, foreign: tuple[str, .
         size,
         tuple(int(number) for number in folder.rpartition("mp_rank_")[2].split("_")),
         tuple(_flat(state[name]) for _, name in names),
-        arguments_of(state.get("args")),
+        plain_arguments(state.get("args")),
         state.get("iteration") if type(state.get("iteration")) is int else None,
         "rng_state" in state,
         foreign,
@@ -77,53 +82,58 @@ def rank_of(folder: str, file: str, size: int, value: Any, foreign: tuple[str, .
 
 
 def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, StoredTensor]:
-    """Write nested dictionaries with dots; what is no tensor is left out."""
-    found: dict[str, StoredTensor] = {}
+    """Flatten nested dictionaries into dotted names; values that are no tensors are omitted."""
+    tensors: dict[str, StoredTensor] = {}
     if isinstance(value, dict) and depth < 12:
         for key, entry in value.items():
             if type(key) is not str:
                 continue
             if isinstance(entry, StoredTensor):
-                found[GROUPED.sub(r"experts.local_experts.\3.\1.\2", prefix + key)] = entry
+                tensors[GROUPED.sub(r"experts.local_experts.\3.\1.\2", prefix + key)] = entry
             elif isinstance(entry, dict):
-                found |= _flat(entry, f"{prefix}{key}.", depth + 1)
-    return found
+                tensors |= _flat(entry, f"{prefix}{key}.", depth + 1)
+    return tensors
 
 
-def integer(arguments: Mapping[str, Any], name: str, default: int = 1) -> int:
-    """Return a positive integer among the arguments, `default` where there is none."""
+def positive_integer(arguments: Mapping[str, Any], name: str, default: int = 1) -> int:
+    """Return an argument that is a positive integer, else `default`."""
     value = arguments.get(name)
     return value if type(value) is int and value > 0 else default
 
 
-def place_of(rank: Rank, arguments: Mapping[str, Any]) -> Place:
-    """Return a rank's place: ``mp_rank_00_001`` may be the second stage or the second group of experts; the arguments say."""
+def rank_position(rank: Rank, arguments: Mapping[str, Any]) -> RankPosition:
+    """Return the position of a rank.
+
+    ``mp_rank_00_001`` may be the second pipeline stage or the second group of experts; the arguments decide.
+    """
     first, *rest = rank.numbers
     if len(rest) == 2:
-        return Place(first, rest[0], rest[1])
+        return RankPosition(first, rest[0], rest[1])
     if len(rest) == 1:
         return (
-            Place(first, rest[0], 0)
-            if integer(arguments, "pipeline_model_parallel_size") > 1
-            else Place(first, 0, rest[0])
+            RankPosition(first, rest[0], 0)
+            if positive_integer(arguments, "pipeline_model_parallel_size") > 1
+            else RankPosition(first, 0, rest[0])
         )
-    return Place(first, 0, 0)
+    return RankPosition(first, 0, 0)
 
 
-def folder_name(place: Place, stages: int, experts: int) -> str:
-    """Return how Megatron calls the folder of a rank, in a grid of so many stages and expert ranks."""
+def folder_name(place: RankPosition, stages: int, experts: int) -> str:
+    """Return the name of a rank's folder in a grid with this many pipeline stages and expert-parallel ranks."""
     name = f"mp_rank_{place.tp:02d}"
     return name + (f"_{place.pp:03d}" if stages > 1 else "") + (f"_{place.ep:03d}" if experts > 1 else "")
 
 
-def join(ranks: list[Rank], arguments: Mapping[str, Any]) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
-    """Return the tensors of the whole model, and for those that every rank holds whole what each rank holds.
+def join_ranks(
+    ranks: list[Rank], arguments: Mapping[str, Any]
+) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
+    """Return the tensors of the whole model, and the copies of those that several ranks hold whole.
 
-    What cannot be placed is under the name its rank gives it.
+    A tensor that cannot be placed keeps the name that its rank gives it.
     """
-    places = {rank.folder: place_of(rank, arguments) for rank in ranks}
+    places = {rank.folder: rank_position(rank, arguments) for rank in ranks}
     starts = _starts(ranks, places)
-    held: dict[str, list[tuple[Place, Chunk, StoredTensor]]] = {}
+    parts_by_name: dict[str, list[tuple[RankPosition, Chunk, StoredTensor]]] = {}
     for rank in ranks:
         place, item = places[rank.folder], Item(rank.file, 0, rank.size)
         for number, tensors in enumerate(rank.chunks):
@@ -135,18 +145,18 @@ def join(ranks: list[Rank], arguments: Mapping[str, Any]) -> tuple[dict[str, Glo
                 )
                 whole = EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + place.ep * experts}", whole)  # noqa: B023
                 chunk = Chunk((0,) * len(tensor.shape), tensor.shape, item, tensor.record, tensor.skip)
-                held.setdefault(whole, []).append((place, chunk, tensor))
-    joined = {name: _assembled(name, parts, arguments) for name, parts in held.items()}
+                parts_by_name.setdefault(whole, []).append((place, chunk, tensor))
+    joined = {name: _assembled(name, parts, arguments) for name, parts in parts_by_name.items()}
     copies = {
         name: [chunk for _, chunk, _ in parts]
-        for name, parts in held.items()
+        for name, parts in parts_by_name.items()
         if len(parts) > 1 and len(joined[name].chunks) == 1 and len({part[2].shape for part in parts}) == 1
     }
     return joined, copies
 
 
-def _starts(ranks: list[Rank], places: Mapping[str, Place]) -> dict[tuple[int, int], int]:
-    """Return (virtual chunk, stage) → the number of its first layer: chunks follow each other stage by stage."""
+def _starts(ranks: list[Rank], places: Mapping[str, RankPosition]) -> dict[tuple[int, int], int]:
+    """Map (virtual chunk, pipeline stage) to the number of its first layer: chunks follow each other stage by stage."""
     lengths: dict[tuple[int, int], int] = {}
     for rank in ranks:
         for number, tensors in enumerate(rank.chunks):
@@ -164,17 +174,20 @@ def _starts(ranks: list[Rank], places: Mapping[str, Place]) -> dict[tuple[int, i
     return starts
 
 
-def _assembled(name: str, parts: list[tuple[Place, Chunk, StoredTensor]], arguments: Mapping[str, Any]) -> GlobalTensor:
-    """Join what the tensor-parallel ranks hold of a weight."""
+def _assembled(
+    name: str, parts: list[tuple[RankPosition, Chunk, StoredTensor]], arguments: Mapping[str, Any]
+) -> GlobalTensor:
+    """Join the parts of a weight that the tensor-parallel ranks hold."""
     stages = {place.pp for place, _, _ in parts}
-    first = [part for part in parts if part[0].pp == min(stages)]  # a tied embedding stands on two stages
+    # A tied embedding is stored on two stages: the first one counts.
+    first = [part for part in parts if part[0].pp == min(stages)]
     by_rank = {place.tp: (chunk, tensor) for place, chunk, tensor in reversed(first)}
     chunks = [by_rank[rank][0] for rank in sorted(by_rank)]
     dtype, shape = first[0][2].dtype, first[0][2].shape
     is_expert = "local_experts" in name or ".experts." in name
-    ranks = integer(arguments, "tensor_model_parallel_size")
+    ranks = positive_integer(arguments, "tensor_model_parallel_size")
     if is_expert:
-        ranks = integer(arguments, "expert_tensor_parallel_size", ranks)
+        ranks = positive_integer(arguments, "expert_tensor_parallel_size", ranks)
     axis = 0 if ROWS.search(name) else 1 if COLUMNS.search(name) else None
     if ranks == 1 or len(chunks) == 1 or axis is None or len(shape) <= axis:
         return GlobalTensor(name, dtype, shape, (chunks[0],))
@@ -189,7 +202,7 @@ def _assembled(name: str, parts: list[tuple[Place, Chunk, StoredTensor]], argume
 
 
 def _half(chunk: Chunk, half: int) -> Chunk:
-    """Return the upper or the lower half of a rank's gated weight."""
+    """Return the gate (half 0) or the up projection (half 1) of a rank's gated weight."""
     sizes = (chunk.sizes[0] // 2, *chunk.sizes[1:])
     skip = chunk.skip + half * chunk.elements // 2
     return Chunk(chunk.offsets, sizes, chunk.item, chunk.record, skip)

@@ -1,4 +1,4 @@
-"""What the names of a Megatron model's weights say about it: layers, experts, heads; and what its arguments promise."""
+"""Derives the layers and experts of a Megatron model from the names of its weights, and reads its arguments."""
 
 from __future__ import annotations
 
@@ -21,62 +21,63 @@ MAX_SHARDS = 1 << 20
 
 @dataclass
 class Structure:
-    """layers: number → names within the layer, experts' left out. experts: layer → the experts it has. mtp: layer numbers.
-
-    parts: layer → name within an expert → the experts that have it.
-    """
+    """The layers and experts of a model."""
 
     layers: dict[int, set[str]] = field(default_factory=dict)
+    """Layer number → names within the layer, without those of experts."""
     experts: dict[int, set[int]] = field(default_factory=dict)
+    """Layer number → the numbers of its experts."""
     parts: dict[int, dict[str, set[int]]] = field(default_factory=dict)
+    """Layer number → name within an expert → the experts that have it."""
     mtp: set[int] = field(default_factory=set)
+    """Numbers of the layers of multi-token prediction."""
 
 
 def structure_of(names: Iterable[str]) -> Structure:
-    """Read the structure off the names of weights."""
-    found = Structure()
+    """Derive the structure from the names of weights."""
+    structure = Structure()
     for name in names:
         if match := LAYER.match(name):
             number, rest = int(match[1]), match[2]
-            layer = found.layers.setdefault(number, set())
+            layer = structure.layers.setdefault(number, set())
             if expert := EXPERT.search(rest):
-                found.experts.setdefault(number, set()).add(int(expert[1]))
-                found.parts.setdefault(number, {}).setdefault(expert[2], set()).add(int(expert[1]))
+                structure.experts.setdefault(number, set()).add(int(expert[1]))
+                structure.parts.setdefault(number, {}).setdefault(expert[2], set()).add(int(expert[1]))
             else:
                 layer.add(rest)
         elif match := MTP.match(name):
-            found.mtp.add(int(match[1]))
-    return found
+            structure.mtp.add(int(match[1]))
+    return structure
 
 
-def promised(arguments: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive integer that the arguments give, else None."""
+def positive_argument(arguments: Mapping[str, Any], name: str) -> int | None:
+    """Return an argument that is a positive integer (at most 2^20), else None."""
     value = arguments.get(name)
     return value if type(value) is int and 0 < value <= 1 << 20 else None
 
 
 def has_sharded_objects(keys: Iterable[str]) -> bool:
-    """Whether a table of contents lists objects as only megatron-core writes them (``KEY/shard_0.1_2.4``)."""
+    """Whether a table of contents lists objects in the form that only megatron-core writes (``KEY/shard_0.1_2.4``)."""
     return any(OBJECT.match(key) for key in keys)
 
 
 def missing_objects(keys: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
-    """Return object → of how many shards it has to be, and those that are missing; complete ones are left out.
+    """Map each incomplete object to the number of its shards and the shards that are missing.
 
-    Megatron writes an object that is sharded over a grid as ``KEY/shard_0.1_2.4``: the shard's place and the grid's size.
+    Megatron writes an object that is sharded over a grid as ``KEY/shard_0.1_2.4``: the shard's position and the grid's size.
     """
-    found: dict[tuple[str, str], set[str]] = {}
+    shards: dict[tuple[str, str], set[str]] = {}
     for key in keys:
         if match := OBJECT.match(key):
-            found.setdefault((match[1], match[3]), set()).add(match[2])
+            shards.setdefault((match[1], match[3]), set()).add(match[2])
     missing: dict[str, tuple[int, list[str]]] = {}
-    for (base, grid), there in found.items():
+    for (base, grid), present in shards.items():
         sizes = [int(number) for number in grid.split(".")]
         total = prod(sizes)
-        if len(there) >= total or total > MAX_SHARDS:
+        if len(present) >= total or total > MAX_SHARDS:
             continue
         places = [""]
         for size in sizes:
             places = [f"{place}.{number}" if place else str(number) for place in places for number in range(size)]
-        missing[base] = total, [place for place in places if place not in there]
+        missing[base] = total, [place for place in places if place not in present]
     return missing

@@ -58,7 +58,7 @@ def numpy_dtype(dtype: str) -> str:
     return NUMPY.get(dtype, "u1")
 
 
-def width(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     """Bytes of an element."""
     return {"8": 8, "4": 4, "2": 2}.get(numpy_dtype(dtype)[-1], 1)
 
@@ -105,4 +105,4 @@ class GlobalTensor(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return prod(self.shape) * width(self.dtype)
+        return prod(self.shape) * itemsize(self.dtype)

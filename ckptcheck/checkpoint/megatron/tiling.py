@@ -1,4 +1,4 @@
-"""Whether the chunks of a tensor cover it exactly once."""
+"""Checks whether the chunks of a tensor cover each of its elements exactly once."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from math import prod
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 
 MAX_CELLS = 1 << 22
-"""The finest grid that is looked at; 4 million cells are more than any checkpoint has chunks."""
+"""The finest grid that is examined; no checkpoint has as many chunks as this has cells."""
 
 
 @dataclass(frozen=True)
-class Cover:
-    """missing, doubled: how many elements no chunk holds, and several do, and where the first box of them begins.
-
-    beyond: the first chunk that reaches out of the tensor. Where one does, nothing else is said.
-    unexamined: the grid is too fine to be laid out; missing and doubled are then what the sum of the chunks alone shows.
-    """
+class TilingGap:
+    """How the chunks of a tensor fail to tile it."""
 
     missing: int = 0
+    """Number of elements that no chunk holds."""
     missing_at: tuple[int, ...] = ()
+    """Where the first box of them begins."""
     doubled: int = 0
+    """Number of elements that several chunks hold."""
     doubled_at: tuple[int, ...] = ()
+    """Where the first box of them begins."""
     beyond: Chunk | None = None
+    """The first chunk that reaches out of the tensor; if there is one, the other fields are not filled in."""
     unexamined: bool = False
+    """The grid is too fine to be examined; `missing` and `doubled` then follow from the sum of the chunks alone."""
 
 
-EXACT = Cover()
+EXACT = TilingGap()
 
 
-def cover_of(tensor: GlobalTensor) -> Cover:
-    """Lay the chunks on the grid that their own edges draw, and count what lies on each cell."""
+def find_tiling_gap(tensor: GlobalTensor) -> TilingGap:
+    """Lay the chunks on the grid that their edges define, and count the chunks on each cell."""
     shape, chunks = tensor.shape, tensor.chunks
     if len(chunks) == 1 and chunks[0].sizes == shape and not any(chunks[0].offsets):
         return EXACT
     for chunk in chunks:
         if any(at + size > end for at, size, end in zip(chunk.offsets, chunk.sizes, shape, strict=True)):
-            return Cover(beyond=chunk)
+            return TilingGap(beyond=chunk)
     if 0 in shape:
-        return Cover()
+        return TilingGap()
     filled = [chunk for chunk in chunks if chunk.elements]
     edges = []
     for axis, size in enumerate(shape):
@@ -48,7 +50,7 @@ def cover_of(tensor: GlobalTensor) -> Cover:
         edges.append(sorted(starts | {0, size}))
     if prod(len(marks) - 1 for marks in edges) > MAX_CELLS:
         rest = prod(shape) - sum(chunk.elements for chunk in filled)
-        return Cover(missing=max(rest, 0), doubled=max(-rest, 0), unexamined=True)
+        return TilingGap(missing=max(rest, 0), doubled=max(-rest, 0), unexamined=True)
     import numpy as np
 
     count = np.zeros([len(marks) - 1 for marks in edges], np.uint16)
@@ -64,4 +66,4 @@ def cover_of(tensor: GlobalTensor) -> Cover:
         total = sum(prod(marks[at + 1] - marks[at] for marks, at in zip(edges, cell, strict=True)) for cell in places)
         return total, tuple(marks[at] for marks, at in zip(edges, places[0], strict=True)) if places else ()
 
-    return Cover(*amount(count == 0), *amount(count > 1))
+    return TilingGap(*amount(count == 0), *amount(count > 1))

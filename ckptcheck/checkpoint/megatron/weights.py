@@ -1,4 +1,4 @@
-"""The weights of a model by layer and expert, whichever way the checkpoint stacks them.
+"""Unstacks the weights of a model by layer and expert, however the checkpoint stacks them.
 
 `torch_dist` stores homogeneous layers stacked: ``decoder.layers.mlp.linear_fc1.weight`` is [layers, rows, columns], experts
 are [layers, experts, rows, columns]. With `singleton_local_shards`, and where layers differ, each layer has keys of its own,
@@ -17,26 +17,27 @@ from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 OTHER = re.compile(
     r"(^|\.)(optimi[sz]ers?|optim|opt_param_scheduler|rng_state|rerun_state_machine_state|chained_\d+)(\.|$)"
 )
-"""Keys of what is trained with, not of what is trained. prime-rl (src/prime_rl/trainer/ckpt.py) has it below app.optimizers."""
+"""Keys of the training state, not of the model. prime-rl (src/prime_rl/trainer/ckpt.py) puts it below app.optimizers."""
 PREFIX = re.compile(r"^(module\.|model\.)+(?=(embedding|decoder|output_layer|mtp|value_head|language_model)\.)")
 STACKED_LAYERS = re.compile(r"^(.*\blayers)\.(?!\d)")
 _LAYERS = re.compile(r"layers\.(?!\d)")
-"""Begins with letters, so that a search of a key that is not stacked costs next to nothing."""
+"""Begins with letters, so that searching a key that is not stacked is fast."""
 STACKED_EXPERTS = re.compile(r"\bexperts\.experts\.(?!\d)")
 EXPERT = re.compile(r"\bexperts\.experts\.(?=\d)")
 HALF = re.compile(r"\.(weight|bias)_([wv])$")
 
 
 def is_weight(key: str) -> bool:
-    """Whether a key is of the model: no optimizer state, no state of a random generator."""
-    if "opt" in key or "rng_" in key or "rerun_" in key or "chained_" in key:  # five times as fast
+    """Whether a key belongs to the model, and not to the state of an optimizer or a random generator."""
+    # Substring tests first: five times as fast as the regular expression.
+    if "opt" in key or "rng_" in key or "rerun_" in key or "chained_" in key:
         return not OTHER.search(key)
     return True
 
 
-def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
-    """Return the model's weights, unstacked, the halves of gated layers joined; a malformed one is left as it is."""
-    found: dict[str, GlobalTensor] = {}
+def unstack_weights(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
+    """Return the model's weights, unstacked and with the halves of gated layers joined; a malformed weight stays as it is."""
+    weights: dict[str, GlobalTensor] = {}
     halves: dict[str, dict[str, GlobalTensor]] = {}
     for key, tensor in tensors.items():
         if not is_weight(key):
@@ -46,17 +47,17 @@ def weights_of(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
             if name.endswith(("_w", "_v")) and (match := HALF.search(name)):
                 halves.setdefault(f"{name[: match.start()]}.{match[1]}", {})[match[2]] = part
             else:
-                found[name] = part
+                weights[name] = part
     for name, pair in halves.items():
-        if pair.keys() == {"w", "v"} and name not in found:
-            found[name] = _joined(name, pair["w"], pair["v"])
+        if pair.keys() == {"w", "v"} and name not in weights:
+            weights[name] = _joined(name, pair["w"], pair["v"])
         else:
-            found |= {f"{name}_{half}": part for half, part in pair.items()}
-    return found
+            weights |= {f"{name}_{half}": part for half, part in pair.items()}
+    return weights
 
 
 def _unstacked(name: str, tensor: GlobalTensor) -> Iterable[tuple[str, GlobalTensor]]:
-    """Take the axes of layers and of experts off."""
+    """Split a tensor along its axes of layers and of experts."""
     axes = []
     if _LAYERS.search(name) and STACKED_LAYERS.match(name):
         axes.append((STACKED_LAYERS, r"\1.{}."))
@@ -77,7 +78,7 @@ def _unstacked(name: str, tensor: GlobalTensor) -> Iterable[tuple[str, GlobalTen
 
 
 def _rows(tensor: GlobalTensor) -> list[GlobalTensor]:
-    """Take the first axis off: a tensor for each index."""
+    """Split a tensor along its first axis: one tensor for each index."""
     chunks: list[list[Chunk]] = [[] for _ in range(tensor.shape[0])]
     for chunk in tensor.chunks:
         size = prod(chunk.sizes[1:])
@@ -89,7 +90,7 @@ def _rows(tensor: GlobalTensor) -> list[GlobalTensor]:
 
 
 def _joined(name: str, first: GlobalTensor, second: GlobalTensor) -> GlobalTensor:
-    """Put one half of a gated weight above the other."""
+    """Concatenate the halves of a gated weight along the rows."""
     rows = first.shape[0] if first.shape else 0
     below = (
         Chunk((chunk.offsets[0] + rows, *chunk.offsets[1:]), chunk.sizes, chunk.item, chunk.record, chunk.skip)
@@ -98,13 +99,3 @@ def _joined(name: str, first: GlobalTensor, second: GlobalTensor) -> GlobalTenso
     )
     shape = (rows + second.shape[0], *first.shape[1:]) if first.shape and second.shape else first.shape
     return GlobalTensor(name, first.dtype, shape, (*first.chunks, *below))
-
-
-def covered(tensor: GlobalTensor) -> int:
-    """Return how many elements its chunks hold together."""
-    return sum(chunk.elements for chunk in tensor.chunks)
-
-
-def files_of(tensors: Iterable[GlobalTensor]) -> set[str]:
-    """Return the files that hold these tensors."""
-    return {chunk.item.file for tensor in tensors for chunk in tensor.chunks if chunk.item is not None}

@@ -1,4 +1,4 @@
-"""The scales of the key-value cache that a checkpoint stores, and where vLLM puts them.
+"""Finds the scales of the key-value cache that a checkpoint stores, and the modules to which vLLM assigns them.
 
 Source: vllm/model_executor/layers/quantization/base_config.py and fp8.py `get_cache_scale_mapper` (0.32).
 """
@@ -16,19 +16,19 @@ PROJECTION = re.compile(r"\.(?:[kv]_proj|qk(?:qk)?v_proj)$")
 
 
 def cache_scales(ckpt: Checkpoint) -> dict[int, dict[str, str]]:
-    """Return layer → "k", "v" or "kv" → the full name of the scale, for the layers of the language model that have any."""
-    found: dict[int, dict[str, str]] = {}
-    stack = ckpt.anatomy.stack
-    for layer, names in ckpt.anatomy.layers.items() if stack is not None else ():
+    """Map each layer of the language model with cache scales to "k", "v" or "kv" → the full name of the scale."""
+    scales: dict[int, dict[str, str]] = {}
+    stack = ckpt.components.stack
+    for layer, names in ckpt.components.layers.items() if stack is not None else ():
         for name in sorted(names):
             if name.endswith("scale") and (match := SCALE.search(f".{name}")):
                 assert stack is not None
                 part = match["leaf"] or match["output"] or match["cache"]
-                found.setdefault(layer, {})[part] = stack.name(layer, name)
-    return found
+                scales.setdefault(layer, {})[part] = stack.full_name(layer, name)
+    return scales
 
 
-def owner(name: str) -> str:
+def scale_owner(name: str) -> str:
     """Return the module that vLLM gives a scale to, of a name within a layer: ``self_attn`` for ``self_attn.k_proj.k_scale``."""
     before = SCALE.sub("", f".{name}").removesuffix(".attn")
     if re.match(r"\.(?:self_attn|mixer)\.", before) and not name.endswith("output_scale"):

@@ -1,7 +1,7 @@
-"""Holds the tensors of each way of storing a module against the format that the config declares for it.
+"""Compares the tensors of each module storage with the format that the config declares.
 
-Which scheme a module has is for its consumer's matching to say; where that is not asked, a way of storing is sound if it is
-what any of the declared schemes demands, and is otherwise held against the one that it comes nearest to.
+The matching of a consumer decides which scheme a module has. Without that, a storage is sound if it fits any of the declared
+schemes, and is otherwise compared with the nearest one.
 """
 
 from __future__ import annotations
@@ -12,79 +12,94 @@ from functools import cache
 from itertools import product
 from math import prod
 
-from ckptcheck.checkpoint.quantization.formats import FORMATS, Companion, Format
+from ckptcheck.checkpoint.quantization.formats import FORMATS, Companion, WeightFormat
 from ckptcheck.checkpoint.quantization.quantization import Quantization
-from ckptcheck.checkpoint.quantization.schemes import Args, Scheme
-from ckptcheck.checkpoint.quantization.stored import Part, Stored
-from ckptcheck.phrase import shape as written
-from ckptcheck.rule import Skip
+from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme
+from ckptcheck.checkpoint.quantization.storage import ModuleStorage, ModuleTensor
+from ckptcheck.linter.rule import Skip
+from ckptcheck.text.formatting import format_shape as written
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What is wrong with one tensor of a way of storing modules.
-
-    kind: missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all),
-    excluded (a weight that the config leaves alone), orphan and weightless (a companion without a quantized weight).
-    text: what is wrong, as the end of a sentence about the tensor. scheme: what was declared, None where nothing fits.
-    """
+class FormatFault:
+    """A fault of one tensor in the storage of modules: it does not fit the format that the config declares."""
 
     kind: str
+    """missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all),
+    excluded (a weight that the config leaves alone), orphan and weightless (a companion without a quantized weight)."""
     role: str
+    """The role of the tensor in its module."""
     text: str
-    form: Format | None = None
+    """What is wrong, as the end of a sentence about the tensor."""
+    form: WeightFormat | None = None
+    """The format that the tensor was compared with; None where no format was."""
     scheme: Scheme | None = None
+    """The declared scheme; None where no scheme fits."""
+
+    @property
+    def needs(self) -> str:
+        """Who cannot do without the companions of the format, as a clause; empty without a format."""
+        return self.form.needs if self.form is not None else ""
+
+    @property
+    def scheme_key(self) -> str:
+        """Where the config declares the scheme; empty without a scheme."""
+        return self.scheme.key if self.scheme is not None else ""
 
 
-Held = Callable[[str], tuple[Scheme, ...]]
-"""Module → the schemes of which any will do, () where nobody can tell what it has to be."""
+SchemeSelector = Callable[[str], tuple[Scheme, ...]]
+"""Maps a module to the schemes of which any is acceptable; () where its scheme is unknown."""
 
 
-def faults_of(quantization: Quantization, held: Held | None = None) -> list[tuple[Fault, Stored, list[str]]]:
-    """Return what is wrong, with the way of storing and the modules that are stored so.
+def find_format_faults(
+    quantization: Quantization, select_schemes: SchemeSelector | None = None
+) -> list[tuple[FormatFault, ModuleStorage, list[str]]]:
+    """Return each fault with the storage that has it and the modules stored so.
 
-    Skips the rule where nobody here knows what to expect. held: None to take any of the declared schemes.
+    select_schemes: the schemes of a module; None to accept any of the declared schemes. Raises Skip where the method is
+    unknown, or its config does not say how weights are stored.
     """
-    if not quantization.known and quantization.method is not None:
+    if not quantization.is_known_method and quantization.method is not None:
         raise Skip(f"quantization method {quantization.method} is not known to ckptcheck")
-    choices = [choice for scheme in quantization.schemes for choice in choices_of(scheme)]
+    choices = [choice for scheme in quantization.schemes for choice in formats_of_scheme(scheme)]
     if not choices:
-        if quantization.main is None or not any(stored.is_quantized for stored in quantization.stored):
+        if quantization.main_declaration is None or not any(stored.is_quantized for stored in quantization.storages):
             return []
         raise Skip(f"the config does not say how {quantization.method} stores the weights")
     own = {companion.role for form, _ in choices for companion in form.companions}
     own |= {twin for form, _ in choices for _, twin in form.twins}
-    found = []
-    for stored, modules in quantization.stored.items():
+    faults = []
+    for stored, modules in quantization.storages.items():
         if stored.is_quantized:
-            for schemes, alike in _by_schemes(modules, held or (lambda _: quantization.schemes)).items():
-                found += [(fault, stored, alike) for fault in _against(stored, schemes)]
+            for schemes, alike in _by_schemes(modules, select_schemes or (lambda _: quantization.schemes)).items():
+                faults += [(fault, stored, alike) for fault in _against(stored, schemes)]
         else:
-            left = [role for role in stored.companions if role in own]
-            if stored.weight is None:  # one for each module is enough to say that its weight is not there
-                found += [(Fault("weightless", role, ""), stored, modules) for role in left[:1]]
+            companions = [role for role in stored.companions if role in own]
+            # One fault per module is enough to report that its weight is missing.
+            if stored.weight is None:
+                faults += [(FormatFault("weightless", role, ""), stored, modules) for role in companions[:1]]
             else:
-                found += [(Fault("orphan", role, ""), stored, modules) for role in left]
-    return found
+                faults += [(FormatFault("orphan", role, ""), stored, modules) for role in companions]
+    return faults
 
 
-def _by_schemes(modules: list[str], held: Held) -> dict[tuple[Scheme, ...], list[str]]:
-    found: dict[tuple[Scheme, ...], list[str]] = {}
+def _by_schemes(modules: list[str], select_schemes: SchemeSelector) -> dict[tuple[Scheme, ...], list[str]]:
+    groups: dict[tuple[Scheme, ...], list[str]] = {}
     for module in modules:
-        found.setdefault(held(module), []).append(module)
-    return found
+        groups.setdefault(select_schemes(module), []).append(module)
+    return groups
 
 
-def _against(stored: Stored, schemes: tuple[Scheme, ...]) -> list[Fault]:
-    """Return what is wrong with quantized modules that may have any of these schemes."""
-    choices = [choice for scheme in schemes for choice in choices_of(scheme)]
+def _against(stored: ModuleStorage, schemes: tuple[Scheme, ...]) -> list[FormatFault]:
+    """Return the faults of quantized modules that may have any of these schemes."""
+    choices = [choice for scheme in schemes for choice in formats_of_scheme(scheme)]
     if not choices and stored.weight is not None:
-        return [Fault("excluded", stored.weight.role, "", None, scheme) for scheme in schemes[:1]]
+        return [FormatFault("excluded", stored.weight.role, "", None, scheme) for scheme in schemes[:1]]
     return _nearest(stored, choices)
 
 
-def choices_of(scheme: Scheme) -> Iterator[tuple[Format, Scheme]]:
-    """Yield the formats in which modules of a scheme may be stored; none where its format is not known."""
+def formats_of_scheme(scheme: Scheme) -> Iterator[tuple[WeightFormat, Scheme]]:
+    """Yield the formats in which modules of a scheme may be stored; none where its format is unknown."""
     weights, name = scheme.weights, scheme.format
     if name is None or weights is None:
         return
@@ -104,31 +119,37 @@ def choices_of(scheme: Scheme) -> Iterator[tuple[Format, Scheme]]:
 
 
 FP8_NAMES = tuple({"weight_scale_inv": name, "weight_scale": name} for name in ("scale", "scale_inv", "qscale_weight"))
-"""How DeepSeek-V4 and Mistral's own files call the scales; transformers and engines rename them."""
+"""Names of the scales in DeepSeek-V4's and Mistral's own files; transformers and the engines rename them."""
 TENSOR_NAMES = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
-"""What transformers writes for a scale per tensor; vLLM renames it for Mistral."""
+"""Names that transformers writes for a scale per tensor; vLLM renames them for Mistral."""
 
 
 def _renamed(companion: Companion, names: Mapping[str, str]) -> Companion:
     return replace(companion, role=names.get(companion.role, companion.role))
 
 
-def _nearest(stored: Stored, choices: list[tuple[Format, Scheme]]) -> list[Fault]:
+def _nearest(stored: ModuleStorage, choices: list[tuple[WeightFormat, Scheme]]) -> list[FormatFault]:
     weight = stored.weight
     assert weight is not None
     fitting = [(form, scheme) for form, scheme in choices if weight.role == form.weight and weight.dtype in form.dtypes]
     if not fitting:
-        return [Fault("format", weight.role, "", *choices[0])] if choices else []
-    found = min((list(judge(stored, form, scheme)) for form, scheme in fitting), key=len)
-    if found:  # with another label on the weight alone, all may be sound: E4M3 called I8, which only packed experts are
+        return [FormatFault("format", weight.role, "", *choices[0])] if choices else []
+    faults = min((list(check_format(stored, form, scheme)) for form, scheme in fitting), key=len)
+    if (
+        faults
+    ):  # with another label on the weight alone, all may be sound: E4M3 called I8, which only packed experts are
         for form, scheme in choices:
-            if weight.role == form.weight and weight.dtype not in form.dtypes and not any(judge(stored, form, scheme)):
-                return [Fault("format", weight.role, "", form, scheme)]
-    return found
+            if (
+                weight.role == form.weight
+                and weight.dtype not in form.dtypes
+                and not any(check_format(stored, form, scheme))
+            ):
+                return [FormatFault("format", weight.role, "", form, scheme)]
+    return faults
 
 
-def judge(stored: Stored, form: Format, scheme: Scheme) -> Iterator[Fault]:
-    """Yield what is wrong with modules stored so, were they of this format and scheme."""
+def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> Iterator[FormatFault]:
+    """Yield the faults that a storage has if its modules are of this format and scheme."""
     assert scheme.weights is not None
     weight = stored.weight
     assert weight is not None
@@ -145,24 +166,27 @@ def judge(stored: Stored, form: Format, scheme: Scheme) -> Iterator[Fault]:
             twin = twins.get(companion.role)
             if twin is not None and twin in stored.parts:
                 renamed.add(twin)
-                yield Fault("name", twin, f"has to be called {companion.role}", form, scheme)
+                yield FormatFault("name", twin, f"must be named {companion.role}", form, scheme)
             elif not companion.optional:
-                yield Fault("missing", companion.role, "", form, scheme)
+                yield FormatFault("missing", companion.role, "", form, scheme)
         elif part.dtype not in companion.dtypes:
-            yield Fault("dtype", part.role, f"is {part.dtype}, not {_either(companion.dtypes)}", form, scheme)
+            yield FormatFault("dtype", part.role, f"is {part.dtype}, not {_either(companion.dtypes)}", form, scheme)
         elif sizes and companion.shapes and not _fits(part.shape, companion.shapes, sizes):
-            wanted = _expected(companion.shapes, sizes[0])
-            yield Fault("shape", part.role, f"is {written(part.shape)}, not {wanted}", form, scheme)
+            expected = _expected(companion.shapes, sizes[0])
+            yield FormatFault("shape", part.role, f"is {written(part.shape)}, not {expected}", form, scheme)
     for role in stored.companions:
         if role not in known and role not in renamed:
-            yield Fault("surplus", role, "", form, scheme)
+            yield FormatFault("surplus", role, "", form, scheme)
 
 
 Sizes = dict[str, int]
 
 
-def _sizes(weight: Part, form: Format, args: Args) -> list[Sizes]:
-    """Return what O, I and the rest may be: several columns may pack into the same words. [] where nobody can tell."""
+def _sizes(weight: ModuleTensor, form: WeightFormat, args: QuantizationArgs) -> list[Sizes]:
+    """Return the possible values of O, I and the other symbols; [] where they are unknown.
+
+    There may be several: different numbers of columns pack into the same number of words.
+    """
     if not form.shape:
         return []
     dimensions = form.shape.split()
@@ -185,11 +209,11 @@ def _sizes(weight: Part, form: Format, args: Args) -> list[Sizes]:
         divisor = int(under or below or 1)
         if name in ("O", "I"):
             ranges[name] = ((size - 1) * divisor // times + 1, size * divisor // times)
-    found = []
+    candidates = []
     for rows, columns in product(sorted(set(ranges["O"]), reverse=True), sorted(set(ranges["I"]), reverse=True)):
         group = args.group_size if args.group_size and args.group_size > 0 else columns
-        found.append({**known, "O": rows, "I": columns, "g": group})
-    return found
+        candidates.append({**known, "O": rows, "I": columns, "g": group})
+    return candidates
 
 
 def _fits(found: tuple[int, ...], shapes: tuple[str, ...], sizes: list[Sizes]) -> bool:
@@ -197,21 +221,21 @@ def _fits(found: tuple[int, ...], shapes: tuple[str, ...], sizes: list[Sizes]) -
 
 
 def _expected(shapes: tuple[str, ...], sizes: Sizes) -> str:
-    """Write the shape that is wanted, of several the first one that has dimensions."""
+    """Format the expected shape; of several the first one that has dimensions."""
     dimensions = [_dimensions(shape, sizes) for shape in shapes]
-    return written(next((found for found in dimensions if found), ()))
+    return written(next((sizes_found for sizes_found in dimensions if sizes_found), ()))
 
 
 def _dimensions(shape: str, sizes: Sizes) -> tuple[int, ...] | None:
-    """Turn a shape of a table into numbers; None where the config does not give all of them."""
-    found = []
+    """Evaluate a shape of the tables; None where the config does not give all of its symbols."""
+    numbers = []
     for dimension in shape.split():
         above, _, below = _factors(dimension)
         if any(factor not in sizes for factor in (*above, *below) if factor.isalpha()):
             return None
         value = [prod(sizes[part] if part.isalpha() else int(part) for part in side) for side in (above, below)]
-        found.append(-(-value[0] // value[1]))
-    return (sizes["E"], *found) if sizes["E"] else tuple(found)
+        numbers.append(-(-value[0] // value[1]))
+    return (sizes["E"], *numbers) if sizes["E"] else tuple(numbers)
 
 
 @cache
@@ -233,7 +257,7 @@ def _asymmetric(scheme: Scheme) -> bool:
 
 
 def _static(scheme: Scheme) -> bool:
-    """Whether the scales of the inputs are stored; those of a tensor group are computed, below a stored global one."""
+    """Whether the scales of the inputs are stored; with tensor groups they are computed, below a stored global scale."""
     return scheme.inputs is not None and scheme.inputs.dynamic is False and scheme.inputs.strategy != "tensor_group"
 
 
@@ -259,4 +283,4 @@ CASES: dict[str, Callable[[Scheme], bool]] = {
     "activation order": lambda scheme: scheme.weights is not None and scheme.weights.actorder is True,
     "no activation order": lambda scheme: scheme.weights is not None and scheme.weights.actorder is not True,
 }
-"""When a companion belongs to a module, by name."""
+"""Name → the condition on the scheme under which a companion belongs to a module."""

@@ -1,8 +1,8 @@
-"""The formats of quantized weights, as tables: which tensors a module has, their dtypes and shapes.
+"""Tables of the formats of quantized weights: the tensors of a module, their dtypes and shapes.
 
-A shape is written in the terms of the format papers: O and I are the rows and columns of the weight that the tensors stand
-for, b its bits, g the group size, r and c the rows and columns of a block. ``I*b/32`` is rounded up. Weights of experts that
-share a tensor have one more dimension in front, and so have their companions.
+A shape uses the symbols of the format papers: O and I are the rows and columns of the unquantized weight, b its bits, g the
+group size, r and c the rows and columns of a block. ``I*b/32`` is rounded up. Weights of experts that share a tensor have one
+more leading dimension, and so have their companions.
 
 Sources: compressed_tensors/compressors and quantization/lifecycle/initialize.py (0.20); vllm/model_executor/layers/
 quantization fp8.py, auto_gptq.py, auto_awq.py, modelopt.py, quark/ (0.32); transformers/integrations finegrained_fp8.py,
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 FLOAT = ("F32", "BF16", "F16", "F64")
 E8M0 = ("U8", "F8_E8M0")
 ONE = ("", "1")
-"""A single number, stored with no dimension or with one of one."""
+"""Shapes of a single number: no dimension, or one dimension of 1."""
 
 Shape = str
 """Dimensions, separated by spaces: ``O I/g``."""
@@ -24,34 +24,36 @@ Shape = str
 
 @dataclass(frozen=True)
 class Companion:
-    """A tensor beside the weight.
-
-    dtypes: those it may have. shapes: those it may have, none to leave it unchecked. when: the case in which it belongs to
-    the module (a name in `faults.CASES`), empty for always. optional: it may be there or not.
-    """
+    """A tensor that accompanies the weight."""
 
     role: str
+    """Its name within the module."""
     dtypes: tuple[str, ...]
+    """The dtypes it may have."""
     shapes: tuple[Shape, ...] = ()
+    """The shapes it may have; () to check none."""
     when: str = ""
+    """The condition on the scheme under which it belongs to the module (a name in `faults.CASES`); empty for always."""
     optional: bool = False
+    """Whether it may be absent."""
 
 
 @dataclass(frozen=True)
-class Format:
-    """How a weight is stored.
-
-    weight: role of the tensor with the numbers, its dtypes, and its shape. needs: who cannot do without the companions, as a
-    clause. twins: role → the name under which other methods store the same.
-    """
+class WeightFormat:
+    """A format of quantized weights."""
 
     name: str
     weight: str
+    """Role of the tensor that holds the numbers."""
     dtypes: tuple[str, ...]
+    """The dtypes that this tensor may have."""
     shape: Shape
+    """Its shape; empty where the rows and columns do not follow from it."""
     companions: tuple[Companion, ...]
     needs: str
+    """Who cannot do without the companions, and what happens then, as a clause."""
     twins: tuple[tuple[str, str], ...] = ()
+    """(role, the name under which other methods store the same tensor)."""
 
 
 SCALE = (
@@ -70,7 +72,7 @@ RAW = "transformers 5.23 loads the raw numbers without a word, and vLLM scales t
 FORMATS = {
     form.name: form
     for form in (
-        Format(
+        WeightFormat(
             "pack-quantized", "weight_packed", ("I32",), "O I*b/32",
             (
                 *(companion for companion in SCALE if companion.when != "block"),
@@ -83,7 +85,7 @@ FORMATS = {
             ),
             UNFILLED,
         ),
-        Format(
+        WeightFormat(
             "int-quantized", "weight", ("I8",), "O I",
             (
                 *SCALE,
@@ -94,11 +96,11 @@ FORMATS = {
             ),
             UNFILLED,
         ),
-        Format(
+        WeightFormat(
             "float-quantized", "weight", ("F8_E4M3",), "O I", (*SCALE, *INPUT), UNFILLED,
             (("weight_scale", "weight_scale_inv"),),
         ),
-        Format(
+        WeightFormat(
             "nvfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
             (
                 Companion("weight_scale", ("F8_E4M3",), ("O I/16",)),
@@ -108,24 +110,24 @@ FORMATS = {
             UNFILLED,
             (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")),
         ),
-        Format(
+        WeightFormat(
             "mxfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
             (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
         ),
-        Format(
+        WeightFormat(
             "mxfp6-pack-quantized", "weight_packed", ("U8",), "O I*3/4",
             (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
         ),
-        Format("mxfp8-quantized", "weight", ("F8_E4M3",), "O I", (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED),
-        Format(
+        WeightFormat("mxfp8-quantized", "weight", ("F8_E4M3",), "O I", (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED),
+        WeightFormat(
             "fp8-block", "weight", ("F8_E4M3",), "O I",
             (Companion("weight_scale_inv", (*FLOAT, *E8M0), ("O/r I/c",)),), RAW, (("weight_scale_inv", "weight_scale"),),
         ),
-        Format(
+        WeightFormat(
             "fp8-mxfp4-experts", "weight", ("I8", "U8", "F4"), "O I/2",
             (Companion("weight_scale_inv", E8M0, ("O I/32",)),), RAW,
         ),
-        Format(
+        WeightFormat(
             "fp8-tensor", "weight", ("F8_E4M3",), "O I",
             (
                 Companion("weight_scale", FLOAT, (*ONE, "1 1")),
@@ -133,7 +135,7 @@ FORMATS = {
             ),
             RAW,
         ),
-        Format(
+        WeightFormat(
             "gptq", "qweight", ("I32",), "I*b/32 O",
             (
                 Companion("qzeros", ("I32",), ("I/g O*b/32",)),
@@ -143,7 +145,7 @@ FORMATS = {
             ),
             "vLLM computes with uninitialised memory, and GPTQModel with zeros",
         ),
-        Format(
+        WeightFormat(
             "awq", "qweight", ("I32",), "I O*b/32",
             (
                 Companion("qzeros", ("I32",), ("I/g O*b/32",), "asymmetric"),
@@ -152,7 +154,7 @@ FORMATS = {
             ),
             UNFILLED,
         ),
-        Format(
+        WeightFormat(
             "modelopt-fp8", "weight", ("F8_E4M3",), "O I",
             (
                 *(companion for companion in SCALE if companion.when != "group"),
@@ -162,7 +164,7 @@ FORMATS = {
             UNFILLED,
             (("weight_scale", "weight_scale_inv"),),
         ),
-        Format(
+        WeightFormat(
             "modelopt-nvfp4", "weight", ("U8",), "O I/2",
             (
                 Companion("weight_scale", ("F8_E4M3",), ("O I/16",)),
@@ -173,12 +175,12 @@ FORMATS = {
             "vLLM divides by what is not there: NaN, or logits that depend on uninitialised memory",
             (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale")),
         ),
-        Format(
+        WeightFormat(
             "gpt-oss", "weight_blocks", ("U8",), "O I/32 16",
             (Companion("weight_scales", E8M0, ("O I/32",)),),
             "transformers, vLLM and SGLang cannot unpack the weight",
         ),
-        Format(
+        WeightFormat(
             "bitsandbytes-4bit", "weight", ("U8", "F32", "F16", "BF16"), "",
             (
                 Companion("absmax", ("F32", "U8")),
@@ -189,7 +191,7 @@ FORMATS = {
             ),
             "bitsandbytes cannot unpack the weight",
         ),
-        Format(
+        WeightFormat(
             "bitsandbytes-8bit", "weight", ("I8",), "O I",
             (
                 Companion("SCB", ("F32", "F16", "BF16"), ("O",)),
@@ -197,7 +199,7 @@ FORMATS = {
             ),
             "transformers computes with raw integers",
         ),
-        Format(
+        WeightFormat(
             "quark", "weight", ("F8_E4M3", "I8", "U8", "I32"), "",
             (
                 Companion("weight_scale", (*FLOAT, *E8M0, "F8_E4M3")),
@@ -213,4 +215,4 @@ FORMATS = {
 }  # fmt: skip
 """Name → format."""
 FORMATS["naive-quantized"] = FORMATS["int-quantized"]
-"""What compressed-tensors calls weights of 8 bits of either kind; `faults` takes the one of the scheme's type."""
+"""The name that compressed-tensors uses for 8-bit weights, integers or floats; `faults` chooses by the scheme's type."""

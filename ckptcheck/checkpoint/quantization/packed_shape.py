@@ -1,19 +1,19 @@
-"""How many columns a weight packed into words may have had."""
+"""Computes how many columns a weight may have that is packed into words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ckptcheck.checkpoint.quantization.schemes import Scheme
-from ckptcheck.checkpoint.quantization.stored import Stored
+from ckptcheck.checkpoint.quantization.storage import ModuleStorage
 
 
-def columns_of(schemes: Sequence[Scheme], stored: Stored) -> set[int]:
-    """Return every number of columns that packs into the stored words, and has the stored groups, under any of the schemes."""
-    found: set[int] = set()
+def possible_columns(schemes: Sequence[Scheme], stored: ModuleStorage) -> set[int]:
+    """Return every number of columns that, under one of the schemes, packs into the stored words and has the stored groups."""
+    columns: set[int] = set()
     weight, scale = stored.weight, stored.parts.get("weight_scale")
     if weight is None:
-        return found
+        return columns
     words = weight.shape[-1]
     for scheme in schemes:
         if scheme.format != "pack-quantized" or scheme.weights is None or not scheme.weights.bits:
@@ -21,7 +21,7 @@ def columns_of(schemes: Sequence[Scheme], stored: Stored) -> set[int]:
         bits, group = scheme.weights.bits, scheme.weights.group_size
         fitting = range((words - 1) * 32 // bits + 1, words * 32 // bits + 1)
         if scheme.weights.strategy == "group" and group and scale is not None and scale.shape:
-            found |= {columns for columns in fitting if -(-columns // group) == scale.shape[-1]}
+            columns |= {columns for columns in fitting if -(-columns // group) == scale.shape[-1]}
         else:
-            found |= set(fitting)
-    return found
+            columns |= set(fitting)
+    return columns

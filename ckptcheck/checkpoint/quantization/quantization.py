@@ -1,4 +1,4 @@
-"""The read model of a quantized checkpoint, for every rule that asks how it is quantized."""
+"""Describes how a checkpoint is quantized: what its configs declare and how its tensors are stored."""
 
 from __future__ import annotations
 
@@ -8,76 +8,76 @@ from functools import cached_property
 from typing import Any
 
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.checkpoint.quantization.declared import KNOWN, Declaration, declarations
-from ckptcheck.checkpoint.quantization.schemes import Args, Scheme, args_of, schemes_of
-from ckptcheck.checkpoint.quantization.stored import Stored, stored_modules
+from ckptcheck.checkpoint.quantization.declarations import KNOWN, Declaration, declarations
+from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme, parse_quantization_args, parse_schemes
+from ckptcheck.checkpoint.quantization.storage import ModuleStorage, group_by_storage
 from ckptcheck.checkpoint.tensor import Tensor
 
 IGNORES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "llm_int8_skip_modules")
-"""Names that the methods give to the list of modules left alone, in the order in which vLLM reads them."""
+"""Keys of the ignore lists (modules that stay unquantized) of the methods, in the order in which vLLM reads them."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An entry of a list of modules that are left alone, as it was written, and where."""
+class IgnoreEntry:
+    """An entry of an ignore list."""
 
     text: str
+    """The entry as it is written."""
     file: str
     key: str
+    """JSON path of the entry."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint is quantized.
+    """How a checkpoint is quantized."""
 
-    declared: every config that says so, the one that consumers read first in front; () where only tensors show it.
-    stored: way of storing → the modules stored so, quantized or not.
-    """
-
-    declared: tuple[Declaration, ...]
-    stored: Mapping[Stored, list[str]] = field(repr=False)
+    declarations: tuple[Declaration, ...]
+    """Every config that declares a quantization, in the order in which consumers read them; () where only tensors show it."""
+    storages: Mapping[ModuleStorage, list[str]] = field(repr=False)
+    """Storage → the modules that are stored so, quantized or not."""
 
     @property
-    def main(self) -> Declaration | None:
-        """The declaration that consumers follow."""
-        return self.declared[0] if self.declared else None
+    def main_declaration(self) -> Declaration | None:
+        """The declaration that consumers read first; None without one."""
+        return self.declarations[0] if self.declarations else None
 
     @property
     def method(self) -> str | None:
-        """The normalised name of the method (``compressed-tensors``, ``fp8``, ``gptq``, …); None where none is named."""
-        return self.main.method if self.main is not None else None
+        """The normalised name of the method (``compressed-tensors``, ``fp8``, ``gptq``, …); None where no config names one."""
+        return self.main_declaration.method if self.main_declaration is not None else None
 
     @property
-    def known(self) -> bool:
-        """Whether the method's tensors are known here."""
+    def is_known_method(self) -> bool:
+        """Whether ckptcheck knows the tensors of the method."""
         return self.method in KNOWN
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings of the main declaration, {} without one."""
-        return self.main.value if self.main is not None else {}
+        """The settings of the main declaration; {} without one."""
+        return self.main_declaration.value if self.main_declaration is not None else {}
 
     @cached_property
     def schemes(self) -> tuple[Scheme, ...]:
-        """What the configs say of bits, groups and activations: the first that says it, among those of the main one's method."""
-        own = (schemes_of(declared) for declared in self.declared if declared.method == self.method)
+        """The schemes (bits, groups, activations) of the first declaration that has any, among those of the main method."""
+        own = (parse_schemes(declared) for declared in self.declarations if declared.method == self.method)
         return next((schemes for schemes in own if schemes), ())
 
     @cached_property
-    def ignore(self) -> tuple[Entry, ...]:
-        """The entries of the main declaration's lists of modules that are left alone; what is no text is left out."""
-        return self.ignored_by(self.main) if self.main is not None else ()
+    def ignore(self) -> tuple[IgnoreEntry, ...]:
+        """The entries of the main declaration's ignore lists; entries that are no strings are omitted."""
+        return self.ignored_by(self.main_declaration) if self.main_declaration is not None else ()
 
     @cached_property
-    def kv_cache(self) -> Args | None:
-        """How the key-value cache is quantized, None where it is not."""
-        return self.kv_cache_of(self.main) if self.main is not None else None
+    def kv_cache(self) -> QuantizationArgs | None:
+        """How the key-value cache is quantized; None where it is not."""
+        return self.kv_cache_of(self.main_declaration) if self.main_declaration is not None else None
 
     @staticmethod
-    def ignored_by(declared: Declaration) -> tuple[Entry, ...]:
-        """Return the entries of a declaration's lists of modules that are left alone."""
+    def ignored_by(declared: Declaration) -> tuple[IgnoreEntry, ...]:
+        """Return the entries of a declaration's ignore lists."""
         return tuple(
-            Entry(text, declared.file, declared.path(name, str(number)))
+            IgnoreEntry(text, declared.file, declared.key_path(name, str(number)))
             for name in IGNORES
             if isinstance(declared.value.get(name), list)
             for number, text in enumerate(declared.value[name])
@@ -85,26 +85,29 @@ class Quantization:
         )
 
     @staticmethod
-    def kv_cache_of(declared: Declaration) -> Args | None:
-        """Return what `kv_cache_scheme`, or ModelOpt's `kv_cache_quant_algo`, says."""
-        if (scheme := args_of(declared.value.get("kv_cache_scheme"))) is not None:
+    def kv_cache_of(declared: Declaration) -> QuantizationArgs | None:
+        """Return the scheme that `kv_cache_scheme`, or ModelOpt's `kv_cache_quant_algo`, declares."""
+        if (scheme := parse_quantization_args(declared.value.get("kv_cache_scheme"))) is not None:
             return scheme
         algo = declared.value.get("kv_cache_quant_algo")
-        known = {"FP8": Args(8, "float", "tensor"), "NVFP4": Args(4, "float", "tensor_group", 16)}
+        known = {
+            "FP8": QuantizationArgs(8, "float", "tensor"),
+            "NVFP4": QuantizationArgs(4, "float", "tensor_group", 16),
+        }
         return known.get(algo.upper()) if isinstance(algo, str) else None
 
     @cached_property
-    def layers(self) -> dict[str, Stored]:
-        """Module → how it is stored, for every module with a weight or a companion of one."""
-        return {module: stored for stored, modules in self.stored.items() for module in modules}
+    def storage_by_module(self) -> dict[str, ModuleStorage]:
+        """Module → its storage, for every module that has a weight or a companion of a weight."""
+        return {module: stored for stored, modules in self.storages.items() for module in modules}
 
 
-def quantization_of(
+def read_quantization(
     config: Config | None, side: Mapping[str, Config], tensors: Mapping[str, Tensor]
 ) -> Quantization | None:
-    """Return how a checkpoint is quantized, None where no config says that it is and no tensor shows it."""
+    """Return how a checkpoint is quantized; None where no config declares it and no tensor shows it."""
     declared = declarations(config, side)
-    stored = stored_modules(tensors)
+    stored = group_by_storage(tensors)
     if not declared and not any(way.is_quantized and (way.companions or way.is_misnamed) for way in stored):
         return None
     return Quantization(declared, stored)

@@ -1,7 +1,7 @@
-"""What a declaration says of bits, groups and activations, brought to one form for every method.
+"""Reads the schemes (bits, groups, activations) of a declaration into one form for all methods.
 
-The terms are those of compressed-tensors (quantization/quant_args.py, 0.20), which has a word for everything the other
-methods can say: strategy tensor, channel, group, block, tensor_group (a group with a global scale above it).
+The terms are those of compressed-tensors (quantization/quant_args.py, 0.20), which can express everything that the other
+methods can: the strategies tensor, channel, group, block, tensor_group (groups below a global scale).
 """
 
 from __future__ import annotations
@@ -10,44 +10,49 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptcheck.checkpoint.quantization.declared import Declaration
+from ckptcheck.checkpoint.quantization.declarations import Declaration
 
 
 @dataclass(frozen=True)
-class Args:
-    """How weights or activations are quantized; None where the config does not say.
-
-    dynamic: True (scales are computed while running), False (stored), "local" (only the global scale is stored).
-    group_size: numbers along the input that share a scale; -1: all of them. block: rows and columns of a block.
-    """
+class QuantizationArgs:
+    """How weights or activations are quantized; a field is None where the config does not say."""
 
     bits: int | None = None
+    """Bits of one number."""
     type: str | None = None
+    """``int`` or ``float``."""
     strategy: str | None = None
+    """What shares a scale: tensor, channel, group, block, tensor_group, token."""
     group_size: int | None = None
+    """How many numbers along the input share a scale; -1 for all of them."""
     symmetric: bool = True
+    """Whether there are no zero points."""
     dynamic: bool | str = False
+    """True: scales are computed at run time; False: they are stored; "local": only the global scale is stored."""
     actorder: str | bool | None = None
+    """The order in which activations were quantized (`desc_act` of GPTQ)."""
     block: tuple[int, int] | None = None
+    """Rows and columns of a block."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the modules that some targets name are quantized; not at all where there are no weights.
-
-    key: where in the config. format: how weights are stored.
-    """
+    """How the modules that match the targets are quantized."""
 
     key: str
+    """JSON path of the scheme in the config."""
     targets: tuple[str, ...] = ()
+    """Names, classes or patterns of modules, in the syntax of the method; () for all."""
     format: str | None = None
-    weights: Args | None = None
-    inputs: Args | None = None
-    outputs: Args | None = None
+    """Name of the format in which weights are stored (`formats.FORMATS`)."""
+    weights: QuantizationArgs | None = None
+    """None: the modules are not quantized."""
+    inputs: QuantizationArgs | None = None
+    outputs: QuantizationArgs | None = None
 
 
-def schemes_of(declared: Declaration) -> tuple[Scheme, ...]:
-    """Return the schemes of a declaration, () where its method is not known or it says nothing that can be read."""
+def parse_schemes(declared: Declaration) -> tuple[Scheme, ...]:
+    """Return the schemes of a declaration; () where its method is unknown or it declares none that can be read."""
     reader = READERS.get(declared.method or "")
     return tuple(reader(declared)) if reader is not None else ()
 
@@ -61,17 +66,17 @@ def _compressed_tensors(declared: Declaration) -> Iterator[Scheme]:
             continue
         form = group.get("format") or top
         yield Scheme(
-            declared.path("config_groups", name),
+            declared.key_path("config_groups", name),
             _names(group.get("targets")),
             form if isinstance(form, str) else None,
-            args_of(group.get("weights")),
-            args_of(group.get("input_activations")),
-            args_of(group.get("output_activations")),
+            parse_quantization_args(group.get("weights")),
+            parse_quantization_args(group.get("input_activations")),
+            parse_quantization_args(group.get("output_activations")),
         )
 
 
-def args_of(value: Any) -> Args | None:
-    """Read QuantizationArgs, filling in what compressed-tensors fills in; None where there are none."""
+def parse_quantization_args(value: Any) -> QuantizationArgs | None:
+    """Parse QuantizationArgs with the defaults of compressed-tensors; None for a value that is no object."""
     if not isinstance(value, dict):
         return None
     group, strategy = _whole(value.get("group_size")), value.get("strategy")
@@ -80,7 +85,7 @@ def args_of(value: Any) -> Args | None:
     kind = value.get("type")
     actorder = value.get("actorder")
     dynamic = value.get("dynamic")
-    return Args(
+    return QuantizationArgs(
         bits=_bits(value.get("num_bits", 8)),
         type=kind.lower() if isinstance(kind, str) else "int",
         strategy=strategy.lower(),
@@ -98,39 +103,38 @@ def _fp8(declared: Declaration) -> Iterator[Scheme]:
     yield Scheme(
         declared.key,
         format="fp8",
-        weights=Args(8, "float", "block" if block else "tensor", block=block),
-        inputs=Args(8, "float", "tensor", dynamic=not static),
+        weights=QuantizationArgs(8, "float", "block" if block else "tensor", block=block),
+        inputs=QuantizationArgs(8, "float", "tensor", dynamic=not static),
     )
 
 
 def _gptq(declared: Declaration) -> Iterator[Scheme]:
-    """The settings of all modules, then those of each pattern of `dynamic`, which `dialects.overridden` matches.
+    """Yield the scheme of all modules, then that of each pattern of `dynamic`; `consumers.gptq_schemes` matches the patterns.
 
-    ``-:`` leaves modules alone; what is no object, or asks for another format, has no weights here either. A value of
-    another type than its setting has changes nothing: `override_config` of vLLM 0.32,
-    model_executor/layers/quantization/utils/gptq_utils.py.
+    ``-:`` excludes modules; an override that is no object, or sets another format, has no weights here either. A value of
+    the wrong type changes nothing: `override_config` of vLLM 0.32, model_executor/layers/quantization/utils/gptq_utils.py.
     """
     yield _gptq_scheme(declared.key, declared.value, ())
     dynamic = declared.value.get("dynamic")
     for pattern, override in dynamic.items() if isinstance(dynamic, dict) else ():
-        key = declared.path("dynamic", pattern)
+        key = declared.key_path("dynamic", pattern)
         if pattern.startswith("-:") or not isinstance(override, dict) or not GPTQ_OTHERS.isdisjoint(override):
             yield Scheme(key, (pattern,))
         else:
-            given = {name: override[name] for name, kind in GPTQ_KINDS.items() if type(override.get(name)) is kind}
-            yield _gptq_scheme(key, {**declared.value, **given}, (pattern,))
+            overrides = {name: override[name] for name, kind in GPTQ_KINDS.items() if type(override.get(name)) is kind}
+            yield _gptq_scheme(key, {**declared.value, **overrides}, (pattern,))
 
 
 GPTQ_KINDS = {"bits": int, "group_size": int, "desc_act": bool, "sym": bool}
-"""What `dynamic` may override."""
+"""Setting that `dynamic` may override → its type."""
 GPTQ_OTHERS = frozenset(("quant_method", "method", "checkpoint_format", "format"))
-"""Settings whose tensors are not GPTQ's to tell."""
+"""Settings that change the format, so that GPTQ's tables do not apply."""
 
 
 def _gptq_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -> Scheme:
     group = _whole(value.get("group_size"))
     order = value.get("desc_act")
-    weights = Args(
+    weights = QuantizationArgs(
         _bits(value.get("bits")), "int", "channel" if group == -1 else "group", group, value.get("sym") is not False,
         actorder=order if isinstance(order, bool) else None,
     )  # fmt: skip
@@ -141,23 +145,29 @@ def _awq(declared: Declaration) -> Iterator[Scheme]:
     value = declared.value
     group = _whole(value.get("group_size", value.get("q_group_size")))
     bits = _bits(value.get("bits", value.get("w_bit")))
-    weights = Args(bits, "int", "channel" if group == -1 else "group", group, value.get("zero_point") is False)
+    weights = QuantizationArgs(
+        bits, "int", "channel" if group == -1 else "group", group, value.get("zero_point") is False
+    )
     yield Scheme(declared.key, format="awq", weights=weights)
 
 
 MODELOPT = {
-    "FP8": Scheme("", format="modelopt-fp8", weights=Args(8, "float", "tensor"), inputs=Args(8, "float", "tensor")),
+    "FP8": Scheme(
+        "", format="modelopt-fp8", weights=QuantizationArgs(8, "float", "tensor"), inputs=QuantizationArgs(8, "float", "tensor")
+    ),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme(
-        "", format="modelopt-fp8", weights=Args(8, "float", "channel"), inputs=Args(8, "float", "token", dynamic=True)
+        "", format="modelopt-fp8", weights=QuantizationArgs(8, "float", "channel"),
+        inputs=QuantizationArgs(8, "float", "token", dynamic=True)
     ),
-    "FP8_PB_WO": Scheme("", format="modelopt-fp8", weights=Args(8, "float", "block", block=(128, 128))),
+    "FP8_PB_WO": Scheme("", format="modelopt-fp8", weights=QuantizationArgs(8, "float", "block", block=(128, 128))),
     "NVFP4": Scheme(
-        "", format="modelopt-nvfp4", weights=Args(4, "float", "tensor_group", 16),
-        inputs=Args(4, "float", "tensor_group", 16, dynamic="local"),
+        "", format="modelopt-nvfp4", weights=QuantizationArgs(4, "float", "tensor_group", 16),
+        inputs=QuantizationArgs(4, "float", "tensor_group", 16, dynamic="local"),
     ),
-    "W4A16_NVFP4": Scheme("", format="modelopt-nvfp4", weights=Args(4, "float", "tensor_group", 16)),
+    "W4A16_NVFP4": Scheme("", format="modelopt-nvfp4", weights=QuantizationArgs(4, "float", "tensor_group", 16)),
     "MXFP8": Scheme(
-        "", format="mxfp8-quantized", weights=Args(8, "float", "group", 32), inputs=Args(8, "float", "group", 32, dynamic=True)
+        "", format="mxfp8-quantized", weights=QuantizationArgs(8, "float", "group", 32),
+        inputs=QuantizationArgs(8, "float", "group", 32, dynamic=True)
     ),
 }  # fmt: skip
 """quant_algo → scheme. Source: vllm/model_executor/layers/quantization/modelopt.py LINEAR_ALGOS (0.32)."""
@@ -165,7 +175,7 @@ MODELOPT["FP8_BLOCK_SCALES"] = MODELOPT["FP8_PB_WO"]
 
 
 def _modelopt(declared: Declaration) -> Iterator[Scheme]:
-    """One algorithm for all, or MIXED_PRECISION with one for each of `quantized_layers`."""
+    """Yield the scheme of one algorithm for all modules, or with MIXED_PRECISION that of each of `quantized_layers`."""
     algo = algorithm(declared.value)
     layers = declared.value.get("quantized_layers")
     if algo == "MIXED_PRECISION":
@@ -175,12 +185,12 @@ def _modelopt(declared: Declaration) -> Iterator[Scheme]:
                 entries.setdefault(layer_algo, []).append(name)
         for layer_algo, names in entries.items():
             if layer_algo in MODELOPT:
-                found = MODELOPT[layer_algo]
-                key = declared.path("quantized_layers", names[0])
-                yield Scheme(key, tuple(names), found.format, found.weights, found.inputs)
+                template = MODELOPT[layer_algo]
+                key = declared.key_path("quantized_layers", names[0])
+                yield Scheme(key, tuple(names), template.format, template.weights, template.inputs)
     elif algo in MODELOPT:
-        found = MODELOPT[algo]
-        yield Scheme(declared.path("quant_algo"), (), found.format, found.weights, found.inputs)
+        template = MODELOPT[algo]
+        yield Scheme(declared.key_path("quant_algo"), (), template.format, template.weights, template.inputs)
 
 
 def algorithm(value: Mapping[str, Any]) -> str:
@@ -190,23 +200,23 @@ def algorithm(value: Mapping[str, Any]) -> str:
 
 
 def _mxfp4(declared: Declaration) -> Iterator[Scheme]:
-    yield Scheme(declared.key, format="gpt-oss", weights=Args(4, "float", "group", 32))
+    yield Scheme(declared.key, format="gpt-oss", weights=QuantizationArgs(4, "float", "group", 32))
 
 
 def _bitsandbytes(declared: Declaration) -> Iterator[Scheme]:
     four = declared.value.get("load_in_4bit") is True
-    key = declared.path("load_in_4bit" if four else "load_in_8bit")
+    key = declared.key_path("load_in_4bit" if four else "load_in_8bit")
     if four:
-        yield Scheme(key, format="bitsandbytes-4bit", weights=Args(4, "float", "group"))
+        yield Scheme(key, format="bitsandbytes-4bit", weights=QuantizationArgs(4, "float", "group"))
     else:
-        yield Scheme(key, format="bitsandbytes-8bit", weights=Args(8, "int", "channel"))
+        yield Scheme(key, format="bitsandbytes-8bit", weights=QuantizationArgs(8, "int", "channel"))
 
 
 QUARK_STRATEGY = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
 
 
 def _quark(declared: Declaration) -> Iterator[Scheme]:
-    """global_quant_config, then one config for each name pattern of layer_quant_config."""
+    """Yield the scheme of global_quant_config, then that of each name pattern of layer_quant_config."""
     layers = declared.value.get("layer_quant_config")
     parts: list[tuple[str, tuple[str, ...], Any]] = [
         ("global_quant_config", (), declared.value.get("global_quant_config"))
@@ -218,15 +228,15 @@ def _quark(declared: Declaration) -> Iterator[Scheme]:
     for key, targets, part in parts:
         if isinstance(part, dict):
             weights = _quark_args(part.get("weight"))
-            yield Scheme(declared.path(key), targets, "quark", weights, _quark_args(part.get("input_tensors")))
+            yield Scheme(declared.key_path(key), targets, "quark", weights, _quark_args(part.get("input_tensors")))
 
 
-def _quark_args(value: Any) -> Args | None:
+def _quark_args(value: Any) -> QuantizationArgs | None:
     if not isinstance(value, dict):
         return None
     dtype = str(value.get("dtype", ""))
     bits = next((width for width in (4, 6, 8) if str(width) in dtype[:5]), None)
-    return Args(
+    return QuantizationArgs(
         bits,
         "int" if "int" in dtype else "float",
         QUARK_STRATEGY.get(str(value.get("qscheme"))),

@@ -1,4 +1,4 @@
-"""Which cells the matrix has, and why some are left out.
+"""Lists the cells of a matrix, and drops those that cannot be measured.
 
 Its axes are those of NeMo-RL's guide for new models (docs/adding-new-models.md): lengths 100, 1,000 and 10,000, real and dummy
 data, greedy and sampled, batches of 1, 8 and 32, and ten runs of each.
@@ -21,34 +21,42 @@ TRAINERS, DATA, DECODING = ("transformers", "megatron"), ("real", "synthetic"), 
 
 @dataclass(frozen=True)
 class Plan:
-    """lengths: of prompt and response. pairs: (trainer, engine). directions: who draws the tokens. response: tokens of it.
+    """The axes of a matrix, and how its cells are measured.
 
-    sequences: fewest that a cell compares; a batch of more has more. temperature, top_p, top_k: of sampling cells; logprobs are
-    always the model's own, so these only decide which tokens are looked at.
+    temperature, top_p and top_k are those of sampling cells. Logprobs are always the model's own, so these only decide which
+    tokens are compared.
     """
 
     lengths: tuple[int, ...] = (100,)
+    """Tokens of prompt and response together."""
     data: tuple[Data, ...] = ("real", "synthetic")
+    """Kinds of prompts: text, or random ids."""
     decoding: tuple[Decoding, ...] = ("greedy", "sampling")
     batches: tuple[int, ...] = (1, 8)
+    """Numbers of sequences that the engine gets at once."""
     pairs: tuple[tuple[str, str], ...] = (("transformers", "vllm"),)
+    """(trainer, engine) pairs that are compared."""
     directions: tuple[Direction, ...] = ("engine", "trainer")
+    """Sides that draw the tokens."""
     repeats: int = 2
+    """Runs of each cell."""
     response: int = 16
+    """Tokens of each response."""
     sequences: int = 4
+    """Fewest sequences that a cell compares; a larger batch size compares more."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON can say it."""
+        """Return the plan as a dictionary that JSON can represent."""
         return asdict(self)
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One measurement: a cell of the table, in one direction, once."""
+    """One measurement: one run of a cell of the table in one direction."""
 
     engine: str
     trainer: str
@@ -61,17 +69,17 @@ class Cell:
 
     @property
     def row(self) -> tuple[int, str, str, int]:
-        """The row of the table that it belongs to."""
+        """The row of the table that it belongs to: length, data, decoding, batch."""
         return self.length, self.data, self.decoding, self.batch
 
     @property
     def pair(self) -> str:
-        """``transformers:vllm``."""
+        """The column of the table that it belongs to, such as ``transformers:vllm``."""
         return f"{self.trainer}:{self.engine}"
 
 
-def cells(plan: Plan) -> Iterator[Cell]:
-    """Yield every measurement, those first that share an engine, a prompt and a response."""
+def list_cells(plan: Plan) -> Iterator[Cell]:
+    """Yield every measurement; those that share an engine, prompts and responses follow each other."""
     engines = dict.fromkeys(engine for _, engine in plan.pairs)
     for engine in engines:
         trainers = [trainer for trainer, other in plan.pairs if other == engine]
@@ -81,40 +89,42 @@ def cells(plan: Plan) -> Iterator[Cell]:
             yield Cell(engine, trainer, length, data, decoding, batch, direction, repeat)
 
 
-def left_out(plan: Plan, context: int | None, readable: str) -> tuple[Plan, dict[str, str]]:
-    """Return the plan without what cannot be measured, and what that is → why.
+def drop_unmeasurable_cells(plan: Plan, context: int | None, readable: str) -> tuple[Plan, dict[str, str]]:
+    """Return the plan without lengths and data that cannot be measured, and a mapping from each of these to the reason.
 
-    context: tokens that the model was made for; with SGLang two of them stay free (see PRB001). readable: why text cannot be
-    made into tokens, "" where it can. Raises CkptcheckError where nothing remains.
+    context: the model's context length in tokens; SGLang keeps two of them free (see PRB001). readable: why text cannot be
+    tokenised, "" where it can. Raises CkptcheckError where nothing remains.
     """
     from dataclasses import replace
 
-    why: dict[str, str] = {}
-    kept = 2 if any(engine == "sglang" for _, engine in plan.pairs) else 0
+    reasons: dict[str, str] = {}
+    free_tokens = 2 if any(engine == "sglang" for _, engine in plan.pairs) else 0
     for length in plan.lengths:
         if context is not None and length > context:
-            why[f"length {length:,}"] = f"the model's context ends at {context:,} tokens (max_position_embeddings)"
-        elif context is not None and length > context - kept:
-            why[f"length {length:,}"] = f"of the model's context of {context:,} tokens SGLang keeps {kept} free"
+            reasons[f"length {length:,}"] = f"the model's context ends at {context:,} tokens (max_position_embeddings)"
+        elif context is not None and length > context - free_tokens:
+            reasons[f"length {length:,}"] = (
+                f"of the model's context of {context:,} tokens SGLang keeps {free_tokens} free"
+            )
         elif length < plan.response + 2:
-            why[f"length {length:,}"] = f"it leaves no room for a prompt beside {plan.response} tokens of response"
-    lengths = tuple(length for length in plan.lengths if f"length {length:,}" not in why)
+            reasons[f"length {length:,}"] = f"it leaves no room for a prompt beside {plan.response} tokens of response"
+    lengths = tuple(length for length in plan.lengths if f"length {length:,}" not in reasons)
     if readable and "real" in plan.data:
-        why["real data"] = readable
-    data = tuple(each for each in plan.data if not (readable and each == "real"))
+        reasons["real data"] = readable
+    data = tuple(kind for kind in plan.data if not (readable and kind == "real"))
     if not lengths or not data:
-        first = next(iter(why.items()))
+        first = next(iter(reasons.items()))
         raise CkptcheckError(f"nothing of the matrix can be measured: {first[0]}: {first[1]}")
-    return replace(plan, lengths=lengths, data=data), why
+    return replace(plan, lengths=lengths, data=data), reasons
 
 
-def pairs(texts: Sequence[str], engines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Read ``trainer:engine`` pairs. Raises CkptcheckError for one that is not known.
+def parse_pairs(texts: Sequence[str], engines: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Parse ``trainer:engine`` pairs. Raises CkptcheckError for an unknown trainer or engine.
 
-    >>> pairs(["transformers:vllm", "megatron:vllm"], ["vllm"])
+    >>> parse_pairs(["transformers:vllm", "megatron:vllm"], ["vllm"])
     (('transformers', 'vllm'), ('megatron', 'vllm'))
     """
-    found = []
+    pairs = []
     for text in texts:
         trainer, _, engine = text.partition(":")
         if trainer not in TRAINERS or engine not in engines:
@@ -122,5 +132,5 @@ def pairs(texts: Sequence[str], engines: Sequence[str]) -> tuple[tuple[str, str]
                 f"{text} is no pair of a trainer and an engine",
                 hint=f"trainers are {', '.join(TRAINERS)}; engines are {', '.join(engines)}: transformers:vllm",
             )
-        found.append((trainer, engine))
-    return tuple(dict.fromkeys(found))
+        pairs.append((trainer, engine))
+    return tuple(dict.fromkeys(pairs))

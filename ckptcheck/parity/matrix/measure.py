@@ -1,4 +1,4 @@
-"""Measures the cells of a matrix: responses are drawn once and scored by every side that a cell asks for."""
+"""Measures the cells of a matrix: draws responses once, and scores them with every side that a cell compares."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Sampling
-from ckptcheck.host.patience import within
-from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.matrix.cells import Cell, Plan, cells
-from ckptcheck.parity.matrix.ledger import Ledger
-from ckptcheck.trainers.base import Trainer
+from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
+from ckptcheck.parity.matrix.cells import Cell, Plan, list_cells
+from ckptcheck.parity.matrix.measurement_log import MeasurementLog
+from ckptcheck.runtime.engines.base import Engine, Scorer
+from ckptcheck.runtime.engines.sampling import Sampling
+from ckptcheck.runtime.process.deadlines import time_budget
+from ckptcheck.runtime.trainers.base import Trainer
 
 Tokens = tuple[int, ...]
 Drawn = tuple[list[Tokens], list[int], list[tuple[float, ...]]]
-"""Sequences, how long their prompts are, and logprobs of the responses by the engine."""
+"""Sequences, the lengths of their prompts, and the engine's logprobs of the responses."""
 
 
-class Measurement:
-    """engines, trainers: by name, running. prompts: (length, data, number) → prompts that leave room for the response.
+class MatrixRun:
+    """Measures the cells of a plan that a measurement log does not have yet.
 
-    timeout: seconds for each cell.
+    engines, trainers: the running ones, by name. prompts: returns prompts for (length, data, number). ledger: the log that
+    measurements are added to. timeout: seconds for each cell. say: is called with lines about the progress.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Measurement:
         engines: Mapping[str, Engine],
         trainers: Mapping[str, Trainer],
         prompts: Callable[[int, str, int], Sequence[Tokens]],
-        ledger: Ledger,
+        ledger: MeasurementLog,
         *,
         timeout: float | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -42,65 +43,71 @@ class Measurement:
         self._drawn: dict[tuple[object, ...], Drawn] = {}
 
     def run(self) -> None:
-        """Measure what the ledger has not, and add it there."""
-        left = [cell for cell in cells(self._plan) if cell not in self._ledger.done]
-        if before := len(self._ledger.done):
+        """Measure the cells that the log does not have, and add them to it."""
+        cells = [cell for cell in list_cells(self._plan) if cell not in self._ledger.measurements]
+        if before := len(self._ledger.measurements):
             self._say(f"{before} measurements were there already")
         began = time.monotonic()
-        for number, cell in enumerate(left):
-            if number:
-                each = (time.monotonic() - began) / number
-                self._say(f"{number} of {len(left)} measured, {_span(each * (len(left) - number))} left")
-            with within(self._timeout):
-                found = self._measured(cell)
-            self._ledger.add(cell, found)
+        for measured, cell in enumerate(cells):
+            if measured:
+                seconds_per_cell = (time.monotonic() - began) / measured
+                self._say(
+                    f"{measured} of {len(cells)} measured, {_span(seconds_per_cell * (len(cells) - measured))} left"
+                )
+            with time_budget(self._timeout):
+                gap = self._measured(cell)
+            self._ledger.add(cell, gap)
 
-    def _measured(self, cell: Cell) -> Gap:
-        """Draw, or take what was drawn last where only the trainer is another, and compare."""
+    def _measured(self, cell: Cell) -> GapSummary:
+        """Draw responses and compare their logprobs. Cells that differ only in the trainer share the last drawn responses."""
         key = (cell.engine, *cell.row, cell.repeat, cell.direction, cell.trainer if cell.direction == "trainer" else "")
         if key not in self._drawn:
-            self._drawn = {key: self._draw(cell)}  # no cell asks for one that is longer ago
+            # keep the last only: cells that share responses follow each other
+            self._drawn = {key: self._draw(cell)}
         sequences, starts, decoded = self._drawn[key]
-        scored = self._trainers[cell.trainer].score(sequences)
-        own = [values[start - 1 :] for values, start in zip(scored, starts, strict=True)]
-        return gap(decoded, own) if cell.direction == "engine" else gap(own, decoded)
+        scores = self._trainers[cell.trainer].score(sequences)
+        trainer_logprobs = [values[start - 1 :] for values, start in zip(scores, starts, strict=True)]
+        if cell.direction == "engine":
+            return summarize_gap(decoded, trainer_logprobs)
+        return summarize_gap(trainer_logprobs, decoded)
 
     def _draw(self, cell: Cell) -> Drawn:
         engine, plan = self._engines[cell.engine], self._plan
         number = max(plan.sequences, cell.batch)
         prompts = list(self._prompts(cell.length - plan.response, cell.data, number))
         engine.reset_prefix_cache()
-        heat = 0.0 if cell.decoding == "greedy" else plan.temperature
+        temperature = 0.0 if cell.decoding == "greedy" else plan.temperature
         seed = plan.seed + 7919 * cell.repeat
         if cell.direction == "trainer":
-            drawn = self._trainers[cell.trainer].sample(
-                prompts, plan.response, temperature=heat, top_p=plan.top_p, top_k=plan.top_k, seed=seed
+            responses = self._trainers[cell.trainer].sample(
+                prompts, plan.response, temperature=temperature, top_p=plan.top_p, top_k=plan.top_k, seed=seed
             )
-            sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, drawn, strict=True)]
+            sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
             return sequences, [*map(len, prompts)], self._followed(engine, sequences, prompts, cell.batch)
-        asked = Sampling(heat, plan.top_p, plan.top_k, plan.response, None, ignore_eos=True)
-        made = []
+        sampling = Sampling(temperature, plan.top_p, plan.top_k, plan.response, None, ignore_eos=True)
+        generations = []
         for begin in range(0, number, cell.batch):
-            part = prompts[begin : begin + cell.batch]
-            made += engine.generate(part, [replace(asked, seed=seed + begin + place) for place in range(len(part))])
-        sequences = [(*prompt, *each.tokens) for prompt, each in zip(prompts, made, strict=True)]
-        return sequences, [*map(len, prompts)], [each.logprobs for each in made]
+            batch_prompts = prompts[begin : begin + cell.batch]
+            requests = [replace(sampling, seed=seed + begin + place) for place in range(len(batch_prompts))]
+            generations += engine.generate(batch_prompts, requests)
+        sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
+        return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
 
     def _followed(
-        self, engine: Engine, sequences: Sequence[Tokens], prompts: Sequence[Tokens], batch: int
+        self, engine: Scorer, sequences: Sequence[Tokens], prompts: Sequence[Tokens], batch: int
     ) -> list[tuple[float, ...]]:
-        """Have the engine decode the given responses, as many at once as the cell says."""
-        found = []
+        """Return the engine's logprobs of responses by forced decoding, `batch` sequences at once."""
+        logprobs = []
         for begin in range(0, len(sequences), batch):
-            part = sequences[begin : begin + batch]
+            batch_sequences = sequences[begin : begin + batch]
             first = min(map(len, prompts[begin : begin + batch]))
-            values = engine.follow(part, first)
-            found += [each[len(prompts[begin + place]) - first :] for place, each in enumerate(values)]
-        return found
+            values = engine.score_by_decode(batch_sequences, first)
+            logprobs += [row[len(prompts[begin + place]) - first :] for place, row in enumerate(values)]
+        return logprobs
 
 
 def _span(seconds: float) -> str:
-    """Say how long something takes.
+    """Return a duration as a text.
 
     >>> _span(42), _span(400)
     ('42 s', '7 min')

@@ -1,4 +1,4 @@
-"""What a matrix came to: the evidence of its rules, and the table."""
+"""The result of a matrix: the evidence of its rules, and the table."""
 
 from __future__ import annotations
 
@@ -8,92 +8,99 @@ from functools import cached_property
 from math import inf, isfinite
 from statistics import fmean, pstdev
 
-from ckptcheck.parity.gap import Gap
-from ckptcheck.parity.gates import Gates
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import GapSummary
 from ckptcheck.parity.matrix.cells import Cell
-from ckptcheck.report import Section
+from ckptcheck.parity.thresholds import Thresholds
 
 Row = tuple[int, str, str, int]
 
 
 @dataclass(frozen=True)
-class Value:
-    """A cell of the table: mult_prob_error by direction, its mean, and how much the runs differ (standard deviation).
-
-    tokens: compared, in all runs. mean, worst: |Δ| in nats, the mean and the largest of one run's means.
-    """
+class CellValue:
+    """A cell of the table, over all its runs."""
 
     directions: Mapping[str, float]
+    """Direction → mean mult_prob_error of its runs."""
     error: float
+    """Mean of `directions`."""
     spread: float
+    """Standard deviation of mult_prob_error between the runs."""
     tokens: int
+    """Number of compared tokens in all runs."""
     mean: float
+    """Mean |Δ| in nats."""
     worst: float
+    """Largest mean |Δ| of a single measurement, in nats."""
 
 
 @dataclass(frozen=True)
-class MatrixTrace:
-    """done: every measurement. left: what was not measured → why. precisions: trainer:engine → the dtypes of both.
-
-    floor: mult_prob_error of the same weights on the same pair, where it was calibrated; pair → value. broken: as everywhere.
-    gates: of mult_prob_error, and of multiples of the floor.
-    """
+class MatrixTrace(EvidenceDefaults):
+    """The measurements of a matrix as evidence."""
 
     target: str
-    done: Mapping[Cell, Gap] = field(default_factory=dict, repr=False)
-    left: Mapping[str, str] = field(default_factory=dict)
+    measurements: Mapping[Cell, GapSummary] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What was not measured → the reason."""
     versions: tuple[str, ...] = ()
+    """Names and versions of the trainers and engines."""
     precision: str = "float32"
+    """The dtype that both sides compute in."""
     floor: Mapping[str, float] = field(default_factory=dict)
-    more: tuple[Section, ...] = ()
+    """Pair → mult_prob_error with equal weights on both sides, where it was calibrated."""
+    extra_sections: tuple[Section, ...] = ()
+    """Tables of the calibration, which follow the matrix."""
     broken: Mapping[str, str] = field(default_factory=dict)
-    gates: Gates = field(default_factory=Gates)
+    """What failed before it was finished → the error."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    """Limits of mult_prob_error and of multiples of the floor."""
     kind: str = "matrix"
 
     @property
     def subject(self) -> str:
-        """Who met whom."""
+        """The versions of trainers and engines, and the precision."""
         return f"{' · '.join(self.versions)} · {self.precision}"
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """What was not finished."""
+        """What failed before it was finished → the error."""
         return self.broken
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Cells as files, compared tokens as tensors: a report's words for what was looked at."""
-        return {"files": len(self.values), "tensors": sum(each.tokens for each in self.values.values()), "bytes": 0}
+        """The counts of the report: `files` are the cells of the table, `tensors` the compared tokens."""
+        return {"files": len(self.values), "tensors": sum(value.tokens for value in self.values.values()), "bytes": 0}
 
     @cached_property
-    def values(self) -> dict[tuple[Row, str], Value]:
-        """(row, pair) → value."""
-        grouped: dict[tuple[Row, str], dict[Cell, Gap]] = {}
-        for cell, gap in self.done.items():
+    def values(self) -> dict[tuple[Row, str], CellValue]:
+        """(row, pair) → the cell of the table."""
+        grouped: dict[tuple[Row, str], dict[Cell, GapSummary]] = {}
+        for cell, gap in self.measurements.items():
             grouped.setdefault((cell.row, cell.pair), {})[cell] = gap
-        return {key: _value(found) for key, found in sorted(grouped.items())}
+        return {key: _summarize_cell(gaps) for key, gaps in sorted(grouped.items())}
 
     @cached_property
     def pairs(self) -> list[str]:
-        """The pairs, in the order in which they were measured."""
-        return list(dict.fromkeys(cell.pair for cell in self.done))
+        """The pairs, in the order of their measurements."""
+        return list(dict.fromkeys(cell.pair for cell in self.measurements))
 
     @property
     def _directions(self) -> list[str]:
-        """Who drew the tokens, where there were both; else it is no column."""
-        found = {cell.direction for cell in self.done}
-        return ["engine", "trainer"] if len(found) > 1 else []
+        """The sides that drew tokens, where both did; else [], and the table has no columns for them."""
+        directions = {cell.direction for cell in self.measurements}
+        return ["engine", "trainer"] if len(directions) > 1 else []
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The table, and what is not in it."""
+        """The table, the sections of the calibration, and what was not measured."""
         columns = ["length", "data", "decoding", "batch"]
         for pair in self.pairs:
-            columns += [pair, "±", *(f"x ~ {who}" for who in self._directions), "mean |Δ|"]
+            columns += [pair, "±", *(f"x ~ {direction}" for direction in self._directions), "mean |Δ|"]
             columns += ["× floor"] if pair in self.floor else []
         table = Section("mult_prob_error, 1 is perfect (mean exp|Δ| over tokens)", tuple(columns), tuple(self._rows()))
-        left = tuple(f"not measured: {what}: {why}" for what, why in self.left.items())
-        return (table, *self.more, *((Section("Left out", lines=left),) if left else ()))
+        left_out_lines = tuple(f"not measured: {item}: {reason}" for item, reason in self.left_out.items())
+        return (table, *self.extra_sections, *((Section("Left out", lines=left_out_lines),) if left_out_lines else ()))
 
     def _rows(self) -> Iterator[tuple[str | int | float | None, ...]]:
         for row in sorted({row for row, _ in self.values}):
@@ -111,8 +118,8 @@ class MatrixTrace:
 
     def markdown(self) -> str:
         """Return the table as NeMo-RL's guide prints it."""
-        heads = ["Sequence Length", "Data Type", "Generation Method", "Batch Size", *self.pairs]
-        lines = [heads, ["---"] * len(heads)]
+        header = ["Sequence Length", "Data Type", "Generation Method", "Batch Size", *self.pairs]
+        lines = [header, ["---"] * len(header)]
         for row in sorted({row for row, _ in self.values}):
             length, data, decoding, batch = row
             cells = [f"{length:,}", data.capitalize(), decoding.capitalize(), str(batch)]
@@ -120,24 +127,24 @@ class MatrixTrace:
                 value = self.values.get((row, pair))
                 cells.append("" if value is None else f"{value.error:.6f} ± {value.spread:.1g}")
             lines.append(cells)
-        notes = [f"\nNot measured: {what}: {why}." for what, why in self.left.items()]
+        notes = [f"\nNot measured: {item}: {reason}." for item, reason in self.left_out.items()]
         return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), *notes]) + "\n"
 
 
-def _value(found: Mapping[Cell, Gap]) -> Value:
+def _summarize_cell(gaps: Mapping[Cell, GapSummary]) -> CellValue:
     directions = {
-        name: fmean(gap.mult_prob_error for cell, gap in found.items() if cell.direction == name)
-        for name in dict.fromkeys(cell.direction for cell in found)
+        name: fmean(gap.mult_prob_error for cell, gap in gaps.items() if cell.direction == name)
+        for name in dict.fromkeys(cell.direction for cell in gaps)
     }
     runs = [
-        fmean(gap.mult_prob_error for cell, gap in found.items() if cell.repeat == repeat)
-        for repeat in sorted({cell.repeat for cell in found})
+        fmean(gap.mult_prob_error for cell, gap in gaps.items() if cell.repeat == repeat)
+        for repeat in sorted({cell.repeat for cell in gaps})
     ]
-    return Value(
+    return CellValue(
         directions,
         fmean(directions.values()),
         pstdev(runs) if all(map(isfinite, runs)) else inf,
-        round(sum(gap.tokens for gap in found.values())),
-        fmean(gap.mean for gap in found.values()),
-        max(gap.mean for gap in found.values()),
+        round(sum(gap.tokens for gap in gaps.values())),
+        fmean(gap.mean for gap in gaps.values()),
+        max(gap.mean for gap in gaps.values()),
     )

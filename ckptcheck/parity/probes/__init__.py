@@ -1,1 +1,1 @@
-"""Experiments that tell one cause of a gap from another, each on a real engine, alone or beside a trainer."""
+"""Experiments on a real engine, alone or beside a trainer, that separate the possible causes of a gap."""

@@ -1,57 +1,65 @@
-"""Does decoding compute what one prefill computes? NeMo-RL's diagnostics 2. And does the same request give the same twice?"""
+"""Probes whether decoding computes what one prefill computes (NeMo-RL's diagnostics 2), and whether requests repeat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.probes.bench import Bench, Probe
-from ckptcheck.report import Section
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
 
 ALONE = 2
-"""Responses that are decoded one by one, which takes as many steps as they have tokens, twice."""
+"""How many responses the probe decodes one by one, which takes as many steps as they have tokens, twice."""
 
 
 @dataclass(frozen=True)
-class DecodeSeen:
-    """prefill: how far the logprobs of decoding are from those of one prefill. again: from decoding the same once more.
+class DecodeResult:
+    """How much the logprobs of decoding one by one differ from those of other ways to score the same tokens."""
 
-    together: from decoding all at once. halves: mean exp|Δ| of the first and of the second half of the response.
-    """
-
-    prefill: Gap
-    again: Gap
-    together: Gap
+    prefill: GapSummary
+    """The gap to one prefill of the same tokens."""
+    repeat_gap: GapSummary
+    """The gap to decoding the same tokens once more."""
+    batch_gap: GapSummary
+    """The gap to decoding all responses at once."""
     halves: tuple[float, float]
+    """Mean exp|Δ| against the prefill, of the first and of the second half of the first response's length."""
     dtype: str
+    """The engine's compute dtype."""
 
     @property
     def section(self) -> Section:
         """The table."""
-        rows = (("one prefill", self.prefill), ("the same again", self.again), ("all at once", self.together))
+        rows = (("one prefill", self.prefill), ("the same again", self.repeat_gap), ("all at once", self.batch_gap))
         return Section(
             "Decoding against …",
             ("", "tokens", "mult_prob_error", "mean |Δ|", "largest |Δ|"),
-            tuple((name, each.tokens, each.mult_prob_error, each.mean, each.largest) for name, each in rows),
+            tuple((name, gap.tokens, gap.mult_prob_error, gap.mean, gap.largest) for name, gap in rows),
         )
 
 
-def probe(bench: Bench) -> Probe:
-    """Decode far, then hand in what was decoded as prompts."""
-    engine = yield bench.setup
-    room = bench.length - max(map(len, bench.prompts))
-    made = bench.responses(engine, max(2, min(bench.long, room)))
-    sequences = bench.sequences(made)[:ALONE]
-    decoded = bench.followed(engine, sequences)
-    again = bench.followed(engine, sequences)
+def probe(environment: ProbeEnvironment) -> ProbeRun:
+    """Decode long responses, then score the same tokens as prompts."""
+    engine = yield environment.setup
+    room = environment.length - max(map(len, environment.prompts))
+    generations = environment.responses(engine, max(2, min(environment.long, room)))
+    sequences = environment.sequences(generations)[:ALONE]
+    decoded = environment.followed(engine, sequences)
+    repeated = environment.followed(engine, sequences)
     engine.reset_prefix_cache()
-    together = [each.logprobs for each in made[:ALONE]]
-    prefill = bench.of_response([each.prompt for each in engine.score(sequences)])
+    batched = [generation.logprobs for generation in generations[:ALONE]]
+    prefill = environment.of_response([score.prompt_logprobs for score in engine.score(sequences)])
     half = len(decoded[0]) // 2
-    first, second = (
-        gap([each[part] for each in decoded], [each[part] for each in prefill]).mult_prob_error
+    first_half, second_half = (
+        summarize_gap(
+            [logprobs[part] for logprobs in decoded], [logprobs[part] for logprobs in prefill]
+        ).mult_prob_error
         for part in (slice(0, half), slice(half, None))
     )
-    return DecodeSeen(
-        gap(decoded, prefill), gap(decoded, again), gap(decoded, together), (first, second), engine.info.dtype
+    return DecodeResult(
+        summarize_gap(decoded, prefill),
+        summarize_gap(decoded, repeated),
+        summarize_gap(decoded, batched),
+        (first_half, second_half),
+        engine.info.dtype,
     )

@@ -1,139 +1,173 @@
-"""What becomes of requests that are running when the weights change, for every way that the engine has to pause."""
+"""Probes what happens to running requests when the weights change, in every pause mode of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Generation, Sampling
-from ckptcheck.parity.gap import gap
-from ckptcheck.parity.probes.bench import Bench, Probe
-from ckptcheck.refit.passage import UNLIKE, split, unlike
-from ckptcheck.report import Section
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import summarize_gap
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
+from ckptcheck.refit.inflight import UNLIKE, find_switch, logprob_tolerance
+from ckptcheck.runtime.engines.base import Engine
+from ckptcheck.runtime.engines.sampling import Generation, Sampling
 
 TOKENS, AFTER = 16, 5
 DRAINS, DROPS = ("wait",), ("abort",)
-"""Ways that let running requests end first, and that end them at once; in all others they go on under the new weights."""
+"""Pause modes that let running requests end first, and modes that end them at once; in all other modes they continue with the new
+weights."""
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One response across an update. pause, clear: how it was paused, and whether caches were cleared.
-
-    finish, tokens: of the response; wanted: tokens that were asked for. changed: the first token that the new weights
-    computed, by its logprob; None where none did; earliest: from where on it could be. told: the first token that the
-    engine itself says is of the new version; versions: whether it says anything. off: mean |Δ| of the tokens after the
-    update to the new weights with clean caches.
-    """
+class InflightResponse:
+    """One response during which the weights were updated."""
 
     pause: str
+    """The pause mode of the update."""
     clear: bool
+    """Whether the update had to clear the caches."""
     ok: bool
+    """Whether the engine says that the update succeeded."""
     finish: str
+    """The engine's finish reason of the response."""
     tokens: int
-    wanted: int
+    """How many tokens the response has."""
+    requested_tokens: int
+    """How many tokens the request asked for."""
     earliest: int
+    """The first token that the new weights may have computed, by its logprob."""
     changed: int | None
-    told: int | None
+    """The first token that the old weights cannot have computed, by its logprob; None where there is none."""
+    reported_from: int | None
+    """The first token that the engine reports with the new weight version; None where there is none."""
     versions: bool
-    off: float | None
+    """Whether the engine reports weight versions of tokens at all."""
+    gap_after_update: float | None
+    """Mean |Δ| in nats of the tokens after the update, against the new weights with clean caches."""
 
     @property
-    def dated(self) -> bool:
-        """Whether the engine says it of a token from which on it can be so."""
+    def is_dated_correctly(self) -> bool:
+        """Whether the new weights can begin at the token from which on the engine reports the new version."""
         latest = self.tokens if self.changed is None else self.changed
-        return self.told is not None and self.earliest <= self.told <= latest
+        return self.reported_from is not None and self.earliest <= self.reported_from <= latest
 
     @property
-    def unlike_its_name(self) -> str:
-        """What became of the response that the way to pause does not say, "" where nothing did.
+    def pause_mismatch(self) -> str:
+        """How the response contradicts the name of the pause mode; "" if it does not.
 
-        Only what is certain: a response that was over before the engine heard of the update tells nothing.
+        Covers only what is certain: a response that was over before the engine received the update shows nothing.
         """
         since = f"tokens from number {self.changed} on are of the new weights"
         if self.pause in DRAINS and self.changed is not None:
-            return f"{since}, and it is to let a response under way end first"
+            return f"{since}, although this mode has to let a running response end first"
         if self.pause in DROPS and self.changed is not None:
-            return f"{since}, and it is to end a response under way"
-        if self.pause not in DROPS and self.finish not in ("", "length", "stop") and self.tokens < self.wanted:
+            return f"{since}, although this mode has to end a running response"
+        if (
+            self.pause not in DROPS
+            and self.finish not in ("", "length", "stop")
+            and self.tokens < self.requested_tokens
+        ):
             ends = "end" if self.pause in DRAINS else "go on"
-            return f"{self.tokens} of {self.wanted} tokens came (the engine says {self.finish}), and it is to let a response {ends}"
+            return (
+                f"{self.tokens} of {self.requested_tokens} tokens came (the engine says {self.finish}),"
+                f" although this mode has to let a response {ends}"
+            )
         return ""
 
     @property
-    def way(self) -> str:
+    def pause_label(self) -> str:
         """``keep, caches cleared``."""
         return f"{self.pause}, caches {'cleared' if self.clear else 'kept'}"
 
 
 @dataclass(frozen=True)
-class InflightSeen:
-    """One passage for each way. unlike: nats from which a logprob is not the same."""
+class InflightResult:
+    """The responses in all pause modes, with and without cleared caches."""
 
-    passages: tuple[Passage, ...]
-    unlike: float = UNLIKE
+    responses: tuple[InflightResponse, ...]
+    tolerance: float = UNLIKE
+    """Two logprobs that differ by up to this many nats count as equal."""
 
     @property
     def section(self) -> Section:
         """The table."""
         rows = tuple(
             (
-                each.pause,
-                "cleared" if each.clear else "kept",
-                each.finish,
-                each.tokens,
-                each.changed,
-                each.told,
-                each.off,
+                response.pause,
+                "cleared" if response.clear else "kept",
+                response.finish,
+                response.tokens,
+                response.changed,
+                response.reported_from,
+                response.gap_after_update,
             )
-            for each in self.passages
+            for response in self.responses
         )
         columns = ("pause", "caches", "finish", "tokens", "new weights from", "said so from", "mean |Δ| after")
         return Section(f"A response of {TOKENS} tokens, the weights updated after {AFTER}", columns, rows)
 
 
-def probe(bench: Bench) -> Probe:
-    """Update under a running request, back and forth, once for each way."""
-    engine = yield bench.setup
-    updates = bench.updates()
-    prompt = bench.prompts[0]
-    found = []
-    for number, (pause, clear) in enumerate((pause, clear) for pause in engine.pauses for clear in (False, True)):
+def probe(environment: ProbeEnvironment) -> ProbeRun:
+    """Update the weights under a running request, back and forth, once for each mode."""
+    engine = yield environment.setup
+    updates = environment.updates()
+    prompt = environment.prompts[0]
+    responses = []
+    for number, (pause, clear) in enumerate((pause, clear) for pause in engine.pause_modes for clear in (False, True)):
         old, new = updates[number % 2], updates[1 - number % 2]
-        engine.refit(old, engine.transports[0])
+        engine.update_weights(old, engine.transports[0].name)
         engine.reset_prefix_cache()
         version = f"probe-{number}"
-        asked = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
-        seen = engine.inflight([prompt], asked, new, pause=pause, clear_cache=clear, after=AFTER, version=version)
-        made = seen.generations[0]
-        found.append(_passage(engine, prompt, made, pause, clear, seen.answer.ok, version, (old, new)))
-    engine.refit(updates[0], engine.transports[0])
+        sampling = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
+        result = engine.update_inflight(
+            [prompt], sampling, new, pause=pause, clear_cache=clear, after=AFTER, version=version
+        )
+        generation = result.generations[0]
+        responses.append(
+            _measure_response(engine, prompt, generation, pause, clear, result.update.ok, version, (old, new))
+        )
+    engine.update_weights(updates[0], engine.transports[0].name)
     engine.reset_prefix_cache()
-    return InflightSeen(tuple(found), unlike(engine.info))
+    return InflightResult(tuple(responses), logprob_tolerance(engine.info))
 
 
-def _passage(
+def _measure_response(
     engine: Engine,
     prompt: Sequence[int],
-    made: Generation,
+    generation: Generation,
     pause: str,
     clear: bool,
     ok: bool,
     version: str,
     updates: tuple[Sequence[object], Sequence[object]],
-) -> Passage:
-    """Decode the response again under the new weights, then under the old, and see where it passes from one to the other."""
-    told = next((place for place, each in enumerate(made.versions) if each == version), None)
-    sequence = (*prompt, *made.tokens)
-    truths = []
-    for parcels in updates:
-        engine.refit(parcels, engine.transports[0])  # type: ignore[arg-type]
+) -> InflightResponse:
+    """Decode the response again under the old and the new weights, and find the token at which the new weights take over.
+
+    updates: the buckets of the old and of the new weights. version: the name that the update gave to the new weights.
+    """
+    reported_from = next(
+        (position for position, weight_version in enumerate(generation.weight_versions) if weight_version == version),
+        None,
+    )
+    sequence = (*prompt, *generation.tokens)
+    reference_logprobs = []
+    for buckets in updates:
+        engine.update_weights(buckets, engine.transports[0].name)  # type: ignore[arg-type]
         engine.reset_prefix_cache()
-        truths.append(engine.follow([sequence], len(prompt))[0] if made.tokens else ())
-    before, after = truths
-    earliest, changed = split(made.logprobs, before, after, unlike(engine.info))
-    off = gap([made.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
-    return Passage(
-        pause, clear, ok, made.finish, len(made.tokens), TOKENS, earliest, changed, told, bool(made.versions), off
+        reference_logprobs.append(engine.score_by_decode([sequence], len(prompt))[0] if generation.tokens else ())
+    before, after = reference_logprobs
+    earliest, changed = find_switch(generation.logprobs, before, after, logprob_tolerance(engine.info))
+    gap = summarize_gap([generation.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
+    return InflightResponse(
+        pause,
+        clear,
+        ok,
+        generation.finish_reason,
+        len(generation.tokens),
+        TOKENS,
+        earliest,
+        changed,
+        reported_from,
+        bool(generation.weight_versions),
+        gap,
     )

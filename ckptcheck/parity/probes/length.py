@@ -1,48 +1,51 @@
-"""Does the engine keep to max_model_len, and use all of it? NeMo-RL's diagnostics 1."""
+"""Probes whether the engine keeps to max_model_len and uses all of it (NeMo-RL's diagnostics 1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ckptcheck.engines.sampling import Sampling
-from ckptcheck.host.trouble import VerbError
-from ckptcheck.parity.probes.bench import Bench, Probe
-from ckptcheck.report import Section
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
+from ckptcheck.runtime.engines.sampling import Sampling
+from ckptcheck.runtime.process.errors import RemoteError
 
 LIMIT = 48
+"""The max_model_len that the probe starts the engine with, in tokens."""
 
 
 @dataclass(frozen=True)
-class LengthSeen:
-    """prompt, response: tokens. limit: max_model_len. finish: the engine's word for why it ended.
-
-    refused: what it said to a request that goes beyond the limit, "" where it took one and cut the response.
-    """
+class LengthResult:
+    """The lengths that the engine accepted."""
 
     limit: int
+    """max_model_len, in tokens."""
     prompt: int
+    """Tokens of the prompt."""
     response: int
+    """Tokens of the response."""
     finish: str
-    refused: str = ""
+    """The engine's finish reason."""
+    refusal: str = ""
+    """The engine's message where it refused a request beyond the limit; "" where it accepted it and cut the response."""
 
     @property
     def section(self) -> Section:
-        """What came of it."""
-        beyond = f"a request that goes beyond is refused: {self.refused}" if self.refused else "a response is cut there"
+        """One line with the lengths."""
+        beyond = f"a request that goes beyond is refused: {self.refusal}" if self.refusal else "a response is cut there"
         return Section(
             f"max_model_len {self.limit}",
             lines=(f"prompt {self.prompt} + response {self.response} = {self.prompt + self.response}; {beyond}",),
         )
 
 
-def probe(bench: Bench) -> Probe:
-    """Ask for more than there is room for; where that is refused, for exactly what there is room for."""
-    engine = yield replace(bench.setup, length=LIMIT)
-    prompt = tuple(bench.prompts[0] * LIMIT)[: LIMIT - 8]
-    asked, refused = Sampling(0.0, max_tokens=4 * LIMIT, ignore_eos=True), ""
+def probe(environment: ProbeEnvironment) -> ProbeRun:
+    """Request more tokens than fit; if the engine refuses that, request exactly as many as fit."""
+    engine = yield replace(environment.setup, length=LIMIT)
+    prompt = tuple(environment.prompts[0] * LIMIT)[: LIMIT - 8]
+    sampling, refusal = Sampling(0.0, max_tokens=4 * LIMIT, ignore_eos=True), ""
     try:
-        made = engine.generate([prompt], asked)[0]
-    except VerbError as error:
-        refused = error.said.strip().partition("\n")[0].partition(". ")[0] or error.kind
-        made = engine.generate([prompt], replace(asked, max_tokens=LIMIT - len(prompt)))[0]
-    return LengthSeen(LIMIT, len(prompt), len(made.tokens), made.finish, refused)
+        generation = engine.generate([prompt], sampling)[0]
+    except RemoteError as error:
+        refusal = error.remote_message.strip().partition("\n")[0].partition(". ")[0] or error.exception_type
+        generation = engine.generate([prompt], replace(sampling, max_tokens=LIMIT - len(prompt)))[0]
+    return LengthResult(LIMIT, len(prompt), len(generation.tokens), generation.finish_reason, refusal)

@@ -1,26 +1,29 @@
-"""Does the trainer give a sequence the same logprobs alone and beside longer ones, to which it is padded?"""
+"""Probes whether the trainer gives a sequence the same logprobs alone and padded to a longer sequence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.probes.bench import Bench, Probe
+from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
 
 
 @dataclass(frozen=True)
-class PaddingSeen:
-    """gap: of sequences scored alone, and filled up to one twice as long in one batch. dtype: the trainer's."""
+class PaddingResult:
+    """The gap between sequences that the trainer scores alone and the same sequences padded in a batch."""
 
-    gap: Gap
+    gap: GapSummary
+    """Against a batch in which all are padded to one that is twice as long."""
     dtype: str
+    """The trainer's compute dtype."""
 
 
-def probe(bench: Bench) -> Probe:
-    """Score both ways."""
-    yield from ()  # no engine is needed
-    trainer = bench.trainer()
-    alone = [trainer.score([tokens])[0] for tokens in bench.prompts]
-    longest = max(map(len, bench.prompts))
-    together = trainer.padded([*bench.prompts, (bench.prompts[0] * longest)[: 2 * longest]])
-    return PaddingSeen(gap(alone, together[: len(alone)]), trainer.info.dtype)
+def probe(environment: ProbeEnvironment) -> ProbeRun:
+    """Score sequences alone, and padded in one batch."""
+    # this probe needs no engine
+    yield from ()
+    trainer = environment.trainer()
+    alone = [trainer.score([tokens])[0] for tokens in environment.prompts]
+    longest = max(map(len, environment.prompts))
+    together = trainer.score_batched([*environment.prompts, (environment.prompts[0] * longest)[: 2 * longest]])
+    return PaddingResult(summarize_gap(alone, together[: len(alone)]), trainer.info.dtype)

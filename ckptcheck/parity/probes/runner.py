@@ -6,111 +6,126 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptcheck.engines.base import Engine, EngineInfo
-from ckptcheck.host.patience import within
-from ckptcheck.host.trouble import HostDied, HostHung, VerbError
-from ckptcheck.parity.probes.bench import Bench, Probe, Setup, StartEngine
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment, ProbeRun, StartEngine
 from ckptcheck.parity.probes.trace import ProbeTrace
-from ckptcheck.rule import Skip
+from ckptcheck.runtime.engines.base import Engine, EngineInfo, Running
+from ckptcheck.runtime.process.deadlines import time_budget
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
-Make = Callable[[Bench], Probe]
+Make = Callable[[ProbeEnvironment], ProbeRun]
 
 
 @dataclass
 class _Run:
-    """A run under way. waiting: probe → the set-up that it waits for."""
+    """The state of a run of probes."""
 
-    bench: Bench
+    environment: ProbeEnvironment
     start: StartEngine
-    probes: dict[str, Probe]
+    probes: dict[str, ProbeRun]
+    """Name → the running probe."""
     engine: Engine | None = None
     spare: Engine | None = None
-    current: Setup | None = None
+    """An engine whose successor did not start; its process can start another."""
+    current: EngineSetup | None = None
+    """The set-up of `engine`."""
     info: EngineInfo | None = None
-    waiting: dict[str, Setup] = field(default_factory=dict)
-    seen: dict[str, object] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    died: dict[str, str] = field(default_factory=dict)
+    """The first engine that started."""
+    waiting: dict[str, EngineSetup] = field(default_factory=dict)
+    """Probe → the set-up that it waits for."""
+    results: dict[str, object] = field(default_factory=dict)
+    """Probe → its result."""
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """Probe → why it could not run."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Probe → what killed an engine or a trainer in it."""
     untaken: dict[str, str] = field(default_factory=dict)
+    """Switch of the user → why the engine did not take it."""
 
-    def step(self, name: str, advance: Callable[[], Setup]) -> None:
-        """Let a probe go on to the next set-up that it needs, or to its end."""
+    def step(self, name: str, advance: Callable[[], EngineSetup]) -> None:
+        """Advance a probe to the next set-up that it needs, or to its end."""
         self.waiting.pop(name, None)
         try:
-            with within(self.bench.timeout):
+            with time_budget(self.environment.timeout):
                 self.waiting[name] = advance()
         except StopIteration as end:
-            self.seen[name] = end.value
+            self.results[name] = end.value
         except Skip as skip:
-            self.left[name] = str(skip)
-        except VerbError as error:
-            self.left[name] = str(error)
-        except (HostDied, HostHung) as error:  # whoever it was: both are started anew
-            self.died[name] = str(error)
-            self.bench.close()
+            self.unavailable[name] = str(skip)
+        except RemoteError as error:
+            self.unavailable[name] = str(error)
+        except (WorkerDied, WorkerTimeout) as error:
+            # either side may have died, so both start anew
+            self.failures[name] = str(error)
+            self.environment.close()
             if self.engine is not None:
                 self.engine.close()
             self.engine, self.current = None, None
 
     def group(self) -> None:
-        """Start the set-up that most probes wait for, unless it runs, and let them go on."""
+        """Start the set-up that most probes wait for, unless it runs already, and advance these probes."""
         setup = self._next()
-        names = [name for name, wanted in self.waiting.items() if wanted == setup]
+        names = [name for name, needed_setup in self.waiting.items() if needed_setup == setup]
         if setup != self.current:
-            self.bench.say(f"starting the engine: {setup}")
-            before, self.engine, self.current, self.spare = self.engine or self.spare, None, None, None
+            self.environment.say(f"starting the engine: {setup}")
+            previous, self.engine, self.current, self.spare = self.engine or self.spare, None, None, None
             try:
-                with within(self.bench.timeout):
-                    self.engine = self.start(setup, before)
-            except (HostDied, HostHung, VerbError) as error:
-                if isinstance(error, VerbError):
-                    self.spare = before  # its process lives, and can start another
-                elif before is not None:
-                    before.close()
+                with time_budget(self.environment.timeout):
+                    self.engine = self.start(setup, previous)
+            except (WorkerDied, WorkerTimeout, RemoteError) as error:
+                if isinstance(error, RemoteError):
+                    # the process of the previous engine lives, and can start another engine
+                    self.spare = previous
+                elif previous is not None:
+                    previous.close()
                 for name in names:
                     del self.waiting[name]
-                    self.left[name] = f"the engine did not start with {setup}: {error}"
+                    self.unavailable[name] = f"the engine did not start with {setup}: {error}"
                 return
             self.current, self.info = setup, self.info or self.engine.info
             self._note(setup, self.engine)
         for name in names:
+            # the engine died; the remaining probes of this set-up run after a new start
             if self.engine is None:
-                return  # it died; those that wait for this set-up come again
-            ignored = _ignored(self.waiting[name], self.engine)
-            if ignored:
+                return
+            reason = _describe_ignored_switches(self.waiting[name], self.engine)
+            if reason:
                 del self.waiting[name]
-                self.left[name] = ignored
+                self.unavailable[name] = reason
                 continue
-            self.bench.say(f"probing {name}")
+            self.environment.say(f"probing {name}")
             self.step(name, partial(self.probes[name].send, self.engine))
 
-    def _next(self) -> Setup:
-        wanted = list(self.waiting.values())
-        if self.current in wanted:
+    def _next(self) -> EngineSetup:
+        """Return the running set-up if a probe waits for it, else the one that most probes wait for."""
+        setups = list(self.waiting.values())
+        if self.current in setups:
             return self.current
-        return max(dict.fromkeys(wanted), key=wanted.count)
+        return max(dict.fromkeys(setups), key=setups.count)
 
-    def _note(self, setup: Setup, engine: Engine) -> None:
-        """Keep, and say once, which switches of the user the engine did not take; a probe's own are why it could not look."""
-        asked, had = self.bench.setup.switches.given(), setup.switches.given()
-        for name, why in engine.ignored.items():
-            if name in asked and asked[name] == had.get(name) and name not in self.untaken:
-                self.untaken[name] = why
-                self.bench.say(f"{name}: {why}")
-
-
-def _ignored(setup: Setup, engine: Engine) -> str:
-    """Say which switch that a probe needs the engine did not take."""
-    return "; ".join(f"{name}: {why}" for name, why in engine.ignored.items() if name in setup.needs)
+    def _note(self, setup: EngineSetup, engine: Running) -> None:
+        """Record and report once which of the user's switches the engine did not take."""
+        user_switches, setup_switches = self.environment.setup.switches.to_dict(), setup.switches.to_dict()
+        for name, reason in engine.ignored_switches.items():
+            if name in user_switches and user_switches[name] == setup_switches.get(name) and name not in self.untaken:
+                self.untaken[name] = reason
+                self.environment.say(f"{name}: {reason}")
 
 
-def run_probes(target: str, bench: Bench, start: StartEngine, probes: Mapping[str, Make]) -> ProbeTrace:
-    """Run every probe, those together that wait for the same set-up.
+def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
+    """Name the switches that a probe needs and the engine did not take; "" if there is none."""
+    return "; ".join(f"{name}: {reason}" for name, reason in engine.ignored_switches.items() if name in setup.needs)
 
-    A set-up that the engine does not start with, or a switch that it does not take, is why a probe could not look. What dies in
-    a probe is started anew for the next one.
+
+def run_probes(
+    target: str, environment: ProbeEnvironment, start: StartEngine, probes: Mapping[str, Make]
+) -> ProbeTrace:
+    """Run every probe; probes that wait for the same set-up share a start.
+
+    A probe is skipped if the engine does not start with its set-up, or does not take its switch. An engine or a trainer that
+    dies in a probe starts again for the next one.
     """
-    run = _Run(bench, start, {name: make(bench) for name, make in probes.items()})
+    run = _Run(environment, start, {name: make(environment) for name, make in probes.items()})
     try:
         for name, probe in run.probes.items():
             run.step(name, partial(next, probe))
@@ -120,5 +135,14 @@ def run_probes(target: str, bench: Bench, start: StartEngine, probes: Mapping[st
         for engine in (run.engine, run.spare):
             if engine is not None:
                 engine.close()
-        bench.close()
-    return ProbeTrace(target, run.info, bench.trainer_info, tuple(probes), run.seen, run.left, run.died, run.untaken)
+        environment.close()
+    return ProbeTrace(
+        target,
+        run.info,
+        environment.trainer_info,
+        tuple(probes),
+        run.results,
+        run.unavailable,
+        run.failures,
+        run.untaken,
+    )

@@ -1,8 +1,7 @@
-"""Of which distribution are the logprobs that the engine reports: the model's, or the one that it sampled from?
+"""Probes which kind of logprobs the engine reports: raw, divided by the temperature, or truncated by top-k and top-p too.
 
-With the trainer's logits the answer can be computed: the logprobs are tried as raw, as divided by the temperature, and as cut by
-top-k and top-p too; and the temperature is looked for that brings them nearest to what the engine said. That is done for what
-the user's job samples with, and once more with top-k and top-p where it has neither.
+The probe computes each kind from the trainer's logits and compares it with the engine's logprobs. It also searches for the
+temperature that fits best. It does this with the job's own sampling and, where that has neither top-k nor top-p, with both.
 """
 
 from __future__ import annotations
@@ -12,46 +11,48 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptcheck.engines.base import Engine
-from ckptcheck.engines.sampling import Sampling
-from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.probes.bench import Bench, Probe
-from ckptcheck.report import Section
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
+from ckptcheck.runtime.engines.base import Engine
+from ckptcheck.runtime.engines.sampling import Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Meaning = Literal["raw", "temperature", "processed"]
 TOKENS, FEW = 24, 3
+"""Tokens of a response, and how many prompts the probe samples from."""
 SHIFTS = (-1, 0, 1)
 USUAL, TOP_P, TOP_K = 0.7, 0.9, 20
-"""Of the further round: at the job's temperature where that is one that tells something."""
+"""Sampling of the second round; it takes the job's temperature unless that is 0 or 1, which show nothing."""
 EDGE = 0.8
-"""Share of the sampled tokens that the trainer has to keep too if the engine cut as it was asked to."""
+"""If the engine truncates as requested, the trainer's truncation has to keep at least this share of the sampled tokens too."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """sampling: what was asked for. gaps: meaning → how far what was said is from what the trainer computes for it.
-
-    solved: the temperature that closes the gap best, and the mean |Δ| that remains. shifts: the mean |Δ| where the engine's
-    logprob of a token is held against the trainer's of the token before it, of itself, and of the one after it.
-    """
+class SemanticsRound:
+    """The engine's logprobs of one round of sampling, compared with the trainer's."""
 
     sampling: Sampling
-    gaps: dict[Meaning, Gap]
-    solved: float
-    remains: float
+    """The sampling that the probe requested."""
+    gaps: dict[Meaning, GapSummary]
+    """Kind of logprobs → the gap between the engine's logprobs and those that the trainer computes for this kind."""
+    best_temperature: float
+    """The temperature that brings the trainer's logprobs nearest."""
+    remaining_gap: float
+    """Mean |Δ| in nats at that temperature."""
     shifts: dict[int, float]
+    """Shift (-1, 0, 1) → mean |Δ| between the engine's logprob of a token and the trainer's of the token that far after it."""
 
     @property
     def meaning(self) -> Meaning:
-        """What fits best; where several do, the one that says least."""
+        """The kind that fits best; of equally good ones the simplest."""
         return min(self.gaps, key=lambda name: (round(self.gaps[name].mean, 5), list(self.gaps).index(name)))
 
     @property
     def shift(self) -> int:
-        """By how many tokens the two sides are shifted: 0 unless they meet much better elsewhere."""
+        """By how many tokens the two sides are shifted: 0 unless they agree much better one token away."""
         best = min(self.shifts, key=lambda by: self.shifts[by])
         return best if self.shifts[best] < self.shifts[0] / 3 else 0
 
@@ -63,128 +64,170 @@ class Round:
             "temperature": "divided by T",
             "processed": "divided by T, cut by top-k and top-p",
         }
-        rows = tuple((titles[name], each.mult_prob_error, each.mean, each.largest) for name, each in self.gaps.items())
-        title = f"What the engine's logprobs are, at {self.asked}: T {self.solved:.3g} fits best"
+        rows = tuple((titles[name], gap.mult_prob_error, gap.mean, gap.largest) for name, gap in self.gaps.items())
+        title = f"What the engine's logprobs are, at {self.sampling_label}: T {self.best_temperature:.3g} fits best"
         return Section(title, ("held against logprobs", "mult_prob_error", "mean |Δ|", "largest |Δ|"), rows)
 
     @property
-    def asked(self) -> str:
+    def sampling_label(self) -> str:
         """``T 0.7, top-p 1, top-k 0``."""
         return f"T {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}, top-k {self.sampling.top_k}"
 
 
 @dataclass(frozen=True)
-class SemanticsSeen:
-    """own: with what the user's job samples with. cut: with top-k and top-p, the same round where the job has one of them."""
+class SemanticsResult:
+    """The rounds of the probe."""
 
-    own: Round
-    cut: Round
+    own: SemanticsRound
+    """Sampled as in the user's job."""
+    cut: SemanticsRound
+    """Sampled with top-k and top-p; the same as `own` where the job has one of them."""
 
     @property
-    def rounds(self) -> tuple[Round, ...]:
-        """Both, or the one."""
+    def rounds(self) -> tuple[SemanticsRound, ...]:
+        """The different rounds: one where the job truncates, otherwise two."""
         return (self.own,) if self.cut is self.own else (self.own, self.cut)
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """Their tables."""
+        """The tables of the rounds."""
         return tuple(each.section for each in self.rounds)
 
 
-def probe(bench: Bench) -> Probe:
-    """Sample as the user's job does, and with top-k and top-p, on an engine whose logprobs are those that it reports by itself."""
-    engine = yield bench.setup
-    stock = engine.info.facts.get("stock_logprobs", "raw")
-    if bench.setup.switches.logprobs is None and stock != "raw":  # raw is how checks start an engine
-        engine = yield bench.setup.having(logprobs=stock)
-    sampling = bench.sampling
-    own = _round(bench, engine, sampling)
-    if cuts(sampling):
-        return SemanticsSeen(own, own)
-    heat = sampling.temperature if sampling.temperature not in (0.0, 1.0) else USUAL
-    return SemanticsSeen(own, _round(bench, engine, replace(sampling, temperature=heat, top_p=TOP_P, top_k=TOP_K)))
+def probe(environment: ProbeEnvironment) -> ProbeRun:
+    """Sample as the job does, and with top-k and top-p, on an engine that reports its default kind of logprobs."""
+    engine = yield environment.setup
+    default_mode = engine.info.facts.get("stock_logprobs", "raw")
+    # ckptcheck starts an engine with raw logprobs unless a set-up says otherwise
+    if environment.setup.switches.logprobs is None and default_mode != "raw":
+        engine = yield environment.setup.with_switches(logprobs=default_mode)
+    sampling = environment.sampling
+    own_round = _run_round(environment, engine, sampling)
+    if truncates_vocabulary(sampling):
+        return SemanticsResult(own_round, own_round)
+    temperature = sampling.temperature if sampling.temperature not in (0.0, 1.0) else USUAL
+    return SemanticsResult(
+        own_round, _run_round(environment, engine, replace(sampling, temperature=temperature, top_p=TOP_P, top_k=TOP_K))
+    )
 
 
-def cuts(sampling: Sampling) -> bool:
-    """Say whether anything is cut away before sampling."""
+def truncates_vocabulary(sampling: Sampling) -> bool:
+    """Return whether the sampling truncates the vocabulary."""
     return sampling.top_p < 1 or sampling.top_k > 0
 
 
-def _round(bench: Bench, engine: Engine, sampling: Sampling) -> Round:
-    """Have prompts answered, and compute what was said from the trainer's logits."""
+def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling) -> SemanticsRound:
+    """Sample responses, and compute each kind of logprobs from the trainer's logits."""
     from safetensors.numpy import load_file
 
-    trainer = bench.trainer()
+    trainer = environment.trainer()
     engine.reset_prefix_cache()
-    prompts = list(bench.prompts[:FEW])
-    asked = [replace(sampling, max_tokens=TOKENS, seed=place, ignore_eos=True) for place in range(len(prompts))]
-    made = engine.generate(prompts, asked)
-    sequences = [(*prompt, *each.tokens) for prompt, each in zip(prompts, made, strict=True)]
-    tables = load_file(trainer.full(sequences, bench.folder))
-    whole = [tables[str(place)][len(prompt) - 1 :] for place, prompt in enumerate(prompts)]
-    tokens, said = [each.tokens for each in made], [each.logprobs for each in made]
-    heat = sampling.temperature or 1.0
-    raw, divided = _taken(whole, tokens, 1.0), _taken(whole, tokens, heat)
-    cut = _taken(whole, tokens, heat, sampling.top_p, sampling.top_k)
-    gaps: dict[Meaning, Gap] = {"raw": gap(said, raw), "temperature": gap(said, divided), "processed": _kept(said, cut)}
-    solved, remains = solve(whole, tokens, said)
-    nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else divided
-    return Round(sampling, gaps, solved, remains, {by: shifted(said, nearest, by) for by in SHIFTS})
+    prompts = list(environment.prompts[:FEW])
+    samplings = [replace(sampling, max_tokens=TOKENS, seed=index, ignore_eos=True) for index in range(len(prompts))]
+    generations = engine.generate(prompts, samplings)
+    sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
+    tables_by_index = load_file(trainer.score_full_vocab(sequences, environment.folder))
+    tables = [tables_by_index[str(index)][len(prompt) - 1 :] for index, prompt in enumerate(prompts)]
+    tokens, reported = (
+        [generation.tokens for generation in generations],
+        [generation.logprobs for generation in generations],
+    )
+    temperature = sampling.temperature or 1.0
+    raw, tempered = _logprobs_of(tables, tokens, 1.0), _logprobs_of(tables, tokens, temperature)
+    truncated = _logprobs_of(tables, tokens, temperature, sampling.top_p, sampling.top_k)
+    gaps: dict[Meaning, GapSummary] = {
+        "raw": summarize_gap(reported, raw),
+        "temperature": summarize_gap(reported, tempered),
+        "processed": _summarize_kept_tokens(reported, truncated),
+    }
+    best_temperature, remaining_gap = fit_best_temperature(tables, tokens, reported)
+    nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else tempered
+    return SemanticsRound(
+        sampling,
+        gaps,
+        best_temperature,
+        remaining_gap,
+        {shift: compute_shifted_gap(reported, nearest, shift) for shift in SHIFTS},
+    )
 
 
-def _kept(said: Sequence[Sequence[float]], cut: Sequence[Sequence[float]]) -> Gap:
-    """Compare where the trainer would have kept the token too; a few at the edge of top-k it cuts away by rounding."""
+def _summarize_kept_tokens(reported: Sequence[Sequence[float]], truncated: Sequence[Sequence[float]]) -> GapSummary:
+    """Summarize the gap over tokens that the trainer's truncation keeps too; rounding drops a few at the edge of top-k."""
     pairs = [
-        [(one, other) for one, other in zip(a, b, strict=True) if other > -inf] for a, b in zip(said, cut, strict=True)
+        [
+            (engine_logprob, trainer_logprob)
+            for engine_logprob, trainer_logprob in zip(engine_logprobs, trainer_logprobs, strict=True)
+            if trainer_logprob > -inf
+        ]
+        for engine_logprobs, trainer_logprobs in zip(reported, truncated, strict=True)
     ]
-    if sum(map(len, pairs)) < EDGE * sum(map(len, said)):
-        return gap(said, cut)
-    return gap([[one for one, _ in row] for row in pairs], [[other for _, other in row] for row in pairs])
+    if sum(map(len, pairs)) < EDGE * sum(map(len, reported)):
+        return summarize_gap(reported, truncated)
+    return summarize_gap(
+        [[engine_logprob for engine_logprob, _ in row] for row in pairs],
+        [[trainer_logprob for _, trainer_logprob in row] for row in pairs],
+    )
 
 
-def shifted(said: Sequence[Sequence[float]], own: Sequence[Sequence[float]], by: int) -> float:
-    """Return the mean |Δ| where place i of one is held against place i + by of the other."""
+def compute_shifted_gap(said: Sequence[Sequence[float]], own: Sequence[Sequence[float]], by: int) -> float:
+    """Return the mean |Δ| between position i of `said` and position i + `by` of `own`."""
     low, high = max(0, -by), max(0, by)
-    pairs = [(one[low : len(one) - high], other[high : len(other) - low]) for one, other in zip(said, own, strict=True)]
-    return gap([one for one, _ in pairs], [other for _, other in pairs]).mean
+    pairs = [
+        (engine_logprobs[low : len(engine_logprobs) - high], trainer_logprobs[high : len(trainer_logprobs) - low])
+        for engine_logprobs, trainer_logprobs in zip(said, own, strict=True)
+    ]
+    return summarize_gap(
+        [engine_logprobs for engine_logprobs, _ in pairs], [trainer_logprobs for _, trainer_logprobs in pairs]
+    ).mean
 
 
-def _taken(
-    whole: Sequence[NDArray[Any]], tokens: Sequence[Sequence[int]], heat: float, top_p: float = 1.0, top_k: int = 0
+def _logprobs_of(
+    tables: Sequence[NDArray[Any]],
+    tokens: Sequence[Sequence[int]],
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> list[list[float]]:
-    """Return the logprobs of tokens. whole: raw logprobs [tokens, vocabulary] of each sequence."""
+    """Return the logprobs of the response tokens under a sampling.
+
+    tables: for each sequence, raw logprobs [tokens, vocabulary]. tokens: for each sequence, the ids of its response.
+    """
     import numpy as np
 
-    from ckptcheck.metrics.processed import processed
+    from ckptcheck.parity.metrics.sampling_distribution import processed
 
-    found = []
-    for table, chosen in zip(whole, tokens, strict=True):
-        scaled = processed(np.asarray(table, np.float64), heat, top_p, top_k)
-        found.append(scaled[np.arange(len(chosen)), list(chosen)].tolist())
-    return found
+    logprobs = []
+    for table, sampled in zip(tables, tokens, strict=True):
+        scaled = processed(np.asarray(table, np.float64), temperature, top_p, top_k)
+        logprobs.append(scaled[np.arange(len(sampled)), list(sampled)].tolist())
+    return logprobs
 
 
-def solve(
+def fit_best_temperature(
     whole: Sequence[NDArray[Any]], tokens: Sequence[Sequence[int]], said: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Return the temperature in [0.05, 20] whose logprobs are nearest, and the mean |Δ| that remains: golden section over log T."""
+    """Return the temperature in [0.05, 20] whose logprobs are nearest, and the mean |Δ| that remains: golden section over log T.
 
-    def far(point: float) -> float:
-        return gap(said, _taken(whole, tokens, exp(point))).mean
+    whole: for each sequence, the trainer's raw logprobs [tokens, vocabulary]. tokens: the ids of each response. said: the
+    engine's logprobs of each response.
+    """
+
+    def gap_at(point: float) -> float:
+        return summarize_gap(said, _logprobs_of(whole, tokens, exp(point))).mean
 
     low, high = log(0.05), log(20)
     grid = [low + (high - low) * step / 12 for step in range(13)]
-    values = [far(point) for point in grid]
+    values = [gap_at(point) for point in grid]
     best = values.index(min(values))
     if values[best] == inf:
         return 1.0, inf
     low, high = grid[max(0, best - 1)], grid[min(12, best + 1)]
     ratio = (5**0.5 - 1) / 2
     for _ in range(24):
-        one, other = high - ratio * (high - low), low + ratio * (high - low)
-        if far(one) <= far(other):
-            high = other
+        lower, upper = high - ratio * (high - low), low + ratio * (high - low)
+        if gap_at(lower) <= gap_at(upper):
+            high = upper
         else:
-            low = one
+            low = lower
     point = (low + high) / 2
-    return exp(point), far(point)
+    return exp(point), gap_at(point)

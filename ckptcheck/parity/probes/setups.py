@@ -1,4 +1,4 @@
-"""One engine, set up in two ways: does it compute the same? Compilation, the prefix cache, scheduling."""
+"""Probes whether one engine computes the same in two set-ups: compilation, prefix cache, scheduling, chunks."""
 
 from __future__ import annotations
 
@@ -7,97 +7,119 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ckptcheck.parity.gap import Gap, gap
-from ckptcheck.parity.probes.bench import Bench, Probe
-from ckptcheck.report import Section
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.gap_summary import GapSummary, exceeds_rounding, summarize_gap
+from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
 
 TOKENS = 16
+"""Tokens of a response."""
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """setup: in words. prefill, decode: how far its logprobs are from those of the first set-up."""
+class SetupGap:
+    """The gap between one set-up and the base."""
 
     setup: str
-    prefill: Gap
-    decode: Gap
+    """The switches of the set-up, as text."""
+    prefill: GapSummary
+    """The gap of logprobs from a prefill."""
+    decode: GapSummary
+    """The gap of logprobs from decoding."""
 
     @property
     def largest(self) -> float:
-        """Nats."""
+        """The largest |Δ| in nats, of prefill and decoding."""
         return max(self.prefill.largest, self.decode.largest)
 
     @property
     def error(self) -> float:
-        """Mean exp|Δ|, the worse of both."""
+        """Mean exp|Δ|, the worse of prefill and decoding."""
         return max(self.prefill.mult_prob_error, self.decode.mult_prob_error)
 
 
 @dataclass(frozen=True)
-class AlternativesSeen:
-    """base: the set-up that all others are held against. cached: tokens of prompts that came from the prefix cache."""
+class SetupsResult:
+    """The gaps between a base set-up and others."""
 
     base: str
-    others: tuple[Alternative, ...]
+    """The set-up that all others are compared with, as text."""
+    others: tuple[SetupGap, ...]
     dtype: str
+    """The engine's compute dtype."""
     cached: int = 0
+    """How many prompt tokens came from the prefix cache."""
 
     @property
     def section(self) -> Section:
         """The table."""
         rows = tuple(
             (
-                each.setup,
-                each.prefill.largest,
-                each.prefill.mult_prob_error,
-                each.decode.largest,
-                each.decode.mult_prob_error,
+                gap.setup,
+                gap.prefill.largest,
+                gap.prefill.mult_prob_error,
+                gap.decode.largest,
+                gap.decode.mult_prob_error,
             )
-            for each in self.others
+            for gap in self.others
         )
         columns = ("", "prefill largest |Δ|", "mult_prob_error", "decoding largest |Δ|", "mult_prob_error")
         return Section(f"Against {self.base}", columns, rows)
 
 
-def probe(bench: Bench, base: dict[str, Any], others: Sequence[dict[str, Any]]) -> Probe:
+def find_differing_setups(result: SetupsResult) -> list[SetupGap]:
+    """Return the set-ups whose logprobs differ from those of the first one by more than rounding."""
+    return [
+        gap
+        for gap in result.others
+        if exceeds_rounding(gap.prefill, result.dtype) or exceeds_rounding(gap.decode, result.dtype)
+    ]
+
+
+def probe(environment: ProbeEnvironment, base: dict[str, Any], others: Sequence[dict[str, Any]]) -> ProbeRun:
     """Score and decode the same tokens in every set-up. base, others: switches that differ from the run's own."""
-    engine = yield bench.setup.having(**base)
-    made = bench.responses(engine, TOKENS)
-    sequences = bench.sequences(made)
-    prefill, decode = [each.prompt for each in engine.score(sequences)], bench.followed(engine, sequences)
-    found = []
+    engine = yield environment.setup.with_switches(**base)
+    generations = environment.responses(engine, TOKENS)
+    sequences = environment.sequences(generations)
+    prefill, decode = (
+        [score.prompt_logprobs for score in engine.score(sequences)],
+        environment.followed(engine, sequences),
+    )
+    gaps = []
     for switches in others:
-        engine = yield bench.setup.having(**switches)
-        scores = [each.prompt for each in engine.score(sequences)]
-        decoded = bench.followed(engine, sequences)
-        found.append(Alternative(_words(switches), gap(prefill, scores), gap(decode, decoded)))
-    return AlternativesSeen(_words(base), tuple(found), engine.info.dtype)
+        engine = yield environment.setup.with_switches(**switches)
+        scores = [score.prompt_logprobs for score in engine.score(sequences)]
+        decoded = environment.followed(engine, sequences)
+        gaps.append(
+            SetupGap(_describe_switches(switches), summarize_gap(prefill, scores), summarize_gap(decode, decoded))
+        )
+    return SetupsResult(_describe_switches(base), tuple(gaps), engine.info.dtype)
 
 
-def prefix_cache(bench: Bench) -> Probe:
-    """Decode after prompts that lie in the prefix cache, and with no cache at all."""
-    from ckptcheck.engines.sampling import Sampling
+def prefix_cache(environment: ProbeEnvironment) -> ProbeRun:
+    """Decode after prompts that are in the prefix cache, and without a prefix cache."""
+    from ckptcheck.runtime.engines.sampling import Sampling
 
-    prompts = [tuple((tokens * (2 * bench.block))[: bench.block + 7]) for tokens in bench.prompts[:2]]
-    engine = yield bench.setup
+    prompts = [tuple((tokens * (2 * environment.block))[: environment.block + 7]) for tokens in environment.prompts[:2]]
+    engine = yield environment.setup
     engine.reset_prefix_cache()
-    asked = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
-    engine.generate(prompts, asked)
-    warm = engine.generate(prompts, asked)
-    engine = yield bench.setup.having(prefix_cache=False)
-    sequences = [(*prompt, *each.tokens) for prompt, each in zip(prompts, warm, strict=True)]
-    cold = [engine.follow([tokens], len(prompt))[0] for prompt, tokens in zip(prompts, sequences, strict=True)]
-    between = gap([each.logprobs for each in warm], cold)
-    return AlternativesSeen(
+    sampling = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
+    engine.generate(prompts, sampling)
+    warm = engine.generate(prompts, sampling)
+    engine = yield environment.setup.with_switches(prefix_cache=False)
+    sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, warm, strict=True)]
+    cold = [engine.score_by_decode([tokens], len(prompt))[0] for prompt, tokens in zip(prompts, sequences, strict=True)]
+    gap = summarize_gap([generation.logprobs for generation in warm], cold)
+    return SetupsResult(
         "the engine as it comes",
-        (Alternative("prefix_cache=off", between, between),),
+        (SetupGap("prefix_cache=off", gap, gap),),
         engine.info.dtype,
-        sum(each.cached for each in warm),
+        sum(generation.cached_tokens for generation in warm),
     )
 
 
-def _words(switches: dict[str, Any]) -> str:
-    from ckptcheck.engines.switches import Switches
+def _describe_switches(switches: dict[str, Any]) -> str:
+    """Return switches as the user writes them."""
+    from ckptcheck.runtime.engines.engine_options import Switches
 
     return str(Switches(**switches))
 

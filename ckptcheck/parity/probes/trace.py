@@ -1,4 +1,4 @@
-"""What probes saw: the evidence of their rules."""
+"""The results of probes, as evidence for their rules."""
 
 from __future__ import annotations
 
@@ -6,78 +6,86 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ckptcheck.engines.base import EngineInfo
 from ckptcheck.errors import EvidenceError
-from ckptcheck.report import Section
-from ckptcheck.rule import Skip
-from ckptcheck.trainers.base import TrainerInfo
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.runtime.engines.base import EngineInfo
+from ckptcheck.runtime.trainers.base import TrainerInfo
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class ProbeTrace:
-    """seen: probe → what it saw, a dataclass of its module. left: probe → why it could not look. asked: all that were to look.
-
-    died: probe → what an engine or a trainer died of in it. untaken: switch of the user → why the engine did not take it.
-    """
+class ProbeTrace(EvidenceDefaults):
+    """The results of a run of probes."""
 
     target: str
     engine: EngineInfo | None = None
     trainer: TrainerInfo | None = None
-    asked: tuple[str, ...] = ()
-    seen: Mapping[str, object] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
-    died: Mapping[str, str] = field(default_factory=dict)
-    untaken: Mapping[str, str] = field(default_factory=dict)
+    requested: tuple[str, ...] = ()
+    """All probes of the run."""
+    results: Mapping[str, object] = field(default_factory=dict)
+    """Probe → its result, a dataclass of its module."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Probe → why it could not run."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Probe → what killed an engine or a trainer in it."""
+    ignored_switches: Mapping[str, str] = field(default_factory=dict)
+    """Switch of the user → why the engine did not take it."""
     kind: str = "probe"
 
-    def of(self, name: str, kind: type[Seen]) -> Seen:
-        """Return what a probe saw. Raises Skip, saying why, where it could not look, EvidenceError where something died."""
-        if name in self.died:
-            raise EvidenceError(self.died[name])
-        if name in self.left:
-            raise Skip(self.left[name])
-        found = self.seen.get(name)
-        if not isinstance(found, kind):
+    def result_of(self, name: str, kind: type[Result]) -> Result:
+        """Return the result of a probe. Raises Skip where it could not run, EvidenceError where a process died in it."""
+        if name in self.failures:
+            raise EvidenceError(self.failures[name])
+        if name in self.unavailable:
+            raise Skip(self.unavailable[name])
+        result = self.results.get(name)
+        if not isinstance(result, kind):
             raise Skip("the run ended before it")
-        return found
+        return result
 
     @property
     def subject(self) -> str:
-        """Who was probed."""
+        """The engine and the trainer that were probed."""
         sides = [f"{side.name} {side.version} {side.dtype}" for side in (self.engine, self.trainer) if side is not None]
         return " beside ".join(sides)
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Nothing: what could not be seen concerns the rules of one probe, and they say so."""
+        """Nothing: a probe that could not run concerns only its own rules, which are skipped."""
         return {}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Probes that looked."""
-        return {"files": len(self.seen), "tensors": 0, "bytes": 0}
+        """Probes that ran, as files."""
+        return {"files": len(self.results), "tensors": 0, "bytes": 0}
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The tables of the probes that have one, and what could not look."""
-        found = [section for each in self.seen.values() for section in _tables(each)]
-        told = {
-            "Switches that the engine did not take": self.untaken,
-            "Probes that could not look": self.left,
+        """The tables of the probes that have one, ignored switches, and probes that could not run."""
+        tables = [section for result in self.results.values() for section in _list_tables(result)]
+        notes = {
+            "Switches that the engine did not take": self.ignored_switches,
+            "Probes that could not run": self.unavailable,
         }
-        lists = (Section(t, lines=tuple(f"{name}: {why}" for name, why in of.items())) for t, of in told.items() if of)
-        return (*found, *lists)
+        lists = (
+            Section(title, lines=tuple(f"{name}: {reason}" for name, reason in reasons.items()))
+            for title, reasons in notes.items()
+            if reasons
+        )
+        return (*tables, *lists)
 
 
-def _tables(seen: object) -> tuple[Section, ...]:
-    if (several := getattr(seen, "sections", None)) is not None:
-        return tuple(several)
-    one = getattr(seen, "section", None)
-    return () if one is None else (one,)
+def _list_tables(result: object) -> tuple[Section, ...]:
+    """Return the tables of a probe's result: its ``sections``, or its ``section``, or none."""
+    if (sections := getattr(result, "sections", None)) is not None:
+        return tuple(sections)
+    section = getattr(result, "section", None)
+    return () if section is None else (section,)
 
 
-def asked(*names: str) -> Callable[[ProbeTrace], bool]:
-    """Say whether a rule applies: one of its probes was to look."""
-    return lambda trace: any(name in trace.asked for name in names)
+def requires_probe(*names: str) -> Callable[[ProbeTrace], bool]:
+    """Return a condition for a rule: at least one of its probes is part of the run."""
+    return lambda trace: any(name in trace.requested for name in names)

@@ -1,1 +1,1 @@
-"""One file per framework: where each of its keys goes in the neutral `Job`, and which defaults it has."""
+"""One reader per framework: it maps the framework's keys and defaults to the fields of the neutral `Job`."""

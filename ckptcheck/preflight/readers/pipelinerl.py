@@ -1,4 +1,4 @@
-"""PipelineRL: Hydra's YAML (conf/base.yaml and what builds on it).
+"""Reads PipelineRL's configurations: Hydra's YAML (conf/base.yaml and the files that build on it).
 
 Names and defaults: conf/ of ServiceNow/PipelineRL, and the account of its move to vLLM V1
 (https://huggingface.co/blog/ServiceNow-AI/correctness-before-corrections): the engine's logprobs are the old logprobs of
@@ -10,55 +10,56 @@ from __future__ import annotations
 import re
 
 from ckptcheck.preflight.document import Document
-from ckptcheck.preflight.engine_flags import arguments_below, take
-from ckptcheck.preflight.framework import Framework, Source, default, set_to
-from ckptcheck.preflight.interpolation import look
+from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.preflight.framework import FieldSource, Framework, set_default, set_derived
+from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
 PIPELINE = "PipelineRL"
 
 
-def _dtype(value: object) -> object:
+def _dtype_of_load_as_bf16(value: object) -> object:
     return "bfloat16" if value is True else None
 
 
 SOURCES = {
-    "trainer.dtype": Source(("finetune.load_as_bf16",), read=_dtype),
-    "trainer.temperature": Source(("finetune.rl.temperature", "llm.parameters.temperature")),
-    "trainer.filters": Source((), False, PIPELINE),
-    "trainer.fp32_head": Source(("finetune.fp32_lm_head", "fp32_lm_head")),
-    "trainer.max_length": Source(("finetune.seq_length",)),
-    "engine.name": Source((), "vllm", PIPELINE),
-    "rollout.temperature": Source(("llm.parameters.temperature",), 1.0, PIPELINE),
-    "rollout.top_p": Source(("llm.parameters.top_p",), 1.0, PIPELINE),
-    "rollout.top_k": Source(("llm.parameters.top_k",), -1, PIPELINE),
-    "rollout.response_length": Source(("llm.parameters.max_tokens",)),
-    "rollout.n": Source(("attempts",)),
-    "rollout.logprobs": Source((), True, PIPELINE),
-    "update.in_flight": Source((), True, PIPELINE),
-    "update.pause_mode": Source((), "keep", PIPELINE),
-    "update.clears_cache": Source((), False, PIPELINE),
-    "algorithm.uses_rollout_logprobs": Source((), True, PIPELINE),
-    "algorithm.correction": Source((), "policy ratio", PIPELINE),
-    "algorithm.lag": Source(("finetune.max_lag", "max_lag")),
-    "checkpoint.model": Source(("model_path", "finetune.config_name")),
+    "trainer.dtype": FieldSource(("finetune.load_as_bf16",), read=_dtype_of_load_as_bf16),
+    "trainer.temperature": FieldSource(("finetune.rl.temperature", "llm.parameters.temperature")),
+    "trainer.filters": FieldSource((), False, PIPELINE),
+    "trainer.fp32_head": FieldSource(("finetune.fp32_lm_head", "fp32_lm_head")),
+    "trainer.max_length": FieldSource(("finetune.seq_length",)),
+    "engine.name": FieldSource((), "vllm", PIPELINE),
+    "rollout.temperature": FieldSource(("llm.parameters.temperature",), 1.0, PIPELINE),
+    "rollout.top_p": FieldSource(("llm.parameters.top_p",), 1.0, PIPELINE),
+    "rollout.top_k": FieldSource(("llm.parameters.top_k",), -1, PIPELINE),
+    "rollout.response_length": FieldSource(("llm.parameters.max_tokens",)),
+    "rollout.n": FieldSource(("attempts",)),
+    "rollout.logprobs": FieldSource((), True, PIPELINE),
+    "update.in_flight": FieldSource((), True, PIPELINE),
+    "update.pause_mode": FieldSource((), "keep", PIPELINE),
+    "update.clears_cache": FieldSource((), False, PIPELINE),
+    "algorithm.uses_rollout_logprobs": FieldSource((), True, PIPELINE),
+    "algorithm.correction": FieldSource((), "policy ratio", PIPELINE),
+    "algorithm.lag": FieldSource(("finetune.max_lag", "max_lag")),
+    "checkpoint.model": FieldSource(("model_path", "finetune.config_name")),
 }
 V0 = "vLLM V0 (use_v1: false)"
 
 
 def _finish(job: Job, document: Document) -> None:
+    """Set the engine's arguments and the fields that depend on several keys."""
     for key, backend in (("use_deepspeed", "deepspeed"), ("use_fsdp", "fsdp")):
-        found = look(document, key)
-        if found is not None and found.value is True:
-            job.settings["trainer.backend"] = Setting(backend, "set", "", found.leaf)
-    arguments = arguments_below(document.leaves, lambda path: look(document, path), "vllm_config.vllm_kwargs")
-    take(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
-    _version_of_engine(job, document)
-    head = look(document, "vllm_config.quantization")
-    if head is not None and head.value == "bf16_last_layer_fp32":
-        job.settings["engine.fp32_head"] = Setting(True, "set", "", head.leaf)
-    elif (both := look(document, "fp32_lm_head")) is not None and isinstance(both.value, bool):
-        job.settings.setdefault("engine.fp32_head", Setting(both.value, "set", "", both.leaf))
+        enabled = resolve(document, key)
+        if enabled is not None and enabled.value is True:
+            job.settings["trainer.backend"] = Setting(backend, "set", "", enabled.leaf)
+    arguments = arguments_in_section(document.leaves, lambda path: resolve(document, path), "vllm_config.vllm_kwargs")
+    apply_engine_arguments(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
+    _set_defaults_of_v0(job, document)
+    quantization = resolve(document, "vllm_config.quantization")
+    if quantization is not None and quantization.value == "bf16_last_layer_fp32":
+        job.settings["engine.fp32_head"] = Setting(True, "set", "", quantization.leaf)
+    elif (fp32_lm_head := resolve(document, "fp32_lm_head")) is not None and isinstance(fp32_lm_head.value, bool):
+        job.settings.setdefault("engine.fp32_head", Setting(fp32_lm_head.value, "set", "", fp32_lm_head.leaf))
     if job["algorithm.lag"].status == "unknown":
         leaf = next((document.leaves[key] for key in ("finetune.max_lag", "max_lag") if key in document.leaves), None)
         job.settings["algorithm.unbounded_lag"] = Setting(
@@ -66,26 +67,29 @@ def _finish(job: Job, document: Document) -> None:
         )
 
 
-def _version_of_engine(job: Job, document: Document) -> None:
-    """V0 returns logprobs after temperature and the filters, and has no prefix cache unless it is asked for."""
-    found = look(document, "vllm_config.use_v1")
-    if found is None:
+def _set_defaults_of_v0(job: Job, document: Document) -> None:
+    """Set the defaults of vLLM's V0 engine where the job uses it.
+
+    V0 returns logprobs after temperature, top-p and top-k, and has no prefix cache unless the job turns it on.
+    """
+    use_v1 = resolve(document, "vllm_config.use_v1")
+    if use_v1 is None:
         if job["engine.logprobs"].status == "unknown":
             leaf = next(iter(document.leaves.values()))
             job.settings["engine.logprobs"] = Setting(
                 None, "unresolved", "vllm_config.use_v1 is not written in it", leaf
             )
         return
-    if found.value is False:
-        like = Setting(None, "set", "", found.leaf)
+    if use_v1.value is False:
+        like = Setting(None, "set", "", use_v1.leaf)
         for name, value in (
             ("engine.prefix_caching", False),
             ("engine.async_scheduling", False),
             ("engine.cascade_attention", False),
         ):
-            default(job, name, value, V0)
+            set_default(job, name, value, V0)
         if job["engine.logprobs"].status == "unknown":
-            set_to(job, "engine.logprobs", "processed", like)
+            set_derived(job, "engine.logprobs", "processed", like)
 
 
 FRAMEWORK = Framework(

@@ -1,4 +1,6 @@
-"""prime-rl: TOML, in one file or one each for trainer, orchestrator and inference, and ``--a.b value`` after ``rl @ FILE``.
+"""Reads prime-rl's configurations: TOML and the command line ``rl @ FILE --a.b value``.
+
+The TOML is one file, or one file each for trainer, orchestrator and inference.
 
 Names and defaults: src/prime_rl/configs of PrimeIntellect-ai/prime-rl, in the layouts before and after ``inference.vllm``.
 prime-rl asks vLLM for processed logprobs and computes its own at the temperature of each rollout; the engine's logprobs
@@ -11,61 +13,65 @@ from __future__ import annotations
 import re
 
 from ckptcheck.preflight.document import Document
-from ckptcheck.preflight.engine_flags import arguments_below, take
-from ckptcheck.preflight.framework import Framework, Source, dtype
-from ckptcheck.preflight.interpolation import look
+from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.preflight.framework import FieldSource, Framework, normalize_dtype
+from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
 PRIME = "prime-rl"
 SAMPLING = ("orchestrator.train.sampling", "orchestrator.sampling")
 
 
-def _sampled(name: str) -> tuple[str, ...]:
+def _sampling_paths(name: str) -> tuple[str, ...]:
+    """Return the paths of a sampling parameter in the newer and the older layout."""
     return tuple(f"{section}.{name}" for section in SAMPLING)
 
 
 SOURCES = {
-    "trainer.backend": Source((), "fsdp", PRIME),
-    "trainer.dtype": Source((), "bfloat16", PRIME),
-    "trainer.tp": Source(("trainer.model.tp",), 1, PRIME),
-    "trainer.ep": Source(("trainer.model.ep",), 1, PRIME),
-    "trainer.cp": Source(("trainer.model.cp",), 1, PRIME),
-    "trainer.temperature": Source(_sampled("temperature"), 1.0, PRIME),
-    "trainer.max_length": Source(("trainer.model.seq_len", "seq_len"), 2048, PRIME),
-    "engine.name": Source((), "vllm", PRIME),
-    "engine.tp": Source(("inference.parallel.tp",), 1, PRIME),
-    "engine.dtype": Source(("inference.model.dtype",), "auto", PRIME, dtype),
-    "engine.max_model_len": Source(("inference.model.max_model_len", "max_model_len")),
-    "engine.logprobs": Source((), "processed", PRIME),
-    "engine.prefix_caching": Source(("inference.enable_prefix_caching",)),
-    "engine.fp32_head": Source(("inference.enable_fp32_lm_head",)),
-    "rollout.temperature": Source(_sampled("temperature"), 1.0, PRIME),
-    "rollout.top_p": Source((*_sampled("top_p"), *_sampled("extra_body.top_p")), 1.0, PRIME),
-    "rollout.top_k": Source((*_sampled("top_k"), *_sampled("extra_body.top_k")), -1, PRIME),
-    "rollout.response_length": Source((*_sampled("max_completion_tokens"), *_sampled("max_tokens"))),
-    "rollout.n": Source(
+    "trainer.backend": FieldSource((), "fsdp", PRIME),
+    "trainer.dtype": FieldSource((), "bfloat16", PRIME),
+    "trainer.tp": FieldSource(("trainer.model.tp",), 1, PRIME),
+    "trainer.ep": FieldSource(("trainer.model.ep",), 1, PRIME),
+    "trainer.cp": FieldSource(("trainer.model.cp",), 1, PRIME),
+    "trainer.temperature": FieldSource(_sampling_paths("temperature"), 1.0, PRIME),
+    "trainer.max_length": FieldSource(("trainer.model.seq_len", "seq_len"), 2048, PRIME),
+    "engine.name": FieldSource((), "vllm", PRIME),
+    "engine.tp": FieldSource(("inference.parallel.tp",), 1, PRIME),
+    "engine.dtype": FieldSource(("inference.model.dtype",), "auto", PRIME, normalize_dtype),
+    "engine.max_model_len": FieldSource(("inference.model.max_model_len", "max_model_len")),
+    "engine.logprobs": FieldSource((), "processed", PRIME),
+    "engine.prefix_caching": FieldSource(("inference.enable_prefix_caching",)),
+    "engine.fp32_head": FieldSource(("inference.enable_fp32_lm_head",)),
+    "rollout.temperature": FieldSource(_sampling_paths("temperature"), 1.0, PRIME),
+    "rollout.top_p": FieldSource((*_sampling_paths("top_p"), *_sampling_paths("extra_body.top_p")), 1.0, PRIME),
+    "rollout.top_k": FieldSource((*_sampling_paths("top_k"), *_sampling_paths("extra_body.top_k")), -1, PRIME),
+    "rollout.response_length": FieldSource((*_sampling_paths("max_completion_tokens"), *_sampling_paths("max_tokens"))),
+    "rollout.n": FieldSource(
         ("orchestrator.group_size", "orchestrator.train.group_size", "orchestrator.rollouts_per_example")
     ),
-    "rollout.logprobs": Source((), True, PRIME),
-    "update.in_flight": Source((), True, PRIME),
-    "algorithm.uses_rollout_logprobs": Source((), True, PRIME),
-    "algorithm.correction": Source((), "policy ratio", PRIME),
-    "algorithm.lag": Source(
+    "rollout.logprobs": FieldSource((), True, PRIME),
+    "update.in_flight": FieldSource((), True, PRIME),
+    "algorithm.uses_rollout_logprobs": FieldSource((), True, PRIME),
+    "algorithm.correction": FieldSource((), "policy ratio", PRIME),
+    "algorithm.lag": FieldSource(
         ("orchestrator.max_off_policy_steps", "orchestrator.max_async_level", "max_async_level"), 1, PRIME
     ),
-    "batch.train": Source(("orchestrator.batch_size",)),
-    "checkpoint.model": Source(("inference.model.name", "model.name")),
-    "checkpoint.trainer": Source(("trainer.model.name",)),
+    "batch.train": FieldSource(("orchestrator.batch_size",)),
+    "checkpoint.model": FieldSource(("inference.model.name", "model.name")),
+    "checkpoint.trainer": FieldSource(("trainer.model.name",)),
 }
 SALTS = ("orchestrator.use_prefix_cache_salt", "orchestrator.experimental.use_prefix_cache_salt")
 RESET = "inference.reset_prefix_cache_after_update"
 
 
 def _finish(job: Job, document: Document) -> None:
+    """Set the engine's arguments and the fields that depend on several keys."""
     for section in ("inference.vllm", "inference.vllm_extra", "inference.vllm_args"):
-        take(job, "vllm", arguments_below(document.leaves, lambda path: look(document, path), section))
-    salt = next((found for path in SALTS if (found := look(document, path)) is not None), None)
-    reset = look(document, RESET)
+        apply_engine_arguments(
+            job, "vllm", arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
+        )
+    salt = next((value for path in SALTS if (value := resolve(document, path)) is not None), None)
+    reset = resolve(document, RESET)
     if salt is not None and salt.value is False and not (reset is not None and reset.value is True):
         job.settings["update.clears_cache"] = Setting(False, "set", "", salt.leaf)
     else:
@@ -82,4 +88,4 @@ FRAMEWORK = Framework(
     finish=_finish,
 )
 PARTS = {"train": "trainer", "orch": "orchestrator", "infer": "inference"}
-"""How the files of a job in several parts begin: train.toml, orch.toml, infer.toml."""
+"""Beginning of a file's name → section of its values, for a job in several files: train.toml, orch.toml, infer.toml."""

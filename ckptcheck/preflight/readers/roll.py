@@ -1,7 +1,7 @@
-"""ROLL: YAML with Hydra, started with ``--config_path`` and ``--config_name``.
+"""Reads ROLL's configurations: YAML with Hydra, started with ``--config_path`` and ``--config_name``.
 
 Names and defaults: examples of alibaba/ROLL at 8eb27cc2, ``roll/configs/generating_args.py`` and
-``roll/distributed/strategy/vllm_strategy.py``. At which temperature its trainer computes logprobs is in no configuration.
+``roll/distributed/strategy/vllm_strategy.py``. No configuration sets the temperature at which its trainer computes logprobs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from ckptcheck.preflight.document import Document
-from ckptcheck.preflight.engine_flags import arguments_below, take
-from ckptcheck.preflight.framework import Framework, Source, default, dtype, set_to
-from ckptcheck.preflight.interpolation import look
+from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.preflight.framework import FieldSource, Framework, normalize_dtype, set_default, set_derived
+from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
 TRAIN, INFER = "actor_train", "actor_infer"
@@ -19,6 +19,7 @@ STRATEGY, ENGINE = f"{TRAIN}.strategy_args.strategy_config", f"{INFER}.strategy_
 GENERATING = f"{INFER}.generating_args"
 ROLL = "ROLL"
 OWN_ARGUMENTS = frozenset(("engine_mode", "pending_size", "sleep_level", "resource_placement_groups"))
+"""Keys beside the engine's arguments that ROLL handles itself."""
 
 
 def _backend(value: object) -> object:
@@ -35,47 +36,49 @@ def _correction(value: object) -> object:
 
 
 SOURCES = {
-    "trainer.backend": Source((f"{TRAIN}.strategy_args.strategy_name",), read=_backend),
-    "trainer.dtype": Source((f"{TRAIN}.model_args.dtype",), read=dtype),
-    "trainer.tp": Source((f"{STRATEGY}.tensor_model_parallel_size",)),
-    "trainer.pp": Source((f"{STRATEGY}.pipeline_model_parallel_size",)),
-    "trainer.ep": Source((f"{STRATEGY}.expert_model_parallel_size",)),
-    "trainer.cp": Source((f"{STRATEGY}.context_parallel_size",)),
-    "trainer.attention_backend": Source((f"{STRATEGY}.attention_backend",)),
-    "trainer.moe_permute_fusion": Source((f"{STRATEGY}.moe_permute_fusion",)),
-    "trainer.router_bias_update_rate": Source((f"{STRATEGY}.moe_router_bias_update_rate",)),
-    "trainer.max_length": Source(("sequence_length",)),
-    "engine.name": Source((f"{INFER}.strategy_args.strategy_name",)),
-    "engine.dtype": Source((f"{INFER}.model_args.dtype",), "auto", ROLL, dtype),
-    "engine.sleep_level": Source((f"{ENGINE}.sleep_level",), 1, ROLL),
-    "rollout.temperature": Source((f"{GENERATING}.temperature",), 0.95, ROLL),
-    "rollout.top_p": Source((f"{GENERATING}.top_p",), 0.7, ROLL),
-    "rollout.top_k": Source((f"{GENERATING}.top_k",), 50, ROLL),
-    "rollout.prompt_length": Source(("prompt_length",), 1024, ROLL),
-    "rollout.response_length": Source((f"{GENERATING}.max_new_tokens", "response_length")),
-    "rollout.n": Source(("num_return_sequences_in_group", f"{GENERATING}.num_return_sequences")),
-    "algorithm.correction": Source(("train_infer_correction.is_weight.enabled",), "none", ROLL, _correction),
-    "algorithm.lag": Source(("async_generation_ratio",), 0, ROLL, _lag),
-    "batch.train": Source(("rollout_batch_size",)),
-    "checkpoint.model": Source((f"{INFER}.model_args.model_name_or_path", "pretrain")),
-    "checkpoint.trainer": Source((f"{TRAIN}.model_args.model_name_or_path",)),
+    "trainer.backend": FieldSource((f"{TRAIN}.strategy_args.strategy_name",), read=_backend),
+    "trainer.dtype": FieldSource((f"{TRAIN}.model_args.dtype",), read=normalize_dtype),
+    "trainer.tp": FieldSource((f"{STRATEGY}.tensor_model_parallel_size",)),
+    "trainer.pp": FieldSource((f"{STRATEGY}.pipeline_model_parallel_size",)),
+    "trainer.ep": FieldSource((f"{STRATEGY}.expert_model_parallel_size",)),
+    "trainer.cp": FieldSource((f"{STRATEGY}.context_parallel_size",)),
+    "trainer.attention_backend": FieldSource((f"{STRATEGY}.attention_backend",)),
+    "trainer.moe_permute_fusion": FieldSource((f"{STRATEGY}.moe_permute_fusion",)),
+    "trainer.router_bias_update_rate": FieldSource((f"{STRATEGY}.moe_router_bias_update_rate",)),
+    "trainer.max_length": FieldSource(("sequence_length",)),
+    "engine.name": FieldSource((f"{INFER}.strategy_args.strategy_name",)),
+    "engine.dtype": FieldSource((f"{INFER}.model_args.dtype",), "auto", ROLL, normalize_dtype),
+    "engine.sleep_level": FieldSource((f"{ENGINE}.sleep_level",), 1, ROLL),
+    "rollout.temperature": FieldSource((f"{GENERATING}.temperature",), 0.95, ROLL),
+    "rollout.top_p": FieldSource((f"{GENERATING}.top_p",), 0.7, ROLL),
+    "rollout.top_k": FieldSource((f"{GENERATING}.top_k",), 50, ROLL),
+    "rollout.prompt_length": FieldSource(("prompt_length",), 1024, ROLL),
+    "rollout.response_length": FieldSource((f"{GENERATING}.max_new_tokens", "response_length")),
+    "rollout.n": FieldSource(("num_return_sequences_in_group", f"{GENERATING}.num_return_sequences")),
+    "algorithm.correction": FieldSource(("train_infer_correction.is_weight.enabled",), "none", ROLL, _correction),
+    "algorithm.lag": FieldSource(("async_generation_ratio",), 0, ROLL, _lag),
+    "batch.train": FieldSource(("rollout_batch_size",)),
+    "checkpoint.model": FieldSource((f"{INFER}.model_args.model_name_or_path", "pretrain")),
+    "checkpoint.trainer": FieldSource((f"{TRAIN}.model_args.model_name_or_path",)),
 }
 DEVICES = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
+"""ROLL's notation for a range of GPUs: ``list(range(0, 8))``."""
 
 
 def _finish(job: Job, document: Document) -> None:
+    """Set the engine's arguments and the fields that depend on several keys."""
     if job.engine in ("vllm", "sglang"):
-        take(
+        apply_engine_arguments(
             job,
             job.engine,
-            arguments_below(document.leaves, lambda path: look(document, path), ENGINE),
+            arguments_in_section(document.leaves, lambda path: resolve(document, path), ENGINE),
             beside=OWN_ARGUMENTS,
         )
         if job.engine == "vllm":
-            default(job, "engine.prefix_caching", True, ROLL)
+            set_default(job, "engine.prefix_caching", True, ROLL)
     if (job.number("trainer.ep") or 1) > 1:
-        set_to(job, "trainer.moe", True, job["trainer.ep"])
-    prompt, response = job.number("rollout.prompt_length"), look(document, "response_length")
+        set_derived(job, "trainer.moe", True, job["trainer.ep"])
+    prompt, response = job.number("rollout.prompt_length"), resolve(document, "response_length")
     if (
         job["trainer.max_length"].status == "unknown"
         and prompt
@@ -83,11 +86,11 @@ def _finish(job: Job, document: Document) -> None:
         and isinstance(response.value, int)
     ):
         job.settings["trainer.max_length"] = Setting(prompt + response.value, "set", "", response.leaf)
-    devices = look(document, f"{TRAIN}.device_mapping")
-    if devices is not None and (found := DEVICES.fullmatch(str(devices.value))):
-        job.settings["trainer.world"] = Setting(max(0, int(found[2][:9]) - int(found[1][:9])), "set", "", devices.leaf)
+    devices = resolve(document, f"{TRAIN}.device_mapping")
+    if devices is not None and (match := DEVICES.fullmatch(str(devices.value))):
+        job.settings["trainer.world"] = Setting(max(0, int(match[2][:9]) - int(match[1][:9])), "set", "", devices.leaf)
     uses = job.text("algorithm.correction") != "none"
-    set_to(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
+    set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
 
 
 FRAMEWORK = Framework(

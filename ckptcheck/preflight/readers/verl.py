@@ -1,4 +1,4 @@
-"""verl: Hydra's YAML, and ``key=value`` on the command line of ``verl.trainer.main_ppo``.
+"""Reads verl's configurations: Hydra's YAML, and ``key=value`` on the command line of ``verl.trainer.main_ppo``.
 
 Names and defaults: the generated reference configurations of volcengine/verl at b178a3cd5 (``ppo_trainer``,
 ``ppo_megatron_trainer``). verl computes its own logprobs at the rollout's temperature and without top-p and top-k
@@ -10,9 +10,17 @@ from __future__ import annotations
 import re
 
 from ckptcheck.preflight.document import Document
-from ckptcheck.preflight.engine_flags import arguments_below, take
-from ckptcheck.preflight.framework import Framework, Source, count_gpus, default, dtype, names, set_to
-from ckptcheck.preflight.interpolation import look
+from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.preflight.framework import (
+    FieldSource,
+    Framework,
+    count_gpus,
+    normalize_dtype,
+    set_default,
+    set_derived,
+    split_names,
+)
+from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -20,16 +28,20 @@ CORRECTION = "algorithm.rollout_correction"
 VERL = "verl"
 
 
-def _verl(value: object, *paths: str, read: object = None) -> Source:
-    return Source(paths, value, VERL, read)  # type: ignore[arg-type]
+def _verl(value: object, *paths: str, read: object = None) -> FieldSource:
+    """Return the source of a field with a default of verl. value: the default."""
+    return FieldSource(paths, value, VERL, read)  # type: ignore[arg-type]
 
 
 def _backend(value: object) -> object:
     return "fsdp" if str(value).startswith("fsdp") else str(value)
 
 
-def _applied(value: object) -> object:
-    """rollout_is and rollout_rs hold a name (token, sequence), in older versions true; tis_imp_ratio_cap a number."""
+def _name_of_correction(value: object) -> object:
+    """Return the name of the correction that a value turns on, or "none".
+
+    rollout_is and rollout_rs hold a name (token, sequence), in older versions true; tis_imp_ratio_cap holds a number.
+    """
     if isinstance(value, (bool, int, float)):
         return "tis" if value is True or (not isinstance(value, bool) and value > 0) else "none"
     return str(value)
@@ -39,11 +51,11 @@ SOURCES = {
     "trainer.backend": _verl("fsdp", f"{ACTOR}.strategy", read=_backend),
     "trainer.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
     "trainer.filters": _verl(False),
-    "engine.name": Source((f"{ROLLOUT}.name",)),
+    "engine.name": FieldSource((f"{ROLLOUT}.name",)),
     "engine.tp": _verl(2, f"{ROLLOUT}.tensor_model_parallel_size"),
-    "engine.dtype": _verl("bfloat16", f"{ROLLOUT}.dtype", read=dtype),
+    "engine.dtype": _verl("bfloat16", f"{ROLLOUT}.dtype", read=normalize_dtype),
     "engine.quantization": _verl("none", f"{ROLLOUT}.quantization"),
-    "engine.max_model_len": Source((f"{ROLLOUT}.max_model_len",)),
+    "engine.max_model_len": FieldSource((f"{ROLLOUT}.max_model_len",)),
     "engine.logprobs": _verl(
         "processed", f"{ROLLOUT}.logprobs_mode", read=lambda value: str(value).partition("_")[0]
     ),
@@ -64,35 +76,35 @@ SOURCES = {
         f"{CORRECTION}.rollout_rs",
         "algorithm.rollout_is",
         f"{ACTOR}.tis_imp_ratio_cap",
-        read=_applied,
+        read=_name_of_correction,
     ),
     "algorithm.bypass": _verl(False, f"{CORRECTION}.bypass_mode"),
     "algorithm.lag": _verl(0, "async_training.staleness_threshold"),
     "batch.train": _verl(1024, "data.train_batch_size"),
     "batch.mini": _verl(256, f"{ACTOR}.ppo_mini_batch_size"),
-    "batch.micro": Source((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
+    "batch.micro": FieldSource((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
     "batch.balance": _verl(True, "trainer.balance_batch"),
     "batch.dynamic": _verl(False, f"{ACTOR}.use_dynamic_bsz"),
-    "checkpoint.model": Source(("actor_rollout_ref.model.path",)),
+    "checkpoint.model": FieldSource(("actor_rollout_ref.model.path",)),
 }  # fmt: skip
 MEGATRON = {
     "trainer.tp": _verl(1, f"{ACTOR}.megatron.tensor_model_parallel_size"),
     "trainer.pp": _verl(1, f"{ACTOR}.megatron.pipeline_model_parallel_size"),
     "trainer.ep": _verl(1, f"{ACTOR}.megatron.expert_model_parallel_size"),
     "trainer.cp": _verl(1, f"{ACTOR}.megatron.context_parallel_size"),
-    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.megatron.dtype", read=dtype),
+    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.megatron.dtype", read=normalize_dtype),
     "trainer.attention_backend": _verl("flash", f"{ACTOR}.megatron.override_transformer_config.attention_backend"),
-    "trainer.moe_permute_fusion": Source(
+    "trainer.moe_permute_fusion": FieldSource(
         (f"{ACTOR}.megatron.override_transformer_config.moe_permute_fusion",), False, "Megatron"
     ),
     "trainer.remove_padding": _verl(False, "actor_rollout_ref.model.use_remove_padding"),
-    "checkpoint.trainer": Source((f"{ACTOR}.megatron.dist_checkpointing_path",)),
+    "checkpoint.trainer": FieldSource((f"{ACTOR}.megatron.dist_checkpointing_path",)),
 }
 FSDP = {
-    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=dtype),
+    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=normalize_dtype),
     "trainer.remove_padding": _verl(True, "actor_rollout_ref.model.use_remove_padding"),
 }
-ROLLOUT_KEYS = names("""
+ROLLOUT_KEYS = split_names("""
     _target_ name mode temperature top_k top_p do_sample n prompt_length response_length dtype gpu_memory_utilization
     ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size
     expert_parallel_size pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs
@@ -104,7 +116,7 @@ ROLLOUT_KEYS = names("""
     update_weights_bucket_megabytes sglang_engine_mode server use_fire_sampling nnodes n_gpus_per_node qat custom
     raw_response
 """)
-CORRECTION_KEYS = names("""
+CORRECTION_KEYS = split_names("""
     rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower
     rollout_token_veto_threshold bypass_mode loss_type rollout_is_batch_normalize use_policy_gradient
     bypass_old_logprob_for_rollout
@@ -112,51 +124,58 @@ CORRECTION_KEYS = names("""
 
 
 def _finish(job: Job, document: Document) -> None:
-    from ckptcheck.preflight.framework import setting_of
+    """Set the engine's arguments and the fields that depend on several keys."""
+    from ckptcheck.preflight.framework import read_setting
 
     megatron = _is_megatron(job, document)
     for name, source in (MEGATRON if megatron else FSDP).items():
-        job.settings[name] = setting_of(job, document, name, source)
+        job.settings[name] = read_setting(job, document, name, source)
     engine = job.engine
     if engine in ("vllm", "sglang"):
         section = f"{ROLLOUT}.engine_kwargs.{engine}"
-        take(job, engine, arguments_below(document.leaves, lambda path: look(document, path), section))
-    _moe(job)
+        apply_engine_arguments(
+            job, engine, arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
+        )
+    _set_moe(job)
     count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
-    _asynchronous(job, document)
-    used = look(document, f"{ACTOR}.use_rollout_log_probs") or look(document, "async_training.use_rollout_log_probs")
+    _set_lag(job, document)
+    use_logprobs = resolve(document, f"{ACTOR}.use_rollout_log_probs") or resolve(
+        document, "async_training.use_rollout_log_probs"
+    )
     uses = (
         job.text("algorithm.correction") not in ("none", None)
         or job.flag("algorithm.bypass")
-        or bool(used and used.value is True)
+        or bool(use_logprobs and use_logprobs.value is True)
     )
-    set_to(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
-    length = look(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
+    set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
+    length = resolve(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
     if job.flag("batch.dynamic") and length is not None and isinstance(length.value, int):
-        ulysses = look(document, f"{ACTOR}.ulysses_sequence_parallel_size")
+        ulysses = resolve(document, f"{ACTOR}.ulysses_sequence_parallel_size")
         parts = job.number("trainer.cp") or (ulysses.value if ulysses and isinstance(ulysses.value, int) else 1)
         job.settings["trainer.max_length"] = Setting(int(length.value * parts), "set", "", length.leaf)
 
 
 def _is_megatron(job: Job, document: Document) -> bool:
+    """Return whether Megatron trains, and set the backend where only the name of the configuration says so."""
     if job["trainer.backend"].status == "default" and "megatron" in document.script:
-        set_to(
+        set_derived(
             job, "trainer.backend", "megatron", job["trainer.backend"], "the configuration that the launch line names"
         )
     return job.text("trainer.backend") == "megatron"
 
 
-def _moe(job: Job) -> None:
+def _set_moe(job: Job) -> None:
+    """Conclude from expert parallelism that the model has experts."""
     if (job.number("trainer.ep") or 1) > 1:
-        set_to(job, "trainer.moe", True, job["trainer.ep"])
+        set_derived(job, "trainer.moe", True, job["trainer.ep"])
 
 
-def _asynchronous(job: Job, document: Document) -> None:
-    """Verl's recipes one_step_off_policy and fully_async_policy train on rollouts of older weights."""
+def _set_lag(job: Job, document: Document) -> None:
+    """Set the lag of verl's recipe one_step_off_policy, which trains on rollouts of older weights."""
     if "one_step_off" in document.script and not job.number("algorithm.lag"):
         default_lag = Setting(1, "default", "default of one_step_off_policy")
         job.settings["algorithm.lag"] = default_lag
-    default(job, "algorithm.unbounded_lag", False, VERL)
+    set_default(job, "algorithm.unbounded_lag", False, VERL)
 
 
 FRAMEWORK = Framework(
@@ -169,6 +188,6 @@ FRAMEWORK = Framework(
         r"\bverl\.\S*main_\w+|\bmain_ppo\b|\bmain_dapo\b|one_step_off\w*\.main|fully_async\w*\.\w*main|(^|\s)[+]{0,2}actor_rollout_ref\."
     ),
     standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
-    modelled={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
+    known_keys={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
     finish=_finish,
 )

@@ -1,0 +1,142 @@
+"""Identifies the components of a language model (layers, embedding, heads, MTP, experts) from tensor names and the config."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ckptcheck.checkpoint.architecture import can_tie, tied_by_default
+from ckptcheck.checkpoint.config import EXPERTS, LAYERS, Config
+from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
+from ckptcheck.checkpoint.tensor import Tensor
+
+EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"
+)
+HEAD = re.compile(
+    r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions)(\.decoder|\.proj)?\.weight$"
+)
+SCORE = re.compile(
+    r"(^|\.)(score|classifier|classification_head|value_head|v_head|reward_head|rm_head|regression_head|critic_head|qa_outputs)(\.|$)"
+)
+MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
+"""Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """The components of the language model in a checkpoint."""
+
+    config: Config | None
+    """config.json; None where there is none."""
+    layout: Layout
+    """The layers that the tensor names show."""
+    tensors: dict[str, Tensor]
+    """The tensors of the model files, by name."""
+
+    @cached_property
+    def stack(self) -> Stack | None:
+        """The language model's stack of layers."""
+        return self.layout.main
+
+    @cached_property
+    def depth_names(self) -> tuple[str, ...]:
+        """The config keys that may declare the number of layers, most specific first."""
+        if self.stack is not None and "decoder" in self.stack.prefix.split("."):
+            return ("decoder_layers", "num_decoder_layers", *LAYERS)
+        return ("num_layers_per_stack", *LAYERS)
+
+    @cached_property
+    def num_layers(self) -> int | None:
+        """The number of layers that the config declares; None where it does not say."""
+        declared = self.config.integer(*self.depth_names) if self.config is not None else None
+        return declared if declared is not None and 0 <= declared <= 10**6 else None
+
+    @cached_property
+    def mtp_layers(self) -> frozenset[int]:
+        """MTP layers that are numbered after the declared layers (DeepSeek-V3's layer 61)."""
+        if self.stack is None or self.num_layers is None:
+            return frozenset()
+        return frozenset(
+            layer
+            for layer, names in self.stack.layers.items()
+            if layer >= self.num_layers and any(MTP.search(name) for name in names)
+        )
+
+    @cached_property
+    def has_mtp(self) -> bool:
+        """Whether any tensor belongs to multi-token prediction."""
+        return bool(self.mtp_layers) or any(MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside))
+
+    @cached_property
+    def layers(self) -> dict[int, set[str]]:
+        """The layers without MTP layers: number → tensor names relative to the layer."""
+        if self.stack is None:
+            return {}
+        return {number: names for number, names in self.stack.layers.items() if number not in self.mtp_layers}
+
+    @cached_property
+    def embedding(self) -> str | None:
+        """The name of the token embedding; of several candidates the one that shares the layers' prefix."""
+        candidates = [
+            name
+            for name in self.layout.outside
+            if EMBEDDING.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+        ]
+        parent = self.stack.prefix.rpartition(".")[0] if self.stack is not None else ""
+        return max(candidates, key=lambda name: (name.startswith(parent + "."), -len(name)), default=None)
+
+    @cached_property
+    def lm_head(self) -> str | None:
+        """The name of the weight that maps hidden states to the vocabulary; None where it is not stored separately."""
+        candidates = [
+            name
+            for name in self.layout.outside
+            if HEAD.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+        ]
+        return min(candidates, key=len, default=None)
+
+    @cached_property
+    def score_head_tensors(self) -> tuple[str, ...]:
+        """The names of the tensors of a reward, value or classification head."""
+        inside = [f"{prefix}." for prefix in self.layout.stacks if SCORE.search(prefix) and not ASIDE.search(prefix)]
+        deep = [name for name in self.tensors if name.startswith(tuple(inside))] if inside else []
+        return tuple(name for name in [*self.layout.outside, *deep] if SCORE.search(name) and not ASIDE.search(name))
+
+    @cached_property
+    def is_draft(self) -> bool:
+        """Whether this is an EAGLE draft model: a layer or two after a matrix that joins hidden states and embeddings."""
+        joint = self.tensors.get("fc.weight") or self.tensors.get("model.fc.weight")
+        return (
+            joint is not None and len(joint.shape) == 2 and joint.shape[1] in (2 * joint.shape[0], 3 * joint.shape[0])
+        )
+
+    @cached_property
+    def is_tied(self) -> bool | None:
+        """Whether the input and the output embedding are one tensor; None where neither config nor architecture says.
+
+        Composite configs hold the flag on two levels, and which of them transformers reads depends on the architecture:
+        true on either level counts as true.
+        """
+        if self.config is None:
+            return None
+        levels = {id(part): part for part in (self.config.value, self.config.text)}.values()
+        if can_tie(self.config.architecture) is False:
+            return False
+        flags = [part["tie_word_embeddings"] for part in levels if isinstance(part.get("tie_word_embeddings"), bool)]
+        if flags:
+            return any(flags)
+        return tied_by_default(self.config.architecture)
+
+    @cached_property
+    def num_experts(self) -> int | list[Any] | None:
+        """The number of routed experts of a layer that the config declares; a list where layers differ, None if it is silent."""
+        if self.config is None:
+            return None
+        for name in EXPERTS:
+            value = self.config.get(name)
+            if type(value) is int or isinstance(value, list):
+                return value
+        return None

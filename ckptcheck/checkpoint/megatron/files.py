@@ -1,0 +1,122 @@
+"""Lists and reads the files of a Megatron checkpoint: those of the run and of the iteration that is checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from ckptcheck.checkpoint.document import Defect
+from ckptcheck.checkpoint.file_reader import FileReader
+from ckptcheck.checkpoint.megatron.folders import (
+    TRACKER,
+    FolderTree,
+    find_outside_links,
+    list_iterations,
+    list_rank_folders,
+    read_tracker,
+)
+from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
+from ckptcheck.checkpoint.unpickle import MAX_PICKLE
+
+T = TypeVar("T")
+Form = Literal["torch_dist", "legacy", "empty"]
+
+
+class MegatronFiles:
+    """The files of a Megatron checkpoint; each is read when it is first asked for.
+
+    iteration: the folder that is checked, below the target (``iter_0000100``); empty where the target is that folder itself.
+    A part that does not exist is None; one that is malformed has defects; one that cannot be read is in `unread`.
+    """
+
+    def __init__(self, path: Path, target: str, *, jobs: int | None = None) -> None:
+        self._path = path
+        self.jobs: Final = jobs or os.cpu_count() or 1
+        self.iterations = tuple(list_iterations(path))
+        self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
+        self._tracker_text, self.tracker = read_tracker(path)
+        self.iteration = self._chosen()
+        inside = f"{self.iteration}/" if self.iteration else ""
+        here = path / self.iteration
+        ranks = [f"{inside}{name}" for name in list_rank_folders(here)]
+        self.rank_folders = tuple(ranks)
+        self.outside_links = find_outside_links(path) | {
+            f"{inside}{name}": goal for name, goal in (find_outside_links(here) if inside else {}).items()
+        }
+        folders = [""] + ([self.iteration] if self.iteration else []) + ranks
+        self.source = FolderTree(path, target, folders)
+        self._parts = FileReader(self.source)
+
+    def _chosen(self) -> str:
+        """Return the iteration that a trainer would load: the tracker's, else the newest."""
+        if self.tracker in self.iterations:
+            assert self.tracker is not None
+            return self.tracker
+        if self.iterations and self.tracker is None:
+            return self.iterations[-1]
+        # NeMo's name for the folder.
+        weights = self._path / "weights"
+        return "weights" if (weights / ".metadata").is_file() and not weights.is_symlink() else ""
+
+    @property
+    def target(self) -> str:
+        """The target as the user wrote it."""
+        return self.source.target
+
+    @property
+    def files(self) -> Mapping[str, Any]:
+        """The files of the run's folder, the iteration and its ranks, by path below the target."""
+        return self.source.files
+
+    def file(self, name: str) -> str:
+        """Return the path, below the target, of a file of the iteration."""
+        return f"{self.iteration}/{name}" if self.iteration else name
+
+    @property
+    def finding_file(self) -> str | None:
+        """The `file` of a finding about the whole iteration."""
+        return self.iteration or None
+
+    @cached_property
+    def form(self) -> Form:
+        """How the iteration is stored: torch_dist (also plain torch.distributed.checkpoint), legacy, or not at all."""
+        if self.rank_folders:
+            return "legacy"
+        inside = [name for name in self.files if name.rpartition("/")[0] == self.iteration]
+        marks = (".metadata", ".distcp", "common.pt", "metadata.json")
+        return "torch_dist" if any(name.endswith(marks) for name in inside) else "empty"
+
+    def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
+        """Read a small file whole; None where it is not there or leads out of the target."""
+        if name not in self.files:
+            return None
+        return self._parts.read(name, lambda source, name: reader(source.read(name, 0, MAX_PICKLE + 1)))
+
+    @cached_property
+    def _damaged(self) -> dict[str, Defect]:
+        return {}
+
+    @cached_property
+    def _read_files(self) -> dict[str, tuple[Any, tuple[str, ...]] | None]:
+        return {}
+
+    def _torch_file(self, name: str) -> tuple[Any, tuple[str, ...]] | None:
+        """Return what a torch.save file holds and the foreign globals it names; None where it cannot be read or is not there."""
+        if name not in self.files or self.files[name].outside_link is not None:
+            return None
+        if name not in self._read_files:
+            self._read_files[name] = None
+            try:
+                archive = open_archive(
+                    lambda start, length: self.source.read(name, start, length), self.files[name].size
+                )
+                self._read_files[name] = archive.describe(stub_for, load_persistent)
+            except UnreadableArchive as error:
+                self._damaged[name] = Defect("unreadable", f"this is not a readable torch.save file: {error}")
+            except OSError as error:
+                self._parts.unread[name] = error.strerror or str(error)
+        return self._read_files[name]

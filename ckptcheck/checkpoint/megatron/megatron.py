@@ -1,0 +1,310 @@
+"""The evidence of a Megatron checkpoint: a run, one of its iterations, or a plain torch.distributed.checkpoint folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.layout import Layout, parse_layout
+from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
+from ckptcheck.checkpoint.megatron.files import MegatronFiles
+from ckptcheck.checkpoint.megatron.folders import ITERATION
+from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, describe_rank, join_ranks
+from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
+from ckptcheck.checkpoint.megatron.stubs import plain_arguments
+from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.megatron.tensor_reader import open_item_archive, read_tensor
+from ckptcheck.checkpoint.megatron.tiling import EXACT, TilingGap, find_tiling_gap
+from ckptcheck.checkpoint.megatron.weights import unstack_weights
+from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
+from ckptcheck.checkpoint.torch_archive import Archive
+from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Skip
+from ckptcheck.text.formatting import count, format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.megatron.inspection import Inspection, MegatronWeights, RecordStats
+
+ARCHIVES = 64
+"""Archives kept open: directories only, no data."""
+
+
+class Megatron(MegatronFiles, EvidenceDefaults):
+    """A Megatron checkpoint, each part read when it is first asked for; nothing of it is executed.
+
+    A part that does not exist is None; one that is malformed has defects; one that could not be read is in `unread`.
+    """
+
+    kind = "megatron"
+
+    def __init__(
+        self,
+        path: Path,
+        target: str,
+        *,
+        options: ScanOptions = DEFAULT_OPTIONS,
+        value_reader: ValueReader | None = None,
+        jobs: int | None = None,
+    ) -> None:
+        """List the files of a checkpoint; nothing is read yet.
+
+        Args:
+            path: a run, an iteration, or a folder of torch.distributed.checkpoint.
+            target: the target as the user wrote it.
+            options: what the user asks of the rules.
+            value_reader: reads the values of the weights; None to read none.
+            jobs: number of files read at a time; None for the number of cores.
+
+        Raises CkptcheckError where a folder cannot be listed.
+        """
+        super().__init__(path, target, jobs=jobs)
+        self.options: Final = options
+        self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
+        self.archive = lru_cache(ARCHIVES)(self._archive)
+
+    @cached_property
+    def unreadable_files(self) -> dict[str, Defect]:
+        """torch.save files that could not be read, and why."""
+        _ = self.common_state, self.ranks
+        return self._damaged
+
+    @cached_property
+    def contents(self) -> Contents | None:
+        """The table of contents, `.metadata`."""
+        return self._read(self.file(".metadata"), lambda raw: read_contents(raw))
+
+    @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """metadata.json: which backend wrote the checkpoint; empty where it is no JSON object."""
+        return self._read(self.file("metadata.json"), lambda raw: parse_object(raw)[0] or {})
+
+    @cached_property
+    def common_state(self) -> dict[str, Any] | None:
+        """What is the same on all ranks: common.pt's top level; its values are stand-ins. Empty where it is unreadable."""
+        content = self._torch_file(self.file("common.pt"))
+        return None if content is None else content[0] if isinstance(content[0], dict) else {}
+
+    @cached_property
+    def _common_foreign(self) -> tuple[str, ...]:
+        content = self._torch_file(self.file("common.pt"))
+        return content[1] if content else ()
+
+    @cached_property
+    def args(self) -> dict[str, Any]:
+        """The arguments of the training script, plain values only; empty where the checkpoint has none."""
+        if self.form == "legacy":
+            return dict(next((rank.arguments for rank in self.ranks if rank.arguments), {}))
+        return plain_arguments((self.common_state or {}).get("args"))
+
+    @cached_property
+    def ranks(self) -> list[Rank]:
+        """The ranks of a legacy checkpoint whose file could be read."""
+        ranks = []
+        for folder in self.rank_folders:
+            name = next((f"{folder}/{file}" for file in FILES if f"{folder}/{file}" in self.files), None)
+            if name is not None and (content := self._torch_file(name)) is not None:
+                ranks.append(describe_rank(folder, name, self.files[name].size, *content))
+        return ranks
+
+    @cached_property
+    def tensors(self) -> dict[str, GlobalTensor]:
+        """Every tensor of the whole model and its optimizer, by the key it is stored under, stacked as it is stored."""
+        if self.form == "legacy":
+            return self._joined[0]
+        return self.contents.tensors if self.contents is not None else {}
+
+    @cached_property
+    def _joined(self) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
+        return join_ranks(self.ranks, self.args)
+
+    @property
+    def copies(self) -> dict[str, list[Chunk]]:
+        """Weight → what each rank of a legacy checkpoint holds of it, for those that several ranks hold whole."""
+        return self._joined[1] if self.form == "legacy" else {}
+
+    @cached_property
+    def keys_of_records(self) -> dict[tuple[str, str], str]:
+        """File and record within it → the weight that it holds, in a legacy checkpoint."""
+        return {
+            (chunk.item.file, chunk.record): key
+            for key, tensor in self.tensors.items()
+            for chunk in tensor.chunks
+            if chunk.record and chunk.item is not None
+        }
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The layers and experts that the weights' names show."""
+        return structure_of(self.weights)
+
+    @cached_property
+    def tiling_gaps(self) -> dict[str, TilingGap]:
+        """Tensor of a torch_dist checkpoint → how its chunks cover it, for those that are not covered exactly once."""
+        gaps = {}
+        if self.form == "torch_dist":
+            for key, tensor in self.tensors.items():
+                gap = find_tiling_gap(tensor)
+                if gap is not EXACT and gap != EXACT:
+                    gaps[key] = gap
+        return gaps
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The structure of the weights' names."""
+        return parse_layout(self.weights)
+
+    @cached_property
+    def weights(self) -> dict[str, GlobalTensor]:
+        """The model's weights by layer and expert (``decoder.layers.3.mlp.experts.local_experts.5.linear_fc1.weight``)."""
+        return unstack_weights(self.tensors)
+
+    def read(self, tensor: str | GlobalTensor, slices: Sequence[slice] | None = None) -> NDArray[Any]:
+        """Read a weight, a stored tensor or a box of one into a numpy array; BF16 and 8-bit floats as unsigned patterns.
+
+        slices: one for each leading axis, of step 1. Memory: the result and a block of 16 MB. Elements that no chunk holds
+        are zero (MEG008 finds those). Raises KeyError for an unknown name, EvidenceError where a chunk cannot be read.
+        """
+        if isinstance(tensor, str):
+            tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
+        return read_tensor(self.source, tensor, self.item_folder, slices, self._opened)
+
+    @property
+    def item_folder(self) -> str:
+        """What stands before the file of an item; a legacy item names its whole path."""
+        return "" if self.form == "legacy" else self.iteration
+
+    def path_of(self, item: Item) -> str:
+        """Return the path below the target of the file that holds an item."""
+        return f"{self.item_folder}/{item.file}" if self.item_folder else item.file
+
+    def is_beyond(self, item: Item) -> bool:
+        """Whether an item lies in a file that does not exist, or ends before it."""
+        file = self.files.get(self.path_of(item))
+        return file is None or file.outside_link is not None or item.begin + item.length > file.size
+
+    def all_items(self) -> Iterator[tuple[str, Item]]:
+        """Yield the key and the place of every chunk and of every run of bytes of a torch_dist checkpoint."""
+        if self.contents is not None:
+            for key, tensor in self.contents.tensors.items():
+                for chunk in tensor.chunks:
+                    if chunk.item is not None:
+                        yield key, chunk.item
+            for key, item in self.contents.objects.items():
+                if item is not None:
+                    yield key, item
+
+    @staticmethod
+    def escapes(name: str) -> bool:
+        """Whether a file's name leads out of its folder."""
+        return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or name[1:2] == ":"
+
+    @property
+    def tracker_is_sound(self) -> bool:
+        """Whether the tracker holds what Megatron accepts: a number, or ``release``."""
+        return self.tracker == "release" or (
+            bool(ITERATION.fullmatch(self.tracker or "")) and self._tracker_text.isdigit()
+        )
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        """What opening every archive showed. Raises Skip where the values are not read."""
+        self.require_value_reader()
+        from ckptcheck.checkpoint.megatron.inspection import inspect
+
+        return inspect(self)
+
+    @cached_property
+    def record_stats(self) -> list[RecordStats]:
+        """What reading every record once showed. Raises Skip where the values are not read."""
+        from ckptcheck.checkpoint.megatron.inspection import read_record_stats
+
+        return read_record_stats(self, self.inspection.records)
+
+    @cached_property
+    def values_view(self) -> MegatronWeights:
+        """The weights as the rules about values see them."""
+        from ckptcheck.checkpoint.megatron.inspection import MegatronWeights
+
+        return MegatronWeights(self)
+
+    def require_value_reader(self) -> None:
+        """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""
+        if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
+            raise Skip(reason)
+
+    def view_for(self, kind: str) -> Megatron | MegatronWeights | None:
+        """Return this checkpoint for its own rules and those on its table of contents, its weights for those about values."""
+        match kind:
+            case "megatron":
+                return self
+            case "dcp":
+                return self if self.form == "torch_dist" and self.contents is not None else None
+            case "values":
+                return self.values_view if self.weights else None
+            case _:
+                return None
+
+    def _opened(self, item: Item | None) -> Archive | None:
+        return None if item is None else self.archive(item)
+
+    def _archive(self, item: Item) -> Archive:
+        """Open the archive at an item. Raises UnreadableArchive, OSError."""
+        return open_item_archive(self.source, item, self.item_folder)
+
+    @cached_property
+    def unexpected_globals(self) -> dict[str, tuple[str, ...]]:
+        """File → the globals its pickle names beyond what a checkpoint needs."""
+        _ = self.common_state
+        names_by_file = {rank.file: rank.foreign for rank in self.ranks if rank.foreign}
+        if self.contents is not None and self.contents.foreign:
+            names_by_file[self.file(".metadata")] = self.contents.foreign
+        if self._common_foreign:
+            names_by_file[self.file("common.pt")] = self._common_foreign
+        return names_by_file
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read. Everything is read first, so that the answer is final."""
+        _ = self.contents, self.common_state, self.ranks, self.description
+        if "values_view" in self.__dict__:
+            return self._parts.unread | dict(self.values_view.unread)
+        return self._parts.unread
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Files that hold tensors, tensors, bytes of tensor data."""
+        files = {chunk.item.file for tensor in self.tensors.values() for chunk in tensor.chunks if chunk.item}
+        return {
+            "files": len(files),
+            "tensors": len(self.tensors),
+            "bytes": sum(tensor.nbytes for tensor in self.tensors.values()),
+        }
+
+    @property
+    def subject(self) -> str:
+        """One line that says what the checkpoint is."""
+        what = {
+            "torch_dist": "Megatron torch_dist" if self.common_state is not None else "torch.distributed.checkpoint"
+        }
+        parts = [what.get(self.form, "Megatron legacy" if self.form == "legacy" else "Megatron, no checkpoint in it")]
+        if self.iteration:
+            parts.append(self.iteration)
+        cut = [
+            f"{name}{self.args[key]}"
+            for name, key in (
+                ("TP", "tensor_model_parallel_size"),
+                ("PP", "pipeline_model_parallel_size"),
+                ("EP", "expert_model_parallel_size"),
+            )
+            if type(self.args.get(key)) is int
+        ]
+        parts += [" ".join(cut)] if cut else []
+        numbers = self.counts
+        parts += [count(numbers["files"], "file"), count(numbers["tensors"], "tensor"), format_bytes(numbers["bytes"])]
+        return " · ".join(parts)

@@ -1,0 +1,159 @@
+"""Groups the tensors of a checkpoint by the module whose weight they form.
+
+A quantized weight is several tensors: the packed numbers, the scales, and more. Most modules of a model are stored alike, so
+each distinct storage (`ModuleStorage`) is kept and checked once, however many modules have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckptcheck.checkpoint.tensor import Tensor
+
+WEIGHTS = ("weight", "qweight", "weight_packed", "weight_blocks")
+"""Roles of the tensor that holds the numbers."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""dtypes of unquantized weights."""
+FUSED = re.compile(r"(gate_up_proj|down_proj|gate_proj|up_proj|w13|w1|w2|w3)(?:_(\w+))?")
+"""Last parts of the names of fused experts: a parameter, or a companion named after it (``gate_up_proj_blocks``)."""
+FUSED_ROLES = {
+    None: "weight", "weight": "weight", "packed": "weight_packed", "blocks": "weight_blocks", "scales": "weight_scales",
+    "scale": "weight_scale", "scale_inv": "weight_scale_inv",
+}  # fmt: skip
+"""Suffix after the parameter's name → role; any other suffix is the role itself (``weight_scale_2``, ``input_scale``)."""
+BNB = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state")
+"""Roles that bitsandbytes puts below the weight: ``q_proj.weight.absmax``, ``q_proj.weight.quant_state.bitsandbytes__nf4``."""
+ROLES = frozenset((
+    *WEIGHTS, "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_scales", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "weight_global_scale", "input_scale", "input_scale_2", "input_zero_point", "input_global_scale",
+    "activation_scale", "scales", "qzeros", "g_idx", "scale", "scale_inv", "qscale_weight",
+    "SCB", "weight_format",
+))  # fmt: skip
+"""Roles of tensors that belong to a weight. Other tensors (biases, the scales of a cache) are no companions."""
+
+
+@dataclass(frozen=True)
+class ModuleTensor:
+    """One tensor of a module."""
+
+    role: str
+    """What it is to the weight: ``weight``, ``weight_scale``, …"""
+    ending: str
+    """What its full name adds to the module's name: ``.weight_scale``, ``_blocks``."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleStorage:
+    """How a module is stored: the roles, dtypes and shapes of its tensors."""
+
+    parts: Mapping[str, ModuleTensor]
+    """Role → tensor."""
+
+    @cached_property
+    def weight(self) -> ModuleTensor | None:
+        """The tensor that holds the numbers; None where there are companions but no weight."""
+        return next((self.parts[role] for role in WEIGHTS if role in self.parts), None)
+
+    @cached_property
+    def is_quantized(self) -> bool:
+        """Whether the weight is quantized: not stored as floats of 16 bits or more, or packed into such by bitsandbytes."""
+        if self.weight is None:
+            return False
+        return self.weight.role != "weight" or self.weight.dtype not in FLOATS or "absmax" in self.parts
+
+    @cached_property
+    def is_misnamed(self) -> bool:
+        """Whether an unquantized weight has the name of a packed one: transformers 5.23 saves a dequantized gpt-oss so."""
+        weight = self.weight
+        return weight is not None and weight.role == "weight_blocks" and weight.dtype in FLOATS and not self.companions
+
+    @cached_property
+    def companions(self) -> tuple[str, ...]:
+        """The roles of the tensors other than the weight."""
+        return tuple(role for role in self.parts if role not in WEIGHTS)
+
+    def name(self, module: str, role: str) -> str:
+        """Return the full name that the tensor of this role has, or would have, in a module with this storage."""
+        if (part := self.parts.get(role)) is not None:
+            ending = part.ending
+        elif role in BNB:
+            ending = f".weight.{role}"
+        elif self.weight is not None and not self.weight.ending.startswith("."):  # experts that share one tensor
+            ending = "_" + role.removeprefix("weight_")
+        else:
+            ending = f".{role}"
+        return f"{module}{ending}".removeprefix(".")
+
+
+def group_by_storage(tensors: Mapping[str, Tensor]) -> dict[ModuleStorage, list[str]]:
+    """Map each distinct storage to the modules that have it, in one pass with one small key per tensor.
+
+    The tensors of a module may lie anywhere in a file. So each module has a state, numbered by the tensors seen so far; two
+    orders of the same tensors lead to different states, which are merged at the end.
+    """
+    places: dict[str, tuple[str, str, str] | None] = {}
+    plain: set[str] = set()
+    states: dict[str, int] = {}
+    steps: dict[tuple[int, str, str, tuple[int, ...]], int] = {}
+    state, known = states.get, steps.get
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf not in plain:
+            place = places[leaf] if leaf in places else places.setdefault(leaf, _place(leaf))
+            if place is None:
+                continue
+            cut, added, _ = place
+            if cut or added:
+                module = module.removesuffix(".quant_state").removesuffix(cut) + added
+            else:
+                plain.add(leaf)
+        key = (state(module, 0), leaf, tensor.dtype, tensor.shape)
+        if (step := known(key)) is None:
+            step = steps[key] = len(steps) + 1
+        states[module] = step
+    modules: dict[int, list[str]] = {}
+    for module, number in states.items():
+        modules.setdefault(number, []).append(module)
+    return _ways(steps, modules, {leaf: place for leaf, place in places.items() if place is not None})
+
+
+def _place(leaf: str) -> tuple[str, str, str] | None:
+    """Return how the last part of a name leads to its module: the suffix to cut, the suffix to add, and the role.
+
+    None for a tensor that belongs to no weight.
+    """
+    if leaf in BNB or leaf.startswith("bitsandbytes__"):
+        return ".weight", "", leaf if leaf in BNB else "quant_state"
+    if leaf in ROLES:
+        return "", "", leaf
+    if fused := FUSED.fullmatch(leaf):
+        role = FUSED_ROLES.get(fused[2], fused[2])
+        if role in ROLES:
+            return "", f".{fused[1]}", role
+    return None
+
+
+def _ways(
+    steps: Mapping[tuple[int, str, str, tuple[int, ...]], int],
+    modules: Mapping[int, list[str]],
+    places: Mapping[str, tuple[str, str, str]],
+) -> dict[ModuleStorage, list[str]]:
+    """Turn states back into the tensors that led to them; a step's predecessor always has a smaller number."""
+    parts: list[dict[str, ModuleTensor]] = [{}]
+    for before, leaf, dtype, shape in steps:
+        cut, added, role = places[leaf]
+        fused = leaf.removeprefix(added[1:]) if added else ""
+        below = f".weight.quant_state.{leaf}" if role == "quant_state" else f".weight.{leaf}"
+        ending = fused if added else below if cut else f".{leaf}"
+        parts.append({**parts[before], role: ModuleTensor(role, ending, dtype, shape)})
+    storages: dict[tuple[ModuleTensor, ...], tuple[ModuleStorage, list[str]]] = {}
+    for number, names in modules.items():
+        way = parts[number]
+        key = tuple(way[role] for role in sorted(way))
+        storages.setdefault(key, (ModuleStorage(way), []))[1].extend(names)
+    return dict(storages.values())

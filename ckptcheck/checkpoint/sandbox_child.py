@@ -1,0 +1,201 @@
+"""The child process that sandbox.py starts: renders chat templates, or loads a tokenizer.json, under hard limits.
+
+It runs as a script and imports nothing of ckptcheck. Its job is one line of JSON on stdin, followed by raw bytes. Its answer
+is lines of JSON on stdout, each flushed, so that lines written before a limit ends it are kept. The jinja environment is that
+of transformers 5.23 (utils/chat_template_utils.py, `_cached_compile_jinja_template`), except that the date is fixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+TOO_LONG = 3
+"""Exit code of a child whose answer is longer than MOST_OUTPUT."""
+MOST_TEXT = 1 << 18
+"""Longest rendered conversation that is written to the answer, in characters."""
+MOST_OUTPUT = 1 << 25
+"""Longest answer, in bytes: the system ends a child that writes more."""
+TODAY = datetime.datetime(2025, 1, 1)
+
+
+def say(**line: Any) -> None:
+    """Write one line of the answer; exit when the answer exceeds its limit."""
+    try:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        os._exit(TOO_LONG)
+
+
+def confine(seconds: int, memory: int, *, threads: bool) -> None:
+    """Limit processor time (seconds), memory (bytes), disk and, unless `threads`, processes, irrevocably."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT, MOST_OUTPUT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ValueError, OSError) as error:
+        say(unconfined=words(error))
+        os._exit(0)
+    if not threads:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def words(error: BaseException) -> str:
+    """Describe an error in one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def environment() -> tuple[Any, type[Exception]]:
+    """Return the jinja sandbox in which transformers renders chat templates, and the exception of its `raise_exception`."""
+    from jinja2 import ext, nodes
+    from jinja2.exceptions import SecurityError, TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Refusal(TemplateError):
+        """The template's own `raise_exception`."""
+
+    class Generation(ext.Extension):
+        """``{% generation %}``, which marks the assistant's text; here its body is rendered unchanged."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)
+
+        def _through(self, caller: Any) -> Any:
+            return caller()
+
+    class TemplateDict:
+        """`dict` without the class's attributes."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args, **kwargs)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class TemplateNamespace(Namespace):
+        """A namespace that refuses names with a leading underscore."""
+
+        # No named `self`, like jinja's own class: `namespace(self=...)` works.
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, *rest = args
+            attributes = dict(*rest, **kwargs)
+            for name in attributes:
+                TemplateNamespace.allow(name)
+            Namespace.__init__(self, attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            TemplateNamespace.allow(name)
+            super().__setitem__(name, value)
+
+        @staticmethod
+        def allow(name: Any) -> None:
+            if isinstance(name, str) and name.startswith("_"):
+                raise SecurityError(f"a namespace takes no name such as {name!r}")
+
+    def raise_exception(message: str) -> NoReturn:
+        raise Refusal(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": TODAY.strftime,
+        "dict": TemplateDict(),
+        "namespace": TemplateNamespace,
+    }
+    return made, Refusal
+
+
+def literals(tree: Any) -> Iterable[str]:
+    """Yield the text and the string constants of a parsed template."""
+    from jinja2 import nodes
+
+    for node in tree.find_all((nodes.TemplateData, nodes.Const)):
+        text = node.data if isinstance(node, nodes.TemplateData) else node.value
+        if isinstance(text, str) and text:
+            yield text
+
+
+def templates(job: dict[str, Any]) -> None:
+    """Parse every template, then render each conversation with it."""
+    made, refusal = environment()
+    confine(job["seconds"], job["memory"], threads=False)
+    for name, source in job["templates"].items():
+        try:
+            text = "\0".join(literals(made.parse(source)))
+            template = made.from_string(source)
+        except MemoryError:
+            say(template=name, bound="memory")
+            continue
+        except Exception as error:  # TemplateSyntaxError, RecursionError, and whatever a hostile text provokes
+            say(template=name, broken=words(error), line=getattr(error, "lineno", None))
+            continue
+        say(template=name, literals=text[:MOST_TEXT])
+        for talk in job["conversations"]:
+            answer: dict[str, Any] = {"template": name, "conversation": talk["name"]}
+            try:
+                rendered = str(template.render(**talk["input"], **job["variables"]))
+            except MemoryError:
+                say(**answer, bound="memory")
+            except refusal as error:
+                say(**answer, refused=words(error))
+            except Exception as error:
+                say(**answer, failed=words(error))
+            else:
+                say(**answer, **({"text": rendered} if len(rendered) <= MOST_TEXT else {"bound": "output"}))
+
+
+def tokenizer(job: dict[str, Any], raw: bytes) -> None:
+    """Load a tokenizer.json as transformers does; then encode the text `encode` and decode the id lists `decode` of the job."""
+    import tokenizers
+
+    confine(job["seconds"], job["memory"], threads=True)
+    try:
+        loaded = tokenizers.Tokenizer.from_buffer(raw)
+        if "encode" in job:
+            say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
+        for ids in job.get("decode", ()):
+            say(text=loaded.decode(ids, skip_special_tokens=False)[:MOST_TEXT])
+    except MemoryError:
+        say(bound="memory")
+    except BaseException as error:  # a panic of the Rust code is no Exception
+        say(refused=words(error), version=tokenizers.__version__)
+    else:
+        say(loaded=True, version=tokenizers.__version__)
+
+
+def main() -> None:
+    """Run the job on stdin."""
+    job = json.loads(sys.stdin.buffer.readline())
+    raw = sys.stdin.buffer.read()
+    try:
+        templates(job) if job["task"] == "templates" else tokenizer(job, raw)
+    except ImportError as error:
+        say(missing=error.name or str(error))
+    say(done=True)
+    os._exit(0)  # the answer is written; nothing that a template left behind gets to run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What a user may ask of the rules of a scan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """Options of a scan that change what rules check.
+
+    The defaults of `near_zero` and `identical` are those of NeMo-RL's
+    ``tools/model_diagnostics/3.check_hf_model_embeddings_untrained.py``.
+    """
+
+    verify_blobs: bool = False
+    """Hash the files of the Hugging Face cache."""
+    near_zero: float = 1e-10
+    """Largest magnitude of an element of an embedding row that counts as zero."""
+    identical: float = 1e-8
+    """Standard deviation below which the elements of an embedding row count as one number."""
+    consumers: tuple[str, ...] = ()
+    """The consumers that a quantized checkpoint is evaluated for; () for the usual ones."""
+
+
+DEFAULT_OPTIONS = ScanOptions()

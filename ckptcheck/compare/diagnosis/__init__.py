@@ -1,0 +1,11 @@
+"""Explains in one sentence why two tensors differ: tries known causes and compares each with every bit.
+
+A cause is named only where it reproduces the actual tensor. `diagnose` takes the expected and the actual tensors.
+"""
+
+from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry
+from ckptcheck.compare.diagnosis.diagnose import diagnose
+from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorBits
+from ckptcheck.compare.diagnosis.verdict import Verdict
+
+__all__ = ["AttentionGeometry", "DiagnosisInput", "TensorBits", "Verdict", "diagnose"]

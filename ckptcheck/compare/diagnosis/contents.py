@@ -1,0 +1,107 @@
+"""Detects contents that need no comparison: zeros, NaN, a constant, memory that was never written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptcheck.compare.diagnosis.inputs import TensorBits
+from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
+from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
+from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.values.dtypes import FORMATS, decode
+
+ABSURD_FACTOR = 1e6
+"""Factor beyond the expected magnitudes, in both directions, that uninitialized memory reaches."""
+
+
+def is_zero(dtype: str, patterns: NDArray[Any]) -> bool:
+    """Whether all elements are 0 or -0."""
+    form = FORMATS.get(dtype)
+    keep = ~np.array(form.sign if form else 0, patterns.dtype)
+    return not (patterns & keep).any()
+
+
+def describe_uniform_content(dtype: str, patterns: NDArray[Any]) -> tuple[str, str] | None:
+    """Return code and words for what all elements are; None if they vary."""
+    if patterns.size == 0:
+        return None
+    first = patterns.reshape(-1)[:1]
+    if _holds_for_all(patterns, lambda part: is_zero(dtype, part)):
+        return "zero", "zero"
+    if dtype in ROUNDED and _holds_for_all(patterns, lambda part: bool(np.isnan(decode(dtype, part)).all())):
+        return "nan", "NaN"
+    if patterns.size > 1 and _holds_for_all(patterns, lambda part: bool((part == first).all())):
+        if dtype not in ROUNDED:
+            return "constant", "the same bit pattern"
+        return "constant", f"the constant {decode(dtype, first)[0]:g}"
+    return None
+
+
+def describe_unexpected_content(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[str, str] | None:
+    """Return what all elements are; None if only the signs of zeros, or the bits of NaN, differ from the expected ones."""
+    content = describe_uniform_content(dtype, actual)
+    before = (
+        describe_uniform_content(dtype, expected) if content is not None and content[0] in ("zero", "nan") else None
+    )
+    return content if before is None or content is None or before[0] != content[0] else None
+
+
+def _holds_for_all(patterns: NDArray[Any], holds: Callable[[NDArray[Any]], bool]) -> bool:
+    """Whether a predicate holds for all elements. A few are tested first, then chunk after chunk."""
+    flat = patterns.reshape(-1)
+    return holds(flat[:64]) and all(
+        holds(flat[start : start + CHUNK_ELEMENTS]) for start in range(0, flat.size, CHUNK_ELEMENTS)
+    )
+
+
+def find_uniform_content(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
+    """Find a tensor that is zero, NaN or constant throughout."""
+    content = describe_unexpected_content(dtype, expected, actual)
+    return Cause(content[0], f"every element is {content[1]}") if content is not None else None
+
+
+def find_nan_holes(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
+    """Find a tensor that is NaN in places and equal otherwise."""
+    if dtype not in ROUNDED:
+        return None
+    number = 0
+    for low, high in row_ranges((actual.shape[0], actual.shape[1])):
+        differs = actual[low:high] != expected[low:high]
+        if not np.isnan(decode(dtype, actual[low:high][differs])).all():
+            return None
+        number += int(np.count_nonzero(differs))
+    text = f"elements are NaN that should be numbers ({number:,} of {actual.size:,} in one tensor)"
+    return Cause("nan", text, group="some")
+
+
+def find_uninitialized_memory(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
+    """Find memory that was never written: absurdly large and absurdly small magnitudes, as random bits have.
+
+    In random bits of F32 and BF16 every exponent is equally frequent. Nothing can reproduce them, so this is only likely.
+    """
+    if dtype not in ("F64", "F32", "BF16") or actual.size < 64:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(decode(dtype, actual.ravel()[: 1 << 20])).astype(np.float64)
+        usual = np.abs(decode(dtype, expected.ravel()[: 1 << 20])).astype(np.float64)
+    usual = usual[np.isfinite(usual) & (usual > 0)]
+    if not usual.size:
+        return None
+    large = np.count_nonzero(~(size <= usual.max() * ABSURD_FACTOR)) / size.size
+    small = np.count_nonzero((size > 0) & (size < usual.min() / ABSURD_FACTOR)) / size.size
+    if min(large, small) < 0.02:
+        return None
+    return Cause("uninitialised", "looks like memory that was never written (absurd magnitudes)", "likely")
+
+
+def survives_cast(bits: TensorBits, dtype: str) -> bool:
+    """Whether a cast to a dtype and back keeps every element."""
+    return all(
+        np.array_equal(encode(bits.dtype, decode(dtype, encode(dtype, decode(bits.dtype, part)))), part)
+        for low, high in row_ranges((bits.matrix.shape[0], bits.matrix.shape[1]))
+        for part in (np.ascontiguousarray(bits.matrix[low:high]),)
+    )

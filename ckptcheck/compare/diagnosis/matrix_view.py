@@ -1,0 +1,155 @@
+"""Views that compute what a cause would make of a matrix, element by element, without materializing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+CHUNK_ELEMENTS = 1 << 18
+"""Elements that are compared at a time."""
+
+
+class MatrixView(Protocol):
+    """A matrix of bit patterns whose elements are computed when they are read."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, columns."""
+        ...
+
+    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
+        """Return the patterns at these rows and columns, which broadcast."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PlainView:
+    """A view of an unchanged matrix."""
+
+    matrix: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, columns."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
+        """Return the patterns at these rows and columns."""
+        picked: NDArray[Any] = self.matrix[rows, columns]
+        return picked
+
+
+@dataclass(frozen=True, eq=False)
+class Rearrangement:
+    """A cause that moves elements."""
+
+    # The cause, and how a sentence says it.
+    code: str
+    text: str
+    # New index → old index; None if the rows or columns stay.
+    rows: Index | None = None
+    columns: Index | None = None
+    # The elements of the transposed matrix, written in the shape of the matrix itself.
+    transposed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RearrangedView:
+    """A view whose elements come from other positions of its source."""
+
+    source: MatrixView
+    rearrangement: Rearrangement
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, columns."""
+        return self.source.shape
+
+    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
+        """Return the patterns at these rows and columns."""
+        if self.rearrangement.transposed:
+            height, width = self.source.shape
+            at = rows * width + columns
+            rows, columns = at % height, at // height
+        if self.rearrangement.rows is not None:
+            rows = self.rearrangement.rows[rows]
+        if self.rearrangement.columns is not None:
+            columns = self.rearrangement.columns[columns]
+        return self.source.pick(rows, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedView:
+    """A view that applies the same function to every element of its source."""
+
+    source: MatrixView
+    change: Callable[[NDArray[Any]], NDArray[Any]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, columns."""
+        return self.source.shape
+
+    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
+        """Return the patterns at these rows and columns."""
+        return self.change(self.source.pick(rows, columns))
+
+
+@dataclass(frozen=True, eq=False)
+class SamplePoints:
+    """Positions at which a cause is tested first: some spread evenly, some where expected and actual differ."""
+
+    rows: Index
+    columns: Index
+    # The actual patterns at these positions.
+    actual: NDArray[Any]
+
+    @classmethod
+    def choose(cls, actual: NDArray[Any], expected: NDArray[Any] | None = None, size: int = 192) -> SamplePoints:
+        """Choose the positions. The choice is deterministic."""
+        number = actual.size
+        width = max(actual.shape[1], 1)
+        at = np.unique(np.linspace(0, number - 1, min(size, number)).astype(np.int64))
+        # Spread them over different columns.
+        at = np.unique((at + (at * 40503) % max(width, 1)) % number)
+        if expected is not None and expected.shape == actual.shape:
+            step = max(1, actual.shape[0] // 64)
+            where = np.flatnonzero((actual[::step] != expected[::step]).ravel())[:: max(1, number // step // size)][
+                :size
+            ]
+            at = np.unique(np.concatenate([at, (where // width) * step * width + where % width]))
+        rows, columns = at // width, at % width
+        return cls(rows, columns, actual[rows, columns])
+
+    def fits(self, view: MatrixView) -> bool:
+        """Whether the view equals the actual matrix at these positions."""
+        return bool(np.array_equal(view.pick(self.rows, self.columns), self.actual))
+
+
+def row_ranges(shape: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return ranges [begin, end) of rows that hold about CHUNK_ELEMENTS elements each."""
+    step = max(1, CHUNK_ELEMENTS // max(shape[1], 1))
+    return [(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+
+
+def view_equals(view: MatrixView, actual: NDArray[Any], sample: SamplePoints) -> bool:
+    """Whether the view equals the actual matrix in every bit. The sample is compared first."""
+    if view.shape != actual.shape or not sample.fits(view):
+        return False
+    columns = np.arange(actual.shape[1], dtype=np.int64)[None]
+    return all(
+        np.array_equal(view.pick(np.arange(low, high, dtype=np.int64)[:, None], columns), actual[low:high])
+        for low, high in row_ranges(view.shape)
+    )
+
+
+def matrices_equal(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Whether two matrices of patterns are equal; compared in chunks to save memory."""
+    return first.shape == second.shape and all(
+        np.array_equal(first[low:high], second[low:high]) for low, high in row_ranges((first.shape[0], first.shape[1]))
+    )

@@ -1,0 +1,118 @@
+"""Rearrangements that converters apply, or forget: QKV interleave, gate and up, rope, transposition.
+
+Sources: Megatron-LM's `linear_qkv` (per KV group its queries, key, value) and `linear_fc1` ([gate; up] on each
+tensor-parallel rank); transformers' `permute` in convert_llama_weights_to_hf.py (rope's pairs to halves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptcheck.compare.diagnosis.matrix_view import Index, Rearrangement
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
+
+
+def order_by_group(sizes: tuple[int, ...], groups: int) -> Index:
+    """Return the row order that interleaves stacked parts: for each group its share of the first part, of the second, and so on.
+
+    >>> order_by_group((4, 2), 2).tolist()
+    [0, 1, 4, 2, 3, 5]
+    """
+    starts = np.cumsum((0, *sizes[:-1]))
+    shares = [
+        start + np.arange(size, dtype=np.int64).reshape(groups, -1) for start, size in zip(starts, sizes, strict=True)
+    ]
+    return np.concatenate(shares, axis=1).reshape(-1).astype(np.int64)
+
+
+def iterate_fused_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
+    """Yield what can be wrong with the order of the members of a fused tensor."""
+    sizes = pair.member_rows
+    if len(sizes) == 3:
+        groups = pair.input.geometry.candidate_kv_heads(sizes[0], sizes[1])
+        for number in groups:
+            yield from _order_and_inverse(sizes, number, "qkv-interleave", *_qkv_texts(pair.is_interleaved))
+        for ranks in pair.input.geometry.tp_sizes(sizes[1]):
+            if sizes[0] % ranks == 0 and ranks not in groups:
+                yield from _order_and_inverse(
+                    sizes, ranks, "tp-concatenated", *_concatenation_texts("Q, K and V", ranks)
+                )
+    if len(sizes) == 2:
+        half = sizes[0]
+        rows = np.concatenate([np.arange(half, 2 * half), np.arange(half)]).astype(np.int64)
+        yield Rearrangement("gate-up-swapped", "gate and up are swapped", rows=rows)
+        for ranks in pair.input.geometry.tp_sizes(half):
+            yield from _order_and_inverse(sizes, ranks, "tp-concatenated", *_concatenation_texts("gate and up", ranks))
+        yield from _order_and_inverse(
+            sizes,
+            half,
+            "gate-up-interleaved",
+            "rows of gate and up alternate; they are expected as two halves",
+            "gate and up were taken apart as if their rows alternated",
+        )
+
+
+def _qkv_texts(interleaved: bool) -> tuple[str, str]:
+    # In Megatron's own tensor the expected order is interleaved.
+    if interleaved:
+        return (
+            "Q, K and V are interleaved per KV group twice",
+            "Q, K and V are stacked plainly; they are expected interleaved per KV group",
+        )
+    return (
+        "Q, K and V are still interleaved per KV group (Megatron's linear_qkv cut as if it were [Q; K; V])",
+        "the interleave of Q, K and V per KV group was undone twice",
+    )
+
+
+def _concatenation_texts(parts: str, ranks: int) -> tuple[str, str]:
+    return (
+        f"{parts} of {ranks} tensor-parallel ranks are concatenated plainly, rank after rank",
+        f"{parts} were taken apart as if {ranks} tensor-parallel ranks lay behind each other",
+    )
+
+
+def _order_and_inverse(
+    sizes: tuple[int, ...], groups: int, code: str, forward: str, back: str
+) -> Iterator[Rearrangement]:
+    """Yield an order and its inverse; nothing if the order changes nothing."""
+    rows = order_by_group(sizes, groups)
+    if np.array_equal(rows, np.arange(len(rows))):
+        return
+    yield Rearrangement(code, forward, rows=rows)
+    reverse = np.argsort(rows)
+    if not np.array_equal(reverse, rows):
+        yield Rearrangement(code, back, rows=reverse)
+
+
+def iterate_matrix_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
+    """Yield what can be wrong with the layout of one matrix: transposed, or rope's halves and pairs confused in Q and K."""
+    rows, columns = pair.actual.shape
+    if not pair.is_vector and rows > 1 and columns > 1:
+        yield Rearrangement("transposed", "transposed", transposed=True)
+    if pair.part in ("q", "k"):
+        for size in pair.input.geometry.candidate_head_dims(rows):
+            for rotary_rows in (size, size // 2, size // 4):
+                if rotary_rows >= 4 and rotary_rows % 2 == 0:
+                    yield from _rope(rows, size, rotary_rows)
+
+
+def _rope(rows: int, head_dim: int, rotary: int) -> Iterator[Rearrangement]:
+    # 0, half, 1, half + 1, ...
+    pairs = np.arange(rotary, dtype=np.int64).reshape(2, -1).T.reshape(-1)
+    part = "" if rotary == head_dim else f" (of the first {rotary} of {head_dim} rows of a head)"
+    for order, text in (
+        (pairs, f"rope's halves are laid out as interleaved pairs{part}"),
+        (np.argsort(pairs), f"rope's interleaved pairs are laid out as halves{part}"),
+    ):
+        head = np.concatenate([order, np.arange(rotary, head_dim)])
+        yield Rearrangement(
+            "rope-permuted",
+            text,
+            rows=(np.arange(0, rows, head_dim)[:, None] + head[None]).reshape(-1).astype(np.int64),
+        )

@@ -1,0 +1,224 @@
+"""Tries the causes on one difference: first each alone, then two together. A sample is compared before the whole tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ckptcheck.compare.diagnosis import contents, rearrangements
+from ckptcheck.compare.diagnosis.difference import DifferenceExtent, describe_difference, locate_difference
+from ckptcheck.compare.diagnosis.elementwise import ElementwiseChange, elementwise_changes, find_norm_offset
+from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair, read_matrix_pair
+from ckptcheck.compare.diagnosis.matrix_view import (
+    MappedView,
+    MatrixView,
+    PlainView,
+    RearrangedView,
+    Rearrangement,
+    SamplePoints,
+    matrices_equal,
+    view_equals,
+)
+from ckptcheck.compare.diagnosis.moved_rows import find_reordering, find_row_shift
+from ckptcheck.compare.diagnosis.partial_write import find_partial_write
+from ckptcheck.compare.diagnosis.quantization_grid import find_different_grid, find_quantization
+from ckptcheck.compare.diagnosis.rank_shards import propose_shard_orders
+from ckptcheck.compare.diagnosis.scale_factors import find_group_scales, find_scale
+from ckptcheck.compare.diagnosis.shapes import explain_shape
+from ckptcheck.compare.diagnosis.siblings import STALE, SiblingIndex
+from ckptcheck.compare.diagnosis.verdict import Cause, Explanation
+
+MAX_UNKNOWN = 8
+"""After so many unknown differences of one kind, only the cheap causes are tried on its siblings."""
+
+Causes = tuple[Cause, ...]
+
+
+@dataclass
+class CauseSearch:
+    """One diagnosis: its input, and what earlier tensors have shown."""
+
+    input: DiagnosisInput
+    siblings: SiblingIndex = field(init=False)
+    unknown_counts: Counter[str] = field(default_factory=Counter)
+    slow_labels: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.siblings = SiblingIndex(self.input)
+
+    def explain(self, key: TensorKey) -> list[Explanation]:
+        """Return the causes of one difference; empty if there is none. Members of a fused tensor may have their own causes."""
+        missing = [name for name in key.names if name not in self.input.actual]
+        if missing:
+            return [Explanation(self._select_member(key, name), (Cause("missing", "missing"),)) for name in missing]
+        unit = read_matrix_pair(key, self.input)
+        if unit is None:
+            if len(key.names) > 1:
+                return [finding for name in key.names for finding in self.explain(key.for_member(name))]
+            return self._explain_shape_difference(key)
+        extent = locate_difference(unit.expected, unit.actual)
+        if extent is None:
+            return _explain_cast(unit)
+        return self._explain_difference(unit, extent)
+
+    def _explain_difference(self, unit: MatrixPair, extent: DifferenceExtent) -> list[Explanation]:
+        members = [(part, at) for part in unit.split_members() if (at := locate_difference(part.expected, part.actual))]
+        if not members:
+            return [self._explain_whole(unit, extent)]
+        sample = SamplePoints.choose(unit.actual, unit.expected)
+        for arrangement in rearrangements.iterate_fused_rearrangements(unit):
+            if view_equals(RearrangedView(PlainView(unit.expected), arrangement), unit.actual, sample):
+                return [_explanation(unit, (_to_cause(arrangement),))]
+        alone = [(part, at, self._find_cheap_cause(part, at)) for part, at in members]
+        if not all(causes for _, _, causes in alone):
+            together = self._find_two_causes(unit, fused=True)
+            if together:
+                return [_explanation(unit, together)]
+        return [_explanation(part, causes) if causes else self._search_deeper(part, at) for part, at, causes in alone]
+
+    def _explain_whole(self, unit: MatrixPair, extent: DifferenceExtent) -> Explanation:
+        causes = self._find_cheap_cause(unit, extent)
+        return _explanation(unit, causes) if causes else self._search_deeper(unit, extent)
+
+    def _search_deeper(self, unit: MatrixPair, extent: DifferenceExtent) -> Explanation:
+        label = unit.key.label
+        cheap_only = self.unknown_counts[label] >= MAX_UNKNOWN
+        if not cheap_only:
+            slow_causes = self._find_slow_cause(unit) if label in self.slow_labels else ()
+            if causes := slow_causes or self._find_two_causes(unit, fused=False):
+                return _explanation(unit, causes)
+            if causes := self._find_slow_cause(unit):
+                self.slow_labels.add(label)
+                return _explanation(unit, causes)
+        self.unknown_counts[label] += 1
+        cause = Cause("unknown", "the cause is unknown", "unknown")
+        return Explanation(unit.key, (cause,), describe_difference(unit, extent), cheap_only=cheap_only)
+
+    def _find_cheap_cause(self, unit: MatrixPair, extent: DifferenceExtent) -> Causes:
+        """Return one cause out of those that are cheap to try."""
+        cause = contents.find_uniform_content(unit.dtype, unit.expected, unit.actual)
+        if cause is not None:
+            return (cause,)
+        previous = unit.read_sibling("previous", unit.key.parsed_name.layer, unit.key.expert_index)
+        if previous is not None and matrices_equal(previous, unit.actual):
+            return (STALE,)
+        source, sample = PlainView(unit.expected), SamplePoints.choose(unit.actual, unit.expected)
+        for arrangement in rearrangements.iterate_matrix_rearrangements(unit):
+            if view_equals(RearrangedView(source, arrangement), unit.actual, sample):
+                return (_to_cause(arrangement),)
+        for change in elementwise_changes(unit):
+            if view_equals(MappedView(source, change.change), unit.actual, sample):
+                return (_to_cause(change),)
+        if (
+            unit.part == "norm"
+            and unit.is_float
+            and (offset := find_norm_offset(unit.dtype, unit.expected, unit.actual))
+        ):
+            return (_to_cause(offset),)
+        if causes := self.siblings.find_source(unit):
+            return causes
+        cause = find_partial_write(unit, extent) or contents.find_nan_holes(unit.dtype, unit.expected, unit.actual)
+        if cause is not None:
+            return (cause,)
+        return self._find_derived_cause(unit, source, sample)
+
+    def _find_derived_cause(
+        self, unit: MatrixPair, source: MatrixView, sample: SamplePoints, *, fused: str = ""
+    ) -> Causes:
+        """Return one cause that follows from the source and the actual tensor: shards or rows that moved, a factor.
+
+        fused: the first cause, if the tensor is fused. Ranks and padding belong to each member, but if the interleave of
+        Q, K and V was not undone, the ranks' shards are those of the whole.
+        """
+        for arrangement in propose_shard_orders(unit, source, unit.actual) if fused in ("", "qkv-interleave") else ():
+            if view_equals(RearrangedView(source, arrangement), unit.actual, sample):
+                return (_to_cause(arrangement),)
+        cause = None if fused else find_row_shift(unit, source)
+        cause = cause or find_scale(unit, source, sample)
+        return (cause,) if cause else ()
+
+    def _find_slow_cause(self, unit: MatrixPair) -> Causes:
+        """Return one cause that takes long to try, or explains less than the others."""
+        cause = (
+            find_group_scales(unit)
+            or find_quantization(unit)
+            or find_different_grid(unit)
+            or find_reordering(unit)
+            or contents.find_uninitialized_memory(unit.dtype, unit.expected, unit.actual)
+        )
+        return (cause,) if cause else ()
+
+    def _find_two_causes(self, unit: MatrixPair, *, fused: bool) -> Causes:
+        """Return two causes that apply one after the other."""
+        sample = SamplePoints.choose(unit.actual, unit.expected)
+        arrangements = list(
+            rearrangements.iterate_fused_rearrangements(unit)
+            if fused
+            else rearrangements.iterate_matrix_rearrangements(unit)
+        )
+        location = self.siblings.find_source(unit, "previous")
+        if location:
+            return (STALE, *location)
+        for view, first in self._iterate_first_causes(unit, arrangements):
+            if sample.fits(view) and view_equals(view, unit.actual, sample) and len(first) > 1:
+                return first
+            for arrangement in arrangements:
+                if view_equals(RearrangedView(view, arrangement), unit.actual, sample):
+                    return (*first, _to_cause(arrangement))
+            if not fused:
+                for change in elementwise_changes(unit):
+                    if view_equals(MappedView(view, change.change), unit.actual, sample):
+                        return (*first, _to_cause(change))
+            more = self._find_derived_cause(unit, view, sample, fused=first[0].code if fused else "")
+            # A factor has a sign of its own.
+            if more and (first[0].code, more[0].code) != ("sign", "scaled"):
+                return (*first, *more)
+        return ()
+
+    def _iterate_first_causes(
+        self, unit: MatrixPair, arrangements: list[Rearrangement]
+    ) -> Iterator[tuple[MatrixView, Causes]]:
+        """Yield what the first of two causes may have made of the expected tensor."""
+        for source, causes in self.siblings.iterate_likely_sources(unit):
+            yield PlainView(source), causes
+        plain = PlainView(unit.expected)
+        for arrangement in arrangements:
+            yield RearrangedView(plain, arrangement), (_to_cause(arrangement),)
+        for change in elementwise_changes(unit):
+            yield MappedView(plain, change.change), (_to_cause(change),)
+
+    def _explain_shape_difference(self, key: TensorKey) -> list[Explanation]:
+        expected, actual = self.input.read("expected", key.names[0]), self.input.read("actual", key.names[0])
+        if expected is None or actual is None or (expected.shape == actual.shape and not expected.patterns.size):
+            return []
+        cause = explain_shape(expected, actual, key.parsed_name.part, self.input.geometry)
+        if cause.code == "shape" and cause.confidence == "unknown":
+            return [Explanation(key, (Cause("unknown", "the cause is unknown", "unknown"),), cause.text)]
+        return [Explanation(key, (cause,))]
+
+    def _select_member(self, key: TensorKey, name: str) -> TensorKey:
+        return key if len(key.names) == 1 else key.for_member(name)
+
+
+def _explain_cast(unit: MatrixPair) -> list[Explanation]:
+    """Explain tensors that are equal after the cast to the actual dtype: a difference only if the cast lost something."""
+    if unit.cast_from is None:
+        return []
+    for name in unit.key.names:
+        wide = unit.input.read("expected", name)
+        if wide is not None and not contents.survives_cast(wide, unit.dtype):
+            text = f"stored as {unit.dtype} instead of {unit.cast_from}, and rounded"
+            return [Explanation(unit.key, (Cause("round-trip", text, group="cast"),))]
+    return []
+
+
+def _to_cause(change: Rearrangement | ElementwiseChange) -> Cause:
+    return Cause(change.code, change.text, change.confidence if isinstance(change, ElementwiseChange) else "exact")
+
+
+def _explanation(unit: MatrixPair, causes: Causes) -> Explanation:
+    if unit.member is None:
+        return Explanation(unit.key, causes)
+    return Explanation(unit.key, causes, member=unit.part)

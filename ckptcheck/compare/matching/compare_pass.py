@@ -1,0 +1,229 @@
+"""Compares pairs of tensors: cuts them into tasks, and several threads read both sides and compare them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+
+STEP_BYTES = 1 << 18
+"""Bytes of each side that are read and compared at a time: both stay in the cache of a core."""
+TASK_BYTES = 1 << 25
+"""Bytes in a task where both sides store the elements in the same order."""
+TASK_ELEMENTS = 1 << 20
+"""Elements in a task where they do not."""
+TASK_SLICES = 256
+"""Slices in a task at most: thousands of small tensors share a task."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PairSlice:
+    """A rectangle of a pair of tensors that lies in one chunk on each side."""
+
+    # Index of the pair.
+    pair: int
+    origin: tuple[int, ...]
+    shape: tuple[int, ...]
+    first: FileChunk
+    second: FileChunk
+    # Both sides store it as one contiguous run, in the same order.
+    run: bool
+
+
+@dataclass
+class PassResult:
+    """What comparing all pairs found."""
+
+    # One for each pair.
+    results: list[CompareResult]
+    # Index of the pair → file that could not be read, and the reason.
+    unread: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]],
+    files: tuple[TensorFiles, TensorFiles],
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> PassResult:
+    """Compare the elements of pairs of equal shape.
+
+    Args:
+        pairs: layouts of both sides, and how to compare them.
+        files: of the first and of the second side.
+        jobs: number of threads.
+        progress: called with the bytes of the first side that are done, and the total.
+    """
+    outcome = PassResult([CompareResult() for _ in pairs])
+    total, done = sum(first.nbytes for first, _, _ in pairs), 0
+    local = threading.local()
+
+    def work(task: list[PairSlice]) -> list[tuple[int, CompareResult | UnreadableFile]]:
+        if not hasattr(local, "buffers"):
+            local.buffers = np.empty(STEP_BYTES, np.uint8), np.empty(STEP_BYTES, np.uint8)
+        return [(part.pair, _compare(part, pairs[part.pair], files, local.buffers)) for part in task]
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for task, results in _in_order(pool, work, _tasks(pairs), 2 * jobs):
+            for number, result in results:
+                if isinstance(result, UnreadableFile):
+                    outcome.unread[number] = result.file, result.reason
+                else:
+                    outcome.results[number].add(result)
+            done += sum(prod(part.shape) * pairs[part.pair][0].itemsize for part in task)
+            if progress is not None:
+                progress(done, total)
+    finally:
+        # Threads must not read from closed files.
+        pool.shutdown(wait=True, cancel_futures=True)
+    return outcome
+
+
+def _compare(
+    part: PairSlice,
+    pair: tuple[TensorLayout, TensorLayout, CompareSpec],
+    files: tuple[TensorFiles, TensorFiles],
+    buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+) -> CompareResult | UnreadableFile:
+    first, second, how = pair
+    try:
+        if part.run:
+            return _compare_run(part, first, second, how, files, buffers)
+        arrays = [
+            side.read_rectangle(chunk.file, chunk.offset, part.shape, chunk.strides, area.itemsize)
+            for side, chunk, area in zip(files, (part.first, part.second), (first, second), strict=True)
+        ]
+    except UnreadableFile as error:
+        return error
+    if how.is_bitwise and np.array_equal(arrays[0], arrays[1]):
+        return CompareResult(prod(part.shape))
+    return compare_elements(arrays[0], arrays[1], how, part.origin)
+
+
+def _compare_run(
+    part: PairSlice,
+    first: TensorLayout,
+    second: TensorLayout,
+    how: CompareSpec,
+    files: tuple[TensorFiles, TensorFiles],
+    buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+) -> CompareResult:
+    """Compare two contiguous runs step by step. A step whose bytes are equal needs no element-wise comparison."""
+    result = CompareResult()
+    elements = prod(part.shape)
+    step = STEP_BYTES // max(first.itemsize, second.itemsize)
+    begin = int(np.ravel_multi_index(part.origin, first.shape)) if part.origin else 0
+    for at in range(0, elements, step):
+        number = min(step, elements - at)
+        ours, theirs = buffers[0][: number * first.itemsize], buffers[1][: number * second.itemsize]
+        files[0].read_into(part.first.file, part.first.offset + at * first.itemsize, ours)
+        files[1].read_into(part.second.file, part.second.offset + at * second.itemsize, theirs)
+        if how.is_bitwise:
+            words = ours.size // 8 * 8
+            same = np.array_equal(ours[:words].view(np.uint64), theirs[:words].view(np.uint64))
+            if same and ours[words:].tobytes() == theirs[words:].tobytes():
+                result.elements += number
+                continue
+        step_result = compare_elements(
+            ours.view(f"<u{first.itemsize}"), theirs.view(f"<u{second.itemsize}"), how, (begin + at,)
+        )
+        if step_result.first is not None:
+            step_result.first = tuple(int(index) for index in np.unravel_index(step_result.first[0], first.shape))
+        result.add(step_result)
+    return result
+
+
+def _tasks(pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]]) -> Iterator[list[PairSlice]]:
+    """Cut pairs into slices and group these into tasks of about TASK_BYTES."""
+    task: list[PairSlice] = []
+    size = 0
+    for number, (first, second, _) in enumerate(pairs):
+        for part in _parts(number, first, second):
+            task.append(part)
+            size += prod(part.shape) * first.itemsize
+            if size >= TASK_BYTES or len(task) == TASK_SLICES:
+                yield task
+                task, size = [], 0
+    if task:
+        yield task
+
+
+def _parts(number: int, first: TensorLayout, second: TensorLayout) -> Iterator[PairSlice]:
+    for ours in first.chunks:
+        for theirs in second.chunks:
+            origin = tuple(map(max, ours.origin, theirs.origin))
+            ends = (
+                min(a + n, b + m)
+                for a, n, b, m in zip(ours.origin, ours.shape, theirs.origin, theirs.shape, strict=True)
+            )
+            shape = tuple(end - begin for begin, end in zip(origin, ends, strict=True))
+            if all(length > 0 for length in shape):
+                yield from _pieces(number, origin, shape, (_from(ours, origin), _from(theirs, origin)), first, second)
+
+
+def _pieces(
+    number: int,
+    origin: tuple[int, ...],
+    shape: tuple[int, ...],
+    chunks: tuple[FileChunk, FileChunk],
+    first: TensorLayout,
+    second: TensorLayout,
+) -> Iterator[PairSlice]:
+    """Cut a rectangle along its longest side until each piece fits a task; contiguous runs along the first dimension."""
+    run = (
+        all(
+            chunk.strides == packed_strides(shape, area.itemsize)
+            for chunk, area in zip(chunks, (first, second), strict=True)
+        )
+        and first.shape[1:] == shape[1:]
+    )
+    most = TASK_BYTES // first.itemsize if run else TASK_ELEMENTS
+    if prod(shape) <= most:
+        yield PairSlice(number, origin, shape, *chunks, run)
+        return
+    axis = 0 if run and shape[0] > 1 else max(range(len(shape)), key=lambda axis: shape[axis])
+    half = -(-shape[axis] // 2)
+    for begin, length in ((0, half), (half, shape[axis] - half)):
+        at = tuple(value + begin * (other == axis) for other, value in enumerate(origin))
+        sides = tuple(length if other == axis else value for other, value in enumerate(shape))
+        moved = (_from(chunks[0], at, origin), _from(chunks[1], at, origin))
+        yield from _pieces(number, at, sides, moved, first, second)
+
+
+def _from(chunk: FileChunk, origin: tuple[int, ...], base: tuple[int, ...] | None = None) -> FileChunk:
+    """Return the chunk with the offset of another element. base: the element that its present offset belongs to."""
+    start = chunk.origin if base is None else base
+    ahead = sum((a - b) * stride for a, b, stride in zip(origin, start, chunk.strides, strict=True))
+    return FileChunk(chunk.origin, chunk.shape, chunk.file, chunk.offset + ahead, chunk.strides)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    work: Callable[[list[PairSlice]], list[tuple[int, CompareResult | UnreadableFile]]],
+    tasks: Iterable[list[PairSlice]],
+    ahead: int,
+) -> Iterator[tuple[list[PairSlice], list[tuple[int, CompareResult | UnreadableFile]]]]:
+    """Yield tasks with their results in order; at most `ahead` tasks are submitted and not yet yielded."""
+    waiting: deque[tuple[list[PairSlice], Future[list[tuple[int, CompareResult | UnreadableFile]]]]] = deque()
+    for task in tasks:
+        waiting.append((task, pool.submit(work, task)))
+        if len(waiting) > ahead:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    while waiting:
+        done, future = waiting.popleft()
+        yield done, future.result()

@@ -1,0 +1,337 @@
+"""The evidence of `diff`: two checkpoints, which tensors belong together, and how they differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+from ckptcheck.compare.matching.cast import can_cast, is_lossless_cast
+from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, Tolerance
+from ckptcheck.compare.matching.pairing import MEGATRON_HEAD, MatchResult, TensorPair, is_value_head, match_tensors
+from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
+from ckptcheck.compare.matching.side import ComparisonSide
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Skip
+from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
+    from ckptcheck.compare.diagnosis import Verdict
+    from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
+
+ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
+"""Parameters that every consumer keeps in F32 whatever the config says: rounding them routes tokens to other experts."""
+
+
+@dataclass(frozen=True)
+class UndeclaredCast:
+    """A tensor whose dtypes differ although no config declares the cast."""
+
+    name: str
+    # dtypes of the two sides.
+    first: str
+    second: str
+    # Whether its numbers can be compared after a cast.
+    comparable: bool
+
+
+@dataclass
+class ValueDifferences:
+    """What reading both sides found."""
+
+    # Pairs that differ, how they were compared, and how they differ.
+    different: list[tuple[TensorPair, CompareSpec, CompareResult]] = field(default_factory=list)
+    # Quantized pairs, their distance, and whether the quantized side is the first.
+    quantized: list[tuple[TensorPair, QuantizedDistance, bool]] = field(default_factory=list)
+    # Tensor or file → why it could not be read or compared.
+    unread: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _ClassifiedPairs:
+    """Matched pairs by how they can be compared."""
+
+    # Pairs that are compared number by number, and how.
+    plain: list[tuple[TensorPair, CompareSpec]] = field(default_factory=list)
+    undeclared: list[UndeclaredCast] = field(default_factory=list)
+    # A quantized weight and a dense one.
+    quantized: list[TensorPair] = field(default_factory=list)
+    # Name → why the pair cannot be compared.
+    incomparable: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison(EvidenceDefaults):
+    """The evidence of `diff`. The values are read when a rule first asks for them."""
+
+    # The reference.
+    first: ComparisonSide
+    # The side that is compared with it.
+    second: ComparisonSide
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    # One side is a critic, so LM heads and value heads may be on one side only.
+    critic: bool = False
+    # Which mapping pairs Megatron's tensors with Hugging Face's: "builtin", "mbridge", or "both", which maps with the built-in
+    # tables and compares them with mbridge's mapping.
+    bridge: str = "builtin"
+    # An interpreter that has mbridge; None to search for one.
+    python: str | None = None
+    # The version before the first side's: a tensor of the second side that equals it was never updated.
+    previous: ComparisonSide | None = None
+    # Number of threads; None for one per core.
+    jobs: int | None = None
+    progress: Callable[[int, int], None] | None = field(default=None, repr=False)
+    kind: str = "comparison"
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return f"{self.first.target} ↔ {self.second.target}"
+
+    def is_head(self, name: str) -> bool:
+        """Whether a plain name belongs to an LM head or value head, which critics and language models do not share."""
+        return name in (self.first.head, self.second.head, MEGATRON_HEAD) or is_value_head(name)
+
+    @cached_property
+    def match_result(self) -> MatchResult:
+        """The pairs of tensors, and the tensors without a counterpart."""
+        table = self.first.table or self.second.table
+        if self.bridge == "mbridge" and self.mbridge_mapping is not None:
+            from ckptcheck.compare.bridge.mbridge_check import build_family_table
+
+            copies = table.copies if table is not None else {}
+            table = replace(build_family_table(self.mbridge_mapping), copies=copies)
+        return match_tensors(self.first, self.second, table, critic=self.critic)
+
+    @cached_property
+    def mbridge_mapping(self) -> MbridgeMapping | None:
+        """Mapping of mbridge; None if the user did not ask for it or there is nothing to map. Raises CkptcheckError."""
+        sides = sorted((self.first, self.second), key=lambda side: side.is_megatron)
+        if self.bridge == "builtin" or not sides[1].is_megatron or sides[0].is_megatron:
+            return None
+        from ckptcheck.compare.bridge.mbridge_check import find_mbridge_python, query_mbridge
+
+        python, folder = self.python or find_mbridge_python(), sides[0].source.local
+        if python is None:
+            raise CkptcheckError(
+                "mbridge is installed neither beside ckptcheck nor in the megatron environment",
+                hint="run ckptcheck engine install megatron, or leave --bridge out",
+            )
+        if folder is None or sides[0].config is None:
+            raise CkptcheckError(
+                "mbridge needs the config.json of the Hugging Face side on disk", hint="download the checkpoint first"
+            )
+        return query_mbridge(python, folder, sides[1].stored, self.dimensions.layers or sides[0].dimensions.layers)
+
+    @property
+    def mbridge_disagreements(self) -> tuple[dict[str, str], list[str]]:
+        """Name → how mbridge and the built-in table disagree; names that mbridge does not know. Raises Skip without a mapping."""
+        from ckptcheck.compare.bridge.mbridge_check import find_disagreements
+
+        table = self.first.table or self.second.table
+        if self.mbridge_mapping is None:
+            raise Skip("nothing is mapped: both checkpoints have the same form")
+        if table is None:
+            raise Skip("there is no built-in table for this family")
+        stored = self.first.stored if self.first.is_megatron else self.second.stored
+        return find_disagreements(self.mbridge_mapping, table, stored, self.dimensions)
+
+    @cached_property
+    def _classified(self) -> _ClassifiedPairs:
+        """The matched pairs by how they can be compared."""
+        pairs = _ClassifiedPairs()
+        for pair in sorted(self.match_result.pairs, key=lambda pair: natural_sort_key(pair.name)):
+            sides = (pair.first, pair.second)
+            if any(isinstance(side, QuantizedWeight) for side in sides):
+                reason = next(
+                    (
+                        side.unsupported_reason
+                        for side in sides
+                        if isinstance(side, QuantizedWeight) and side.unsupported_reason
+                    ),
+                    None,
+                )
+                if all(isinstance(side, QuantizedWeight) for side in sides):
+                    reason = "quantized on both sides, in different ways"
+                elif not all(isinstance(side, QuantizedWeight) or can_cast(side.dtype, "F32") for side in sides):
+                    reason = reason or "quantized on one side, and not a plain float dtype on the other"
+                if reason is None:
+                    pairs.quantized.append(pair)
+                else:
+                    pairs.incomparable[pair.name] = reason
+                continue
+            assert isinstance(pair.first, TensorLayout)
+            assert isinstance(pair.second, TensorLayout)
+            how, is_declared = self._choose_spec(pair)
+            if how is None:
+                pairs.undeclared.append(
+                    UndeclaredCast(pair.name, pair.first.dtype, pair.second.dtype, comparable=False)
+                )
+                continue
+            if not is_declared:
+                pairs.undeclared.append(UndeclaredCast(pair.name, how.first, how.second, comparable=True))
+            pairs.plain.append((pair, how))
+        return pairs
+
+    def _choose_spec(self, pair: TensorPair) -> tuple[CompareSpec | None, bool]:
+        """Return how to compare a pair (None if impossible), and whether the cast is declared or lossless."""
+        assert isinstance(pair.first, TensorLayout)
+        assert isinstance(pair.second, TensorLayout)
+        ours, theirs = pair.first.dtype, pair.second.dtype
+        tolerance = (
+            (self.tolerance.rtol, self.tolerance.atol)
+            if can_cast(ours, "F64") and can_cast(theirs, "F64")
+            else (0.0, 0.0)
+        )
+        cast = self.tolerance.cast
+        if cast not in ("auto", "none") and can_cast(ours, cast) and can_cast(theirs, cast):
+            return CompareSpec(ours, theirs, cast, *tolerance), True
+        if ours == theirs:
+            return CompareSpec(ours, theirs, ours, *tolerance), True
+        if not can_cast(ours, theirs):
+            return None, False
+        is_allowed = is_lossless_cast(ours, theirs) or (
+            theirs == self.second.declared and not pair.name.endswith(ALWAYS_WIDE)
+        )
+        return CompareSpec(ours, theirs, theirs, *tolerance), is_allowed and cast == "auto"
+
+    @property
+    def comparable_pairs(self) -> list[tuple[TensorPair, CompareSpec]]:
+        """Pairs that are compared number by number, and how."""
+        return self._classified.plain
+
+    @property
+    def dimensions(self) -> ModelDimensions:
+        """The dimensions of the model, from the side that declares its heads."""
+        return self.first.dimensions if self.first.dimensions.heads else self.second.dimensions
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Why tensors differ. Empty where all are equal; quantized weights have none."""
+        from ckptcheck.compare.matching.difference_causes import diagnose_differences
+
+        return diagnose_differences(self)
+
+    @cached_property
+    def shape_causes(self) -> dict[str, str]:
+        """Name of a tensor → how it is related to its counterpart of another shape, where that is known."""
+        from ckptcheck.compare.matching.difference_causes import explain_shape_differences
+
+        return explain_shape_differences(self)
+
+    @cached_property
+    def swapped_weights(self) -> dict[str, str]:
+        """Quantized weight → the other tensor whose values it holds."""
+        from ckptcheck.compare.matching.quantized.swapped_weights import find_swapped_weights
+
+        return find_swapped_weights(self)
+
+    @property
+    def undeclared_casts(self) -> list[UndeclaredCast]:
+        """Tensors of unequal dtype whose cast no config declares."""
+        return self._classified.undeclared
+
+    @cached_property
+    def value_differences(self) -> ValueDifferences:
+        """What differs between the two sides. Reads both."""
+        from ckptcheck.compare.matching.compare_pass import compare_pairs
+        from ckptcheck.compare.matching.quantized.distance import compare_quantized_pair
+        from ckptcheck.compare.matching.tensor_files import TensorFiles
+
+        plain, packed = self._classified.plain, self._classified.quantized
+        differences = ValueDifferences()
+        total = sum(pair.first.nbytes for pair, _ in plain) + sum(pair.first.nbytes for pair in packed)
+
+        def advance(done: int, _: int) -> None:
+            if self.progress is not None:
+                self.progress(done, total)
+
+        with TensorFiles(self.first.source) as ours, TensorFiles(self.second.source) as theirs:
+            layouts = [(pair.first, pair.second, how) for pair, how in plain]
+            outcome = compare_pairs(layouts, (ours, theirs), jobs=self.jobs or os.cpu_count() or 1, progress=advance)  # type: ignore[arg-type]
+            differences.different = [
+                (pair, how, result)
+                for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True))
+                if result.different and number not in outcome.unread
+            ]
+            differences.unread = {
+                f"{file} ({plain[number][0].name})": reason for number, (file, reason) in outcome.unread.items()
+            }
+            for number, ((pair, _), result) in enumerate(zip(plain, outcome.results, strict=True)):
+                elements = prod(pair.first.shape)
+                if result.elements != elements and number not in outcome.unread:
+                    differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
+            done = sum(pair.first.nbytes for pair, _ in plain)
+            with ThreadPoolExecutor(self.jobs or os.cpu_count() or 1) as pool:
+                for pair, distance in zip(
+                    packed, pool.map(lambda pair: compare_quantized_pair(pair, ours, theirs), packed), strict=True
+                ):
+                    if isinstance(distance, str):
+                        differences.unread[pair.name] = distance
+                    else:
+                        differences.quantized.append((pair, distance, isinstance(pair.first, QuantizedWeight)))
+                    done += pair.first.nbytes
+                    advance(done, total)
+            for file in (*ours.list_changed(), *theirs.list_changed()):
+                differences.unread[file] = "it was written to while ckptcheck read it"
+        return differences
+
+    @cached_property
+    def unread(self) -> Mapping[str, str]:
+        """Tensor or file → why it could not be read or compared. Reads everything first, so the answer is final."""
+        unread = {**self.first.unread, **self.second.unread, **self.first.malformed, **self.second.malformed}
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self._classified.incomparable.items():
+            reasons.setdefault(reason, []).append(name)
+        unread |= {join_truncated(names): reason for reason, names in reasons.items()}
+        return unread | self.value_differences.unread
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Files and tensors of both sides, and their bytes."""
+        return {key: self.first.counts[key] + self.second.counts[key] for key in ("files", "tensors", "bytes")}
+
+    @property
+    def subject(self) -> str:
+        """One line that counts what became of all tensors."""
+        return " · ".join(self._describe_accounts())
+
+    def _describe_accounts(self) -> list[str]:
+        result = self.match_result
+        matched = sum(pair.name not in result.aliased for pair in result.pairs)
+        lines = [
+            f"{matched:,} matched" + (f" ({result.bridged_count:,} by the bridge)" if result.bridged_count else "")
+        ]
+        lines += [
+            f"{len(names):,} {word}"
+            for word, names in (("missing", result.missing), ("extra", result.extra), ("aliased", result.aliased))
+        ]
+        if result.shape_mismatches:
+            lines.append(f"{len(result.shape_mismatches):,} of other shapes")
+        if result.heads:
+            lines.append(f"heads of their own: {join_truncated(result.heads)}")
+        if result.padding_rows:
+            lines.append(f"{count(max(result.padding_rows.values()), 'row')} of padding left out")
+        if left_out := {**self.first.left_out, **self.second.left_out}:
+            lines.append(f"{len(left_out):,} that are no weights")
+        if self._classified.quantized:
+            lines.append(f"{len(self._classified.quantized):,} quantized, held to half a step")
+        casts = sorted({f"{how.first} → {how.target}" for _, how in self._classified.plain if how.first != how.target})
+        casts += sorted(
+            {
+                f"second side {how.second} → {how.target}"
+                for _, how in self._classified.plain
+                if how.second != how.target
+            }
+        )
+        if casts:
+            lines.append("cast " + ", ".join(casts))
+        return [*lines, self.tolerance.text]

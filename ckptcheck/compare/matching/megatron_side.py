@@ -1,0 +1,93 @@
+"""Describes a Megatron checkpoint, or one of torch.distributed.checkpoint, as a side of a comparison."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, itemsize
+from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
+from ckptcheck.compare.bridge.megatron_names import normalize_megatron_name
+from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.matching.cast import parse_dtype
+from ckptcheck.compare.matching.side import BUFFER, ComparisonSide
+from ckptcheck.errors import EvidenceError
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
+
+WRAPPERS = re.compile(r"^(?:(?:module|model|state_dict|app|actor)\.)+(?=(?:model|lm_head|score|transformer)\.)")
+"""Prefixes that trainers put before the names of a Hugging Face model in torch.distributed.checkpoint."""
+MEGATRON_PREFIXES = ("decoder.", "embedding.")
+"""Prefixes that only Megatron's names have."""
+
+
+def build_megatron_side(run: Megatron) -> ComparisonSide:
+    """Describe a Megatron checkpoint. Raises EvidenceError if it holds no readable weights."""
+    weights = run.weights
+    if not weights:
+        raise EvidenceError(
+            f"{run.target} holds no weights that can be compared",
+            hint=f"ckptcheck scan {run.target} lists what is missing",
+        )
+    is_megatron = any(name.startswith(MEGATRON_PREFIXES) for name in weights)
+    dimensions = ModelDimensions.from_megatron_args(run.args)
+    stored: dict[str, TensorLayout] = {}
+    files: dict[str, str] = {}
+    strange: dict[str, str] = {}
+    states = run.tensors.keys() - {tensor.key for tensor in weights.values()}
+    left_out = dict.fromkeys(states, "state of the optimizer or of random numbers")
+    for name, tensor in weights.items():
+        plain = normalize_megatron_name(name, dimensions.layers) if is_megatron else WRAPPERS.sub("", name)
+        if BUFFER.search(plain):
+            left_out[name] = "a buffer that loaders recompute"
+            continue
+        try:
+            stored[plain] = _locate_tensor(run, tensor)
+            files[plain] = next((chunk.item.file for chunk in tensor.chunks if chunk.item), "")
+        except (UnreadableArchive, OSError) as error:
+            strange[name] = str(error)
+    untied = run.args.get("untie_embeddings_and_output_weights")
+    return ComparisonSide(
+        target=run.target,
+        source=run.source,
+        stored=stored,
+        dimensions=dimensions,
+        declared=_declared_dtype(run),
+        tied=not untied if isinstance(untied, bool) else None,
+        is_megatron=is_megatron,
+        files=files,
+        left_out=left_out,
+        malformed=strange,
+        counts=run.counts,
+        unread=run.unread,
+    )
+
+
+def _locate_tensor(run: Megatron, tensor: GlobalTensor) -> TensorLayout:
+    """Return where the elements of a weight lie in files. Raises UnreadableArchive, OSError."""
+    if not tensor.dtype:
+        raise UnreadableArchive("its dtype is not known")
+    element_size = itemsize(tensor.dtype)
+    chunks = []
+    for chunk in tensor.chunks:
+        archive = run.archive(chunk.item) if chunk.item is not None else None
+        location = locate_chunk(run.source, chunk, tensor.dtype, run.item_folder, archive)
+        if location.contiguous:
+            strides = packed_strides(chunk.sizes, element_size) if chunk.sizes else ()
+        elif location.shape == chunk.sizes:
+            strides = tuple(step * element_size for step in location.stride)
+        else:
+            raise UnreadableArchive("it is stored with gaps between its elements")
+        chunks.append(FileChunk(chunk.offsets, chunk.sizes, location.name, location.begin, strides))
+    return TensorLayout(tensor.dtype, element_size, tensor.shape, tuple(chunks))
+
+
+def _declared_dtype(run: Megatron) -> str | None:
+    """Return the dtype that Megatron's arguments name: the flags bf16 and fp16, or params_dtype."""
+    for flag in ("bf16", "fp16"):
+        if run.args.get(flag) is True:
+            return parse_dtype(flag)
+    return parse_dtype(run.args.get("params_dtype"))

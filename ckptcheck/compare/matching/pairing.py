@@ -1,0 +1,246 @@
+"""Pairs the tensors of two checkpoints. Every tensor of both sides ends up in exactly one account of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry, find_original, split_tensor
+from ckptcheck.compare.bridge.hf_names import normalize_hf_name
+from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
+from ckptcheck.compare.matching.side import ComparisonSide
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
+
+MEGATRON_HEAD, MEGATRON_EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
+"""Megatron's names of the LM head and the embedding, for families without a table."""
+
+
+@dataclass(frozen=True)
+class TensorPair:
+    """Two tensors, or parts of tensors, that should be equal."""
+
+    # The plain Hugging Face name.
+    name: str
+    # The stored names of both sides.
+    names: tuple[str, str]
+    first: TensorLayout | QuantizedWeight
+    second: TensorLayout | QuantizedWeight
+
+    @property
+    def has_equal_shapes(self) -> bool:
+        """Whether the shapes are equal. An unsupported quantized weight has no known shape and counts as equal."""
+        is_unknown = any(
+            not isinstance(side, TensorLayout) and side.unsupported_reason for side in (self.first, self.second)
+        )
+        return is_unknown or self.first.shape == self.second.shape
+
+
+@dataclass
+class MatchResult:
+    """Where each tensor of both sides ended up."""
+
+    # Pairs of equal shape, which are compared.
+    pairs: list[TensorPair] = field(default_factory=list)
+    # Name → the other side's tensor that it duplicates; that pair is in `pairs` as well.
+    aliased: dict[str, str] = field(default_factory=dict)
+    # Plain name → stored name, of tensors that only the first side has.
+    missing: dict[str, str] = field(default_factory=dict)
+    # The same of tensors that only the second side has.
+    extra: dict[str, str] = field(default_factory=dict)
+    # The same of heads that a critic has or lacks by design.
+    heads: dict[str, str] = field(default_factory=dict)
+    # Pairs of unequal shape.
+    shape_mismatches: list[TensorPair] = field(default_factory=list)
+    # (side 0 or 1, stored name) → why the tensor does not fit the layout of the table.
+    layout_errors: dict[tuple[int, str], str] = field(default_factory=dict)
+    # Plain name → rows of vocabulary padding that are left out.
+    padding_rows: dict[str, int] = field(default_factory=dict)
+    # Pairs that a table or a rename brought together.
+    bridged_count: int = 0
+
+
+PlainTensors = dict[str, "tuple[str, TensorLayout | QuantizedWeight]"]
+"""Plain name → the stored name, and the tensor or quantized weight."""
+
+
+def match_tensors(
+    first: ComparisonSide, second: ComparisonSide, table: FamilyTable | None, *, critic: bool = False
+) -> MatchResult:
+    """Pair the tensors of two sides by name, and where names differ by the table of the family.
+
+    Args:
+        first: the reference.
+        second: the side that is compared with it.
+        table: maps stored names and layouts to the plain Hugging Face form.
+        critic: one side is a critic, so LM heads and value heads may be on one side only.
+    """
+    result = MatchResult()
+    direct_names = _find_direct_names(first, second)
+    result.pairs += (TensorPair(name, (name, name), first.stored[name], second.stored[name]) for name in direct_names)
+    dimensions = first.dimensions if first.dimensions.heads else second.dimensions
+    ours, theirs = (
+        _split_remaining(side, number, direct_names, table, dimensions, result)
+        for number, side in enumerate((first, second))
+    )
+    if critic:
+        for side, plain in ((first, ours), (second, theirs)):
+            _rename_heads_in_output(side, plain)
+    for name in [name for name in ours if name in theirs]:
+        _add_pair(result, first, second, name, ours.pop(name), theirs.pop(name))
+    paired = {name: pair for pair in result.pairs for name in (pair.name, normalize_hf_name(pair.name))}
+    for one_side, other_side, remaining, swapped in ((first, second, ours, False), (second, first, theirs, True)):
+        _pair_duplicates(result, paired, one_side, other_side, remaining, swapped, table)
+    if critic:
+        lm_heads = (first.head, second.head, MEGATRON_HEAD)
+        result.heads = {
+            name: stored
+            for remaining in (ours, theirs)
+            for name, (stored, _) in remaining.items()
+            if name in lm_heads or is_value_head(name)
+        }
+    result.missing = {name: stored for name, (stored, _) in ours.items() if name not in result.heads}
+    result.extra = {name: stored for name, (stored, _) in theirs.items() if name not in result.heads}
+    return result
+
+
+def is_value_head(name: str) -> bool:
+    """Whether a plain name belongs to a value, reward or classification head."""
+    return name.rpartition(".")[0].rpartition(".")[2] in ("score", "classifier", "qa_outputs")
+
+
+def is_value_head_in_output_layer(side: ComparisonSide, name: str, layout: TensorLayout) -> bool:
+    """Whether a tensor is a value head stored as Megatron's output layer, as verl's critics do (LinearForLastLayer)."""
+    return side.is_megatron and name == MEGATRON_HEAD and len(layout.shape) == 2 and layout.shape[0] == 1
+
+
+def _rename_heads_in_output(side: ComparisonSide, plain: PlainTensors) -> None:
+    """Give a value head stored as the output layer the name that other critics use."""
+    for name, (stored, _) in list(plain.items()):
+        if stored == MEGATRON_HEAD and is_value_head_in_output_layer(side, stored, side.stored[stored]):
+            plain.setdefault("score.weight", plain.pop(name))
+
+
+def _find_direct_names(first: ComparisonSide, second: ComparisonSide) -> set[str]:
+    """Return the names that need no bridge: both sides store them with the same shape and, if quantized, the same dtype."""
+    if first.is_megatron != second.is_megatron:
+        return set()
+    return {
+        name
+        for name, layout in first.stored.items()
+        if (other := second.stored.get(name)) is not None
+        and other.shape == layout.shape
+        and (name in first.quantized_parts) == (name in second.quantized_parts)
+        and (name not in first.quantized_parts or layout.dtype == other.dtype)
+    }
+
+
+def _split_remaining(
+    side: ComparisonSide,
+    number: int,
+    direct_names: set[str],
+    table: FamilyTable | None,
+    dimensions: ModelDimensions,
+    result: MatchResult,
+) -> PlainTensors:
+    """Return the other tensors of a side under their plain names."""
+    entries: Mapping[str, TableEntry] = {}
+    if table is not None:
+        entries = table.megatron if side.is_megatron else table.variants
+    plain: PlainTensors = {}
+    for name, layout in side.stored.items():
+        if name in direct_names or name in side.quantized_parts:
+            continue
+        try:
+            parts = split_tensor(entries, name, layout, dimensions)
+        except LayoutError as error:
+            result.layout_errors[number, name] = str(error)
+            continue
+        for part, tensor in (parts or {normalize_hf_name(name): layout}).items():
+            if part in plain:
+                result.layout_errors[number, name] = f"it and {plain[part][0]} both map to {part}"
+            else:
+                plain[part] = (name, tensor)
+    for name, packed in side.quantized.items():
+        if all(stored in direct_names for stored in packed.names):
+            continue
+        try:
+            experts = packed.split(partial(split_tensor, entries, name, dimensions=dimensions))
+        except LayoutError as error:
+            result.layout_errors[number, packed.names[0]] = str(error)
+            continue
+        plain |= {
+            part: (packed.names[0], tensor) for part, tensor in (experts or {normalize_hf_name(name): packed}).items()
+        }
+    return plain
+
+
+def _add_pair(
+    result: MatchResult,
+    first: ComparisonSide,
+    second: ComparisonSide,
+    name: str,
+    ours: tuple[str, TensorLayout | QuantizedWeight],
+    theirs: tuple[str, TensorLayout | QuantizedWeight],
+) -> None:
+    """Pair two tensors. Rows that pad Megatron's vocabulary are left out; other differences of shape are recorded."""
+    layouts = [ours[1], theirs[1]]
+    for at, (side, other) in enumerate(((first, second), (second, first))):
+        own, counterpart = layouts[at], layouts[1 - at]
+        if (
+            side.is_megatron
+            and not other.is_megatron
+            and name in (other.embedding, other.head)
+            and isinstance(own, TensorLayout)
+        ):
+            surplus = own.shape[0] - counterpart.shape[0] if own.shape and counterpart.shape else 0
+            if surplus > 0 and own.shape[1:] == counterpart.shape[1:]:
+                layouts[at] = own.cut(0, 0, counterpart.shape[0])
+                result.padding_rows[name] = surplus
+    pair = TensorPair(name, (ours[0], theirs[0]), *layouts)
+    (result.pairs if pair.has_equal_shapes else result.shape_mismatches).append(pair)
+    result.bridged_count += pair.has_equal_shapes
+
+
+def _pair_duplicates(
+    result: MatchResult,
+    paired: Mapping[str, TensorPair],
+    side: ComparisonSide,
+    other: ComparisonSide,
+    remaining: PlainTensors,
+    swapped: bool,
+    table: FamilyTable | None,
+) -> None:
+    """Pair a tensor that only one side stores with the tensor of the other side that it duplicates: a tied head, a copy for MTP."""
+    copies = table.copies if table is not None else {}
+    for name in list(remaining):
+        original = find_original(copies, name)
+        if (name == side.head or original == side.head) and original not in paired and other.tied:
+            original = other.embedding
+        if original is None or original not in paired:
+            continue
+        stored, layout = remaining[name]
+        pair = paired[original]
+        counterpart = pair.first if swapped else pair.second
+        counterpart_name = pair.names[0] if swapped else pair.names[1]
+        if (
+            isinstance(layout, TensorLayout)
+            and isinstance(counterpart, TensorLayout)
+            and layout.shape != counterpart.shape
+            and side.is_megatron
+        ):
+            result.padding_rows[name] = layout.shape[0] - counterpart.shape[0]
+            layout = layout.cut(0, 0, min(counterpart.shape[0], layout.shape[0]))
+        ends = (
+            ((counterpart_name, counterpart), (stored, layout))
+            if swapped
+            else ((stored, layout), (counterpart_name, counterpart))
+        )
+        alias = TensorPair(name, (ends[0][0], ends[1][0]), ends[0][1], ends[1][1])
+        (result.pairs if alias.has_equal_shapes else result.shape_mismatches).append(alias)
+        result.aliased[name] = counterpart_name
+        del remaining[name]

@@ -1,0 +1,157 @@
+"""Measures how far a quantized weight is from the dense one, and how far rounding allows it to be.
+
+Rounding to the nearest number of the grid errs by at most half a step. The step follows from bits and group: for integers it is
+the scale, for fp8 the distance of neighbouring floats times the scale. 16-bit arithmetic (dividing the weight by its scale, and
+rounding the scale) adds at most 2^-8 of the number or, with a zero point, of the range of the grid. compressed-tensors' own
+compressors stay within this bound in every scheme (tests/compare/matching/quantized/test_formats.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
+from ckptcheck.compare.matching.pairing import TensorPair
+from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.values.dtypes import decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHUNK_ELEMENTS = 1 << 20
+"""Numbers that are compared at a time."""
+MAX_READ_BYTES = 1 << 26
+"""Bytes of a dense tensor that are read at a time."""
+HALF = 0.5
+OTHER_WEIGHT_RMS = 1.0
+"""Root mean square distance, in steps, from which these are other weights: rounding causes 0.29."""
+OTHER_WEIGHT_COSINE = 0.7
+"""Cosine below which these are other weights, for grids so coarse that nothing is a step away: rounding to 2 bits leaves 0.9."""
+ARITHMETIC = 2.0**-8
+"""Relative error of bf16 arithmetic."""
+
+
+@dataclass
+class QuantizedDistance:
+    """How far a quantized weight is from the dense one."""
+
+    elements: int = 0
+    # Numbers that are farther away than rounding explains.
+    beyond: int = 0
+    # Numbers of which one side is NaN or infinite.
+    not_finite: int = 0
+    # The largest distance, in steps of the grid.
+    steps: float = 0.0
+    # The largest distance.
+    largest: float = 0.0
+    # Sum of the squared distances, in steps.
+    squares: float = 0.0
+    # Scalar products: dense with quantized, dense with itself, quantized with itself.
+    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square distance, in steps of the grid."""
+        return sqrt(self.squares / self.elements) if self.elements else 0.0
+
+    @property
+    def cosine(self) -> float:
+        """Cosine between the two as vectors: 1 for the same direction, about 0 for unrelated weights."""
+        dot, ours, theirs = self.products
+        return dot / sqrt(ours * theirs) if ours and theirs else float(ours == theirs)
+
+    @property
+    def is_different_weight(self) -> bool:
+        """Whether these are different weights: no quantization method moves a weight so far."""
+        return bool(self.not_finite) or (
+            bool(self.beyond) and (self.rms >= OTHER_WEIGHT_RMS or self.cosine < OTHER_WEIGHT_COSINE)
+        )
+
+    def is_mismatch(self, *, came_first: bool) -> bool:
+        """Whether the two weights do not belong together. came_first: the quantized side is the reference."""
+        return self.is_different_weight or (came_first and bool(self.beyond))
+
+
+def measure_distance(
+    dense: TensorLayout, packed: QuantizedWeight, files: tuple[TensorFiles, TensorFiles], *, came_first: bool
+) -> QuantizedDistance:
+    """Compare a dense and a quantized weight row by row. Raises UnreadableFile.
+
+    Args:
+        dense: the dense weight.
+        packed: the quantized weight.
+        files: of the dense side, then of the quantized side.
+        came_first: the quantized side is the reference, so the dense numbers must equal the dequantized ones, rounded once.
+
+    """
+    distance = QuantizedDistance()
+    step = max(1, CHUNK_ELEMENTS // max(packed.shape[1], 1))
+    for first, last in _row_ranges(dense):
+        raw = files[0].read_tensor(dense.cut(0, first, last))
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            weights = decode(dense.dtype, raw[begin - first : end - first]).astype(np.float32)
+            # Scales may be any number.
+            with np.errstate(all="ignore"):
+                _add_rows(distance, weights, packed.dequantize_rows(files[1], begin, end), came_first)
+    return distance
+
+
+def _row_ranges(dense: TensorLayout) -> list[tuple[int, int]]:
+    """Return the ranges of rows that are read at a time. A tensor that is stored transposed is read in few large pieces."""
+    is_transposed = any(chunk.strides[-1] != dense.itemsize for chunk in dense.chunks)
+    number = max(1, -(-dense.nbytes // (MAX_READ_BYTES if is_transposed else CHUNK_ELEMENTS * dense.itemsize)))
+    return [(dense.shape[0] * at // number, dense.shape[0] * (at + 1) // number) for at in range(number)]
+
+
+def _add_rows(
+    distance: QuantizedDistance, weights: NDArray[np.float32], packed: DequantizedRows, came_first: bool
+) -> None:
+    """Add the distances of some rows."""
+    numbers = packed.values
+    grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
+    error = np.abs(weights - numbers)
+    if came_first:
+        allowed = ARITHMETIC * np.abs(numbers)
+    else:
+        span = packed.span if packed.span is not None else np.abs(numbers)
+        allowed = HALF * grid + ARITHMETIC * span
+    is_beyond = ~(error <= allowed)
+    relative = np.where(error == 0, 0, error / grid)
+    distance.elements += error.size
+    distance.beyond += int(is_beyond.sum())
+    finite = np.isfinite(relative)
+    if not finite.all():
+        distance.not_finite += int((~np.isfinite(error)).sum())
+        error = error[np.isfinite(error)]
+        relative, weights, numbers = relative[finite], weights[finite], numbers[finite]
+    distance.steps = max(distance.steps, float(relative.max(initial=0)))
+    distance.largest = max(distance.largest, float(error.max(initial=0)))
+    distance.squares += _product(relative, relative)
+    sums = _product(weights, numbers), _product(weights, weights), _product(numbers, numbers)
+    distance.products = tuple(map(sum, zip(distance.products, sums, strict=True)))  # type: ignore[assignment]
+
+
+def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """Return the scalar product, accumulated in float64."""
+    return float(np.einsum("i,i->", first.reshape(-1), second.reshape(-1), dtype=np.float64))
+
+
+def compare_quantized_pair(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles) -> QuantizedDistance | str:
+    """Compare a quantized weight with a dense one. Returns the reason as text if that is impossible."""
+    try:
+        if isinstance(pair.second, QuantizedWeight):
+            assert isinstance(pair.first, TensorLayout)
+            return measure_distance(pair.first, pair.second, (ours, theirs), came_first=False)
+        assert isinstance(pair.first, QuantizedWeight)
+        return measure_distance(pair.second, pair.first, (theirs, ours), came_first=True)
+    except UnreadableFile as error:
+        return f"{error.file}: {error.reason}"
+    # Scales, zero points or groups have a shape that no format has.
+    except (IndexError, ValueError, LayoutError):
+        return "its scales, zero points or groups do not fit the weight"

@@ -1,0 +1,212 @@
+"""Weights stored as integers or fp8 that are multiplied by the scale of their tensor, row, group or block.
+
+Formats: compressed_tensors/compressors pack_quantized (a stream of bits, lowest first, each number with 2^(bits - 1) added),
+naive_quantized, float_quantized (0.20); DeepSeek-V3's weight_scale_inv, which despite its name is multiplied, one for each
+block of 128 × 128; GPTQ's and AWQ's (gptq_awq_layout.py); bitsandbytes' int8, whose SCB is the largest magnitude of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+from ckptcheck.compare.matching.quantized.gptq_awq_layout import to_packed_layout, unpack_awq
+from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
+from ckptcheck.values.dtypes import decode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.quantization.quantization import Quantization
+    from ckptcheck.compare.matching.tensor_files import TensorFiles
+
+SCALES = ("weight_scale", "weight_scale_inv")
+FLOATS = ("F64", "F32", "F16", "BF16")
+SCALE_DTYPES = (*FLOATS, "F8_E8M0")
+
+
+@dataclass(frozen=True)
+class ScaledWeight(QuantizedWeight):
+    """A weight [outputs, inputs] of integers or fp8 with scales."""
+
+    # Bits of a packed number; 8 if the numbers are not packed.
+    bits: int = 8
+    # Rows and columns that share a scale.
+    block: tuple[int, int] = (1, 1)
+    # Is added to a stored zero point.
+    shift: int = 0
+    # Eight rows share a row of words, in AWQ's order.
+    interleaved: bool = False
+    # The stored scale is divided by this.
+    steps: int = 1
+
+    @property
+    def weight(self) -> TensorLayout:
+        """The tensor that holds the numbers."""
+        return self.parts["weight_packed"] if "weight_packed" in self.parts else self.parts["weight"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor that holds the numbers."""
+        return self.weight.nbytes
+
+    def dequantize_rows(self, files: TensorFiles, begin: int, end: int) -> DequantizedRows:
+        """Return rows [begin, end) of the weight. Raises as the base class says."""
+        import numpy as np
+
+        raw = files.read_tensor(
+            self.weight.cut(0, begin // 8, -(-end // 8)) if self.interleaved else self.weight.cut(0, begin, end)
+        )
+        scale = self._scales(files, begin, end)
+        if self.weight.dtype == "F8_E4M3":
+            numbers = decode("F8_E4M3", raw)
+            # numbers = m × 2^exponent with m in [0.5, 1)
+            _, exponent = np.frexp(numbers)
+            finest = np.where(numbers == 0, -9, np.maximum(exponent - 4, -9))
+            step = np.ldexp(np.float32(1), finest).astype(np.float32)
+            step *= np.abs(scale)
+            return DequantizedRows(numbers * scale, step, step)
+        codes = raw.view(np.int8).astype(np.int32) if self.bits == 8 and self.weight.itemsize == 1 else None
+        if self.interleaved:
+            codes = unpack_awq(raw)[begin % 8 :][: end - begin]
+        elif codes is None:
+            codes = unpack_bits(raw, self.bits, self.shape[1])
+        if "weight_zero_point" in self.parts:
+            codes = codes - self._zero_points(files, begin, end)
+        numbers = codes.astype(np.float32) * scale
+        grid = np.broadcast_to(np.abs(scale), numbers.shape)
+        return DequantizedRows(numbers, grid, grid, grid * 2**self.bits if "weight_zero_point" in self.parts else None)
+
+    def _group_of_columns(self, files: TensorFiles) -> NDArray[Any]:
+        """Return the index of the group of each column."""
+        import numpy as np
+
+        if "weight_g_idx" in self.parts:
+            return files.read_tensor(self.parts["weight_g_idx"]).view(np.int32).clip(0)
+        return np.arange(self.shape[1]) // self.block[1]
+
+    def _scales(self, files: TensorFiles, begin: int, end: int) -> NDArray[np.float32]:
+        """Return the scales of these rows, in a shape that broadcasts to [rows, columns]."""
+        import numpy as np
+
+        layout = next(self.parts[role] for role in SCALES if role in self.parts)
+        values = decode(layout.dtype, files.read_tensor(layout)).astype(np.float32) / np.float32(self.steps)
+        grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
+        if grid.shape[0] > 1:
+            grid = grid[np.arange(begin, end) // self.block[0]]
+        if grid.shape[1] > 1:
+            grid = grid[:, self._group_of_columns(files)]
+        return grid
+
+    def _zero_points(self, files: TensorFiles, begin: int, end: int) -> NDArray[np.int32]:
+        import numpy as np
+
+        layout = self.parts["weight_zero_point"]
+        raw = files.read_tensor(layout)
+        if self.interleaved:
+            grid = unpack_awq(raw)
+        elif layout.dtype == "I32":
+            grid = unpack_bits(np.ascontiguousarray(raw.T), self.bits, self.shape[0]).T
+        else:
+            grid = raw.view(np.int8).astype(np.int32).reshape((raw.shape[0], -1) if raw.size > 1 else (1, 1))
+        if grid.shape[0] not in (1, self.shape[0]) or grid.shape[1] not in (1, -(-self.shape[1] // self.block[1])):
+            raise ValueError("the zero points do not fit the weight")
+        if self.shift:
+            half = 1 << (self.bits - 1)
+            grid = (grid + half + self.shift) % (2 * half) - half
+        if grid.shape[0] > 1:
+            grid = grid[begin:end]
+        return grid[:, self._group_of_columns(files)] if grid.shape[1] > 1 else grid
+
+
+def unpack_bits(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.int32]:
+    """Return the signed numbers that rows of 32-bit words hold, `bits` each, lowest bits first."""
+    import numpy as np
+
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    fields = stream[:, : columns * bits].reshape(words.shape[0], columns, bits)
+    weights = (1 << np.arange(bits)).astype(np.int32)
+    return (fields @ weights).astype(np.int32) - (1 << (bits - 1))
+
+
+def build_scaled_weight(
+    ckpt: Checkpoint, quantization: Quantization, layouts: Mapping[str, TensorLayout], names: tuple[str, ...]
+) -> ScaledWeight | None:
+    """Return the weight that a module's tensors form; None if they have none of these formats. layouts: role → tensor."""
+    if quantization.method in ("gptq", "awq"):
+        packed_layout, is_awq = to_packed_layout(layouts, quantization.method), quantization.method == "awq"
+        shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
+        if packed_layout is None:
+            return None
+        return ScaledWeight(
+            names,
+            packed_layout.shape,
+            packed_layout.parts,
+            packed_layout.bits,
+            (1, packed_layout.group),
+            shift,
+            is_awq,
+        )
+    packed, weight = layouts.get("weight_packed"), layouts.get("weight")
+    layout = packed or weight
+    if layout is None or len(layout.shape) != 2:
+        return None
+    shape = (layout.shape[0], layout.shape[1])
+    if quantization.method == "bitsandbytes":
+        largest = layouts.get("SCB")
+        if layout.dtype != "I8" or largest is None or largest.dtype not in FLOATS or largest.shape != shape[:1]:
+            return None
+        return ScaledWeight(names, shape, {"weight": layout, "weight_scale": largest}, block=(1, shape[1]), steps=127)
+    scale = next((layouts[role] for role in SCALES if role in layouts), None)
+    if scale is None or scale.dtype not in SCALE_DTYPES:
+        return None
+    bits = 8
+    if packed is not None:
+        columns = _read_column_count(ckpt, layouts["weight_shape"]) if "weight_shape" in layouts else None
+        known = {scheme.weights.bits for scheme in quantization.schemes if scheme.weights is not None}
+        choices = {
+            width
+            for width in known
+            if width and columns and 1 <= width <= 8 and -(-columns * width // 32) == layout.shape[1]
+        }
+        if layout.dtype != "I32" or columns is None or len(choices) != 1:
+            return None
+        bits, shape = choices.pop(), (layout.shape[0], columns)
+    elif layout.dtype not in ("I8", "F8_E4M3"):
+        return None
+    block = _infer_block(quantization, scale, shape)
+    return ScaledWeight(names, shape, layouts, bits, block) if block is not None else None
+
+
+def _infer_block(quantization: Quantization, scale: TensorLayout, shape: tuple[int, int]) -> tuple[int, int] | None:
+    """Return how many rows and columns share a scale; None if the shapes do not say."""
+    if prod(scale.shape) == 1 or scale.shape in ((shape[0],), (shape[0], 1)):
+        return (1, shape[1])
+    sides = tuple(length for length in scale.shape if length != 1) if len(scale.shape) == 4 else scale.shape
+    if len(sides) != 2:
+        return None
+    for scheme in quantization.schemes:
+        block = scheme.weights.block if scheme.weights is not None else None
+        if block and (-(-shape[0] // block[0]), -(-shape[1] // block[1])) == sides:
+            return block
+    if sides[0] == shape[0] and sides[1] and shape[1] % sides[1] == 0:
+        return (1, shape[1] // sides[1])
+    return None
+
+
+def _read_column_count(ckpt: Checkpoint, layout: TensorLayout) -> int | None:
+    """Return the number of columns stored in a `weight_shape` tensor; None if it is unreadable."""
+    if prod(layout.shape) != 2 or layout.itemsize not in (4, 8):
+        return None
+    chunk = layout.chunks[0]
+    try:
+        raw = ckpt.source.read(chunk.file, chunk.offset, layout.nbytes)
+    except OSError:
+        return None
+    value = int.from_bytes(raw[layout.itemsize :], "little")
+    return value if 0 < value < 1 << 31 else None

@@ -1,0 +1,128 @@
+"""One side of a comparison: where its tensors lie, and what its config declares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.open import open_target
+from ckptcheck.compare.bridge.hf_names import normalize_hf_name
+from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+from ckptcheck.compare.matching.cast import parse_dtype
+from ckptcheck.errors import EvidenceError
+from ckptcheck.text.formatting import join_truncated
+from ckptcheck.values.dtypes import FORMATS
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.config import Config
+    from ckptcheck.compare.bridge.family_table import FamilyTable
+    from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
+    from ckptcheck.compare.matching.tensor_files import ByteSource
+
+BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|masked_bias|position_ids)$")
+"""Buffers that older releases saved beside the weights and every loader recomputes."""
+
+
+@dataclass(frozen=True)
+class ComparisonSide:
+    """A checkpoint as `diff` compares it."""
+
+    target: str
+    source: ByteSource
+    # Name → where the tensor lies; Megatron's names in their normal form.
+    stored: Mapping[str, TensorLayout] = field(repr=False)
+    dimensions: ModelDimensions
+    config: Config | None = None
+    table: FamilyTable | None = None
+    # The dtype that the config names.
+    declared: str | None = None
+    # Whether the LM head is the embedding; None if nothing says so.
+    tied: bool | None = None
+    # Plain Hugging Face names of the embedding and of the LM head.
+    embedding: str = "model.embed_tokens.weight"
+    head: str = "lm_head.weight"
+    is_megatron: bool = False
+    # Name of a quantized weight → how it is stored.
+    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict, repr=False)
+    # Names of all stored tensors that belong to quantized weights.
+    quantized_parts: frozenset[str] = frozenset()
+    # Name → file or folder that holds the tensor.
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Name → why the tensor is not compared (buffers, state of the optimizer).
+    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Name → why the tensor does not match its header.
+    malformed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Numbers of files, tensors and bytes.
+    counts: Mapping[str, int] = field(default_factory=dict)
+    # File → why it could not be read.
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_side(target: str, *, jobs: int | None = None) -> ComparisonSide:
+    """Open what the user named as one side of a comparison.
+
+    Raises CkptcheckError if there is nothing to compare, EvidenceError if the checkpoint cannot be read completely.
+    """
+    evidence = open_target(target, jobs=jobs)
+    if isinstance(evidence, Checkpoint):
+        return build_checkpoint_side(evidence)
+    from ckptcheck.compare.matching.megatron_side import build_megatron_side
+
+    return build_megatron_side(evidence)
+
+
+def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
+    """Describe a Hugging Face checkpoint. Raises EvidenceError if a file of the model is missing or unreadable."""
+    from ckptcheck.compare.bridge.families import find_family_table
+    from ckptcheck.compare.matching.quantized.formats import find_quantized_weights
+
+    absent = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]
+    if absent:
+        raise EvidenceError(
+            f"{ckpt.target} cannot be compared: {join_truncated(absent)} is missing or cannot be read",
+            hint=f"ckptcheck scan {ckpt.target} lists what is wrong",
+        )
+    stored, left_out, strange = {}, {}, {}
+    for name, tensor in ckpt.tensors.items():
+        shard = ckpt.shards[ckpt.tensor_to_file[name]]
+        if BUFFER.search(name):
+            left_out[name] = "a buffer that loaders recompute"
+            continue
+        form = FORMATS.get(tensor.dtype)
+        begin = shard.data_start + tensor.data_offsets[0]
+        elements = prod(tensor.shape)
+        itemsize = 8 if tensor.dtype == "C64" else form.bits // 8 if form is not None else 0
+        if form is None or tensor.nbytes < 0 or shard.data_start + tensor.data_offsets[1] > shard.size:
+            strange[name] = f"its dtype {tensor.dtype} is unknown" if form is None else "its file ends before it"
+        elif form.packed:
+            stored[name] = TensorLayout.contiguous(tensor.dtype, 1, (tensor.nbytes,), shard.name, begin)
+        elif elements * itemsize != tensor.nbytes:
+            strange[name] = "its bytes do not match its shape"
+        else:
+            stored[name] = TensorLayout.contiguous(tensor.dtype, itemsize, tensor.shape, shard.name, begin)
+    packed, consumed = find_quantized_weights(ckpt, stored)
+    declared = ckpt.config.get("dtype", ckpt.config.get("torch_dtype")) if ckpt.config is not None else None
+    return ComparisonSide(
+        target=ckpt.target,
+        source=ckpt.source,
+        stored=stored,
+        dimensions=ModelDimensions.from_config(ckpt.config),
+        config=ckpt.config,
+        table=find_family_table(ckpt.config),
+        declared=parse_dtype(declared),
+        tied=ckpt.components.is_tied,
+        embedding=normalize_hf_name(ckpt.components.embedding or "model.embed_tokens.weight"),
+        head=normalize_hf_name(ckpt.components.lm_head or "lm_head.weight"),
+        quantized=packed,
+        quantized_parts=consumed,
+        files=ckpt.tensor_to_file,
+        left_out=left_out,
+        malformed=strange,
+        counts=ckpt.counts,
+        unread=ckpt.unread,
+    )

@@ -1,0 +1,133 @@
+"""Reads tensors, which may lie as rectangles in several files, into arrays.
+
+Files are read, not mapped into memory: a file that shrinks, or a disk that fails, then raises an error instead of killing the
+process with a signal. `read_into` fills a buffer that callers reuse, so reading runs at the speed of a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_OVERREAD = 8
+"""A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
+
+
+class UnreadableFile(Exception):
+    """A file could not be read to the end."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class ByteSource(Protocol):
+    """Where bytes are read from; `ckptcheck.checkpoint.source.Source` is one."""
+
+    @property
+    def local(self) -> Path | None:
+        """Folder of the files on disk; None if they are not on disk."""
+        ...
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Read up to `length` bytes from `start`."""
+        ...
+
+
+class TensorFiles:
+    """The files of one side, each opened once. Use as a context manager."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._descriptors: dict[str, int] = {}
+        self._state_at_open: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def list_changed(self) -> list[str]:
+        """Return the files that were written to since they were opened."""
+        return [file for file, state in self._state_at_open.items() if _file_state(self._descriptors[file]) != state]
+
+    def read_into(self, file: str, offset: int, buffer: NDArray[np.uint8]) -> None:
+        """Fill a buffer with the bytes from `offset` on. Raises UnreadableFile."""
+        try:
+            if self._source.local is None or not hasattr(os, "preadv"):
+                raw = self._source.read(file, offset, buffer.size)
+                buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
+                done = len(raw)
+            else:
+                descriptor, done = self._open(self._source.local, file), 0
+                while done < buffer.size:
+                    more = os.preadv(descriptor, [buffer[done:]], offset + done)  # type: ignore[list-item]
+                    if more == 0:
+                        break
+                    done += more
+        except OSError as error:
+            raise UnreadableFile(file, error.strerror or str(error)) from error
+        if done < buffer.size:
+            raise UnreadableFile(file, "it ends earlier than its header says")
+
+    def read_rectangle(
+        self, file: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> NDArray[Any]:
+        """Return a rectangle as unsigned integers of `itemsize` bytes (1, 2, 4 or 8). Raises UnreadableFile."""
+        kind = np.dtype(f"<u{itemsize}")
+        span = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) + itemsize
+        useful = prod(shape) * itemsize
+        if span <= MAX_OVERREAD * useful:
+            raw = np.empty(span, np.uint8)
+            self.read_into(file, offset, raw)
+            return np.ndarray(shape, kind, raw.data, 0, strides)
+        slowest = max(range(len(shape)), key=lambda axis: strides[axis])
+        rest, steps = _without(shape, slowest), _without(strides, slowest)
+        lines = [
+            self.read_rectangle(file, offset + number * strides[slowest], rest, steps, itemsize)
+            for number in range(shape[slowest])
+        ]
+        return np.stack(lines, axis=slowest)
+
+    def read_tensor(self, layout: TensorLayout) -> NDArray[Any]:
+        """Return a tensor as unsigned integers; it may lie in several rectangles. Raises UnreadableFile."""
+        if len(layout.chunks) == 1 and layout.chunks[0].shape == layout.shape:
+            chunk = layout.chunks[0]
+            return self.read_rectangle(chunk.file, chunk.offset, layout.shape, chunk.strides, layout.itemsize)
+        result = np.zeros(layout.shape, f"<u{layout.itemsize}")
+        for chunk in layout.chunks:
+            place = tuple(slice(low, low + length) for low, length in zip(chunk.origin, chunk.shape, strict=True))
+            result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
+        return result
+
+    def _open(self, folder: Path, file: str) -> int:
+        with self._lock:
+            if file not in self._descriptors:
+                descriptor = os.open(folder / file, os.O_RDONLY)
+                self._descriptors[file] = descriptor
+                self._state_at_open[file] = _file_state(descriptor)
+            return self._descriptors[file]
+
+
+def _file_state(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*values[:axis], *values[axis + 1 :])

@@ -1,0 +1,106 @@
+"""What a consumer is given and what it answers.
+
+A consumer builds its own modules out of a checkpoint's (``q_proj``, ``k_proj`` and ``v_proj`` become one ``qkv_proj``)
+and asks the quantization config about each one, by name and class. ckptcheck answers as that version of the consumer
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+LINEAR, EXPERTS, HEAD, EMBEDDING, OTHER = "linear", "experts", "head", "embedding", "other"
+"""Roles of a module; a consumer treats each role in another branch of its code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module as one consumer builds it."""
+
+    name: str
+    """The path by which the consumer looks it up in the config."""
+    class_name: str
+    """Its class in the consumer (``QKVParallelLinear``)."""
+    role: str
+    """`LINEAR`, `EXPERTS`, `HEAD`, `EMBEDDING` or `OTHER`."""
+    sources: tuple[str, ...] = ()
+    """The checkpoint's modules that are loaded into it."""
+    is_quantizable: bool = True
+    """Whether the consumer gives it a quantization config at all."""
+    expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """For fused experts: the names of gate, up and down of one expert in the checkpoint."""
+    is_guess: bool = False
+    """Whether name and class only follow the usual pattern: nobody has built this architecture with this consumer."""
+    rejects_unknown_tensors: bool = False
+    """Whether the loader raises on a tensor for this module that it has no parameter for (recorded for SGLang only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a consumer builds a module quantized."""
+
+    quantized: bool | None
+    """None where the consumer raises (`error`) or where ckptcheck cannot tell (`reason`)."""
+    scheme: str | None = None
+    """The target, algorithm or pattern whose scheme the module gets."""
+    entry: str | None = None
+    """The entry of an ignore, target or pattern list that decides, as the config has it."""
+    error: str | None = None
+    """What the consumer raises, in our words."""
+    splits_module: bool = False
+    """Whether the error is that the lists treat the shards of a fused module differently."""
+    reason: str | None = None
+    """Why ckptcheck cannot tell, as one clause."""
+
+
+UNQUANTIZED = Decision(quantized=False)
+DecideModule = Callable[[Module], Decision]
+
+UndeclaredOutcome = Literal["known", "plain", "refused"]
+"""What a consumer makes of a config without ``quant_method``. known: it recognizes the method. plain: it takes the model for
+not quantized. refused: it stops at the config."""
+
+
+class ConsumerError(Exception):
+    """The consumer raises on this input; the message says what it does not accept, in our words."""
+
+
+class SplitModuleError(ConsumerError):
+    """The lists of the config treat the shards of one fused module differently."""
+
+
+class UnknownBehavior(Exception):
+    """ckptcheck cannot tell what the consumer does; the message says why, as one clause."""
+
+
+@dataclass(frozen=True)
+class ModelStructure:
+    """How a consumer builds one architecture, as far as the lists of a config are concerned."""
+
+    fused_modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Last component of a fused module → last components of its shards: the consumer's ``packed_modules_mapping``."""
+    rename: Callable[[str], str] = str
+    """Turns a name of the checkpoint, or an entry of a list, into the consumer's name."""
+    default_skips: tuple[str, ...] = ()
+    """What transformers skips where the config has no list (its `get_keys_to_not_convert`)."""
+    is_guess: bool = False
+    """Whether nobody has built this architecture with this consumer."""
+
+
+@dataclass(frozen=True)
+class ConsumerInput:
+    """Everything that a consumer looks at when it reads a quantization config."""
+
+    method: str
+    """``quant_method``, as written in the config."""
+    config: Mapping[str, Any]
+    """The quantization config as parsed."""
+    structure: ModelStructure = ModelStructure()
+    """How the consumer builds the architecture."""
+    packed: frozenset[str] | None = None
+    """The checkpoint's modules with a tensor that is not F16, BF16 or F32; None if the tensors were not looked at.
+    vLLM derives the lists of GPTQ and AWQ from these."""
+    plain: frozenset[str] | None = None
+    """The checkpoint's modules with only F16, BF16 or F32 tensors; None if the tensors were not looked at."""

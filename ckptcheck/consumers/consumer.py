@@ -1,0 +1,89 @@
+"""A consumer: everything that ckptcheck knows about one program that loads a checkpoint, at one version.
+
+docs/adding-a-consumer.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module, UndeclaredOutcome
+from ckptcheck.consumers.entries import EntryList
+from ckptcheck.consumers.structures import Structures
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizationPolicy:
+    """A quantization config as one consumer reads it."""
+
+    decide: DecideModule
+    lists: Mapping[str, EntryList] = field(default_factory=dict)
+    """Key of each list in the config → its entries."""
+
+
+ReadConfig = Callable[[ConsumerInput], QuantizationPolicy]
+ReadUndeclared = Callable[[Mapping[str, Any], str], UndeclaredOutcome | None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Consumer:
+    """All facts about one consumer. No other module asks which consumer it has before it: it asks for a fact."""
+
+    name: str
+    """As ``--consumers`` and the report have it."""
+    title: str
+    """As sentences have it: "vLLM"."""
+    version: str
+    """The version whose code these facts are taken from."""
+    read_config: ReadConfig
+    """Reads a quantization config. Raises ConsumerError where the consumer raises, UnknownBehavior for what is not
+    modelled."""
+    structures: Structures
+    """Which modules the consumer builds for an architecture, and out of which of the checkpoint's."""
+    missing_parameter_effect: str
+    """What the consumer does with a tensor that it has no parameter for, as a predicate with ``{tensor}``."""
+    is_default: bool = False
+    """Whether a scan asks it when the user names no consumers."""
+    stops_at_unknown_tensors: bool = False
+    """Whether its loader raises on every tensor that it has no parameter for. Where that differs from one architecture to
+    another, the table of structures says so for each module."""
+    guessed_parameter_effect: str | None = None
+    """`missing_parameter_effect` for an architecture that is not in the table of structures, if it is another one."""
+    casts_same_name: bool = True
+    """Whether it copies a tensor into the parameter of the same name, whatever dtype the two have."""
+    weight_files: Callable[[Checkpoint], Collection[str]] | None = None
+    """The weight files that it reads; None if it loads another checkpoint (a trainer that sends weights)."""
+    sends_weights: bool = False
+    """Whether it loads nothing, but packs weights and sends them to an engine: it is compared with the engines."""
+    matches_parameters: bool = False
+    """Whether an entry has to match the name of a parameter (``….weight``), not that of a module."""
+    sync_effect: str | None = None
+    """What an engine does with a tensor that a trainer sends and that it has no parameter for, as a predicate; None if no
+    trainer sends weights to it."""
+    read_undeclared: ReadUndeclared | None = None
+    """Says what it makes of a config without ``quant_method``, from the config and the key it stands under; None if it
+    does not look there."""
+    undeclared_clue: str = ""
+    """By what it recognizes a config without ``quant_method``: "by its producer"."""
+
+    @property
+    def label(self) -> str:
+        """The name with the version, as messages have it."""
+        return f"{self.name} {self.version}"
+
+    def stops_at(self, module: Module) -> bool:
+        """Whether it raises on a tensor for this module that it has no parameter for."""
+        return self.stops_at_unknown_tensors or module.rejects_unknown_tensors
+
+    def describe_missing_parameter(self, module: Module, tensor: str) -> str:
+        """Return what it does with a tensor for this module that it has no parameter for, as a predicate."""
+        if module.is_guess and self.guessed_parameter_effect is not None:
+            return self.guessed_parameter_effect.format(tensor=tensor)
+        if self.stops_at(module):
+            return f"stops at {tensor}"
+        return self.missing_parameter_effect.format(tensor=tensor)

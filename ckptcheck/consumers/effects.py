@@ -1,0 +1,136 @@
+"""Describes what a consumer does with a module that it builds otherwise than the checkpoint stores it.
+
+What a consumer does is a fact of its `Consumer`. vLLM 0.32's `AutoWeightsLoader` and the models' `load_weights` raise on a name
+that they have no parameter for; in SGLang 0.5.23 each model decides, and some raise for the shards of fused modules only, or for
+experts (recorded by `fixtures/learn_modules_sglang.py`); most drop the tensor, with a warning (Llama) or silently (Qwen3-MoE);
+transformers 5.23 reports it and starts what is missing at random. They copy a weight under the same name into whatever dtype
+the parameter has. The tests show on real engines what vLLM and SGLang do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptcheck.consumers.mismatches import Mismatch, sort_modules, to_template
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+_SAME_NAME = {
+    True: "casts the raw numbers and drops the scale",
+    False: "casts the weight to the quantized dtype and multiplies by an uninitialised scale",
+}
+"""Whether the weight is stored quantized → what a consumer does that copies it into the parameter of the same name."""
+
+
+def describe_effect(mismatch: Mismatch, stored_name: str, built_name: str, scale: str | None = None) -> str:
+    """Return what the consumer does with a module, as the predicate of a sentence.
+
+    Args:
+        mismatch: the module.
+        stored_name: name of its weight in the checkpoint (``weight``, ``weight_packed``, ``qweight``).
+        built_name: name of the weight in the module that the consumer builds.
+        scale: name of a tensor stored beside the weight, None where there is none.
+    """
+    consumer, module = mismatch.consumer, mismatch.target_module
+    if stored_name == built_name and mismatch.is_stored_quantized and scale is not None and consumer.stops_at(module):
+        # the consumer has a parameter for the weight, and none for the scale
+        stored_name = scale
+    elif stored_name == built_name and consumer.casts_same_name:
+        return _SAME_NAME[mismatch.is_stored_quantized]
+    return consumer.describe_missing_parameter(module, f"{mismatch.module}.{stored_name}")
+
+
+@dataclass(frozen=True)
+class MismatchSummary:
+    """Several mismatches that have one cause, in words."""
+
+    modules: str
+    """The first module, and how many more."""
+    verb: str
+    """"is" or "are"."""
+    reason: str
+    """The entry of which list decides, or that there is none."""
+    effects: str
+    """What each consumer does."""
+    file: str
+    """The file of the list, or of the config."""
+    key: str
+    """The key of the list's entry, or of the config."""
+    hint: str
+
+
+def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Iterator[MismatchSummary]:
+    """Group mismatches that have one cause: the same kind of module and the same consumers, for the same reason."""
+    assert ckpt.quantization is not None
+    assert ckpt.quantization.main_declaration is not None
+    by_module: dict[str, list[Mismatch]] = {}
+    for mismatch in mismatches:
+        by_module.setdefault(mismatch.module, []).append(mismatch)
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for module, of_module in by_module.items():
+        entries = tuple((mismatch.consumer.name, mismatch.decision.entry) for mismatch in of_module)
+        # one entry may match modules of many kinds
+        kind = "" if any(entry for _, entry in entries) else to_template(module)
+        groups.setdefault((kind, *entries), []).append(module)
+    quantized_name = _quantized_weight_name(ckpt)
+    for group in groups.values():
+        modules = sort_modules(group)
+        first = by_module[modules[0]]
+        storage = ckpt.quantization.storage_by_module.get(modules[0])
+        stored_name = storage.weight.role if storage is not None and storage.weight is not None else "weight"
+        built_name = "weight" if first[0].is_stored_quantized else quantized_name
+        companions = sorted(storage.companions, key=lambda name: "scale" not in name) if storage is not None else []
+        scale = next(iter(companions), None)
+        of_consumers: Iterable[tuple[Mismatch, ...]] = zip(*(by_module[name] for name in modules), strict=True)
+        worst = [
+            next((mismatch for mismatch in alike if mismatch.target_module.rejects_unknown_tensors), alike[0])
+            for alike in of_consumers
+        ]
+        entry = next((mismatch.decision.entry for mismatch in first if mismatch.decision.entry is not None), None)
+        place = next((place for place in ckpt.quantization.ignore if place.text == entry), None)
+        # a scheme without weights is a pattern of GPTQ's `dynamic`
+        schemes = ckpt.quantization.schemes
+        key = next((scheme.key for scheme in schemes if scheme.weights is None and scheme.targets == (entry,)), None)
+        yield MismatchSummary(
+            modules=modules[0] + (f" and {len(modules) - 1:,} more" if len(modules) > 1 else ""),
+            verb="are" if len(modules) > 1 else "is",
+            reason=_explain_decision(first[0].is_stored_quantized, entry),
+            effects="; ".join(
+                f"{mismatch.consumer.label} {describe_effect(mismatch, stored_name, built_name, scale)}"
+                for mismatch in worst
+            ),
+            file=place.file if place else ckpt.quantization.main_declaration.file,
+            key=place.key if place else key or ckpt.quantization.main_declaration.key,
+            hint=_write_hint(first[0], entry),
+        )
+
+
+def _explain_decision(is_quantized: bool, entry: str | None) -> str:
+    """Return which entry of which list makes the consumer build the module so, or that there is none."""
+    if is_quantized:
+        return f"ignored by {entry!r}" if entry is not None else "not targeted"
+    return f"targeted by {entry!r} and not ignored" if entry is not None else "not ignored"
+
+
+def _write_hint(mismatch: Mismatch, entry: str | None) -> str:
+    name = mismatch.module.rpartition(".")[2]
+    if not mismatch.is_stored_quantized:
+        return "add it to the ignore list; ckptcheck scan --fix writes one that all these consumers read alike"
+    if entry is not None and entry.startswith("re:"):
+        end = re.split(r"[.\\]", entry)[-1]
+        if end.isidentifier() and name.startswith(end) and name != end:
+            return f"end the regex with $: {entry}$ does not match {name}"
+    if entry is not None:
+        return "take the entry out of the list, or quantize again with this module left out"
+    return "add a target for it, or quantize again with this module left out"
+
+
+def _quantized_weight_name(ckpt: Checkpoint) -> str:
+    """Return the name of the weight in the checkpoint's quantized modules (``weight_packed``)."""
+    assert ckpt.quantization is not None
+    ways = (way.weight.role for way in ckpt.quantization.storages if way.is_quantized and way.weight is not None)
+    return next(ways, "weight")

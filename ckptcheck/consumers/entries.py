@@ -1,0 +1,238 @@
+"""Matches the entries of an ignore, target or pattern list against the names of modules.
+
+A list is read once: texts go into a table, patterns into one automaton. Every consumer has its own rule for when an entry
+matches. Each ``parse_…`` function below is one of these rules and names the consumers that have it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+from ckptcheck.consumers.regex_nfa import UnsupportedRegex
+from ckptcheck.consumers.regex_set import Automaton
+
+MAX_NAME = 1_000
+"""Longest name of a module that is matched, in characters."""
+ONLY_REGEX = re.compile(
+    r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
+)
+"""Syntax that the third-party library `regex`, which vLLM and parts of SGLang use, reads in another way than `re`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMatcher:
+    """How one entry is matched: by `text`, by `pattern`, or by either."""
+
+    text: str | None = None
+    """Matches where it is one of the keys of a name."""
+    pattern: str | None = None
+    """A regex."""
+    error: str | None = None
+    """What the consumer raises when it comes to this entry."""
+
+
+ParseEntry = Callable[[str], EntryMatcher]
+LookupKeys = Callable[[str], Iterable[str]]
+"""Lists the texts under which an entry for a name could stand."""
+
+
+@dataclass
+class EntryUsage:
+    """What an entry matched, over all names so far."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first three names."""
+
+
+class EntryList:
+    """A list of a config as one consumer reads it."""
+
+    def __init__(
+        self,
+        texts: Sequence[object],
+        parse: ParseEntry,
+        *,
+        originals: Sequence[object] | None = None,
+        keys: LookupKeys = lambda name: (name,),
+        full: bool = False,
+        like_regex: bool = False,
+    ) -> None:
+        """Read a list.
+
+        Args:
+            texts: the entries after the consumer's own renaming.
+            parse: says how an entry is matched.
+            originals: each entry as the config has it, where `texts` are renamed.
+            keys: lists the texts under which an entry for a name could stand.
+            full: whether a pattern has to match the whole name, else its beginning.
+            like_regex: whether the consumer matches with the library `regex`, not with `re`.
+        """
+        self.originals = [str(text) for text in (texts if originals is None else originals)]
+        self.usages = [EntryUsage() for _ in self.originals]
+        self.texts = [text for text in texts if isinstance(text, str)]
+        self._keys = keys
+        self._texts: dict[str, list[int]] = {}
+        self._errors: dict[int, str] = {}
+        self._unknowns: dict[int, str] = {}
+        patterns: dict[int, str] = {}
+        for number, text in enumerate(texts):
+            matcher = parse(text) if isinstance(text, str) else EntryMatcher(error=f"entry {text!r} is not a string")
+            if matcher.pattern is not None:
+                problem = _compile_error(matcher.pattern)
+                if like_regex and ONLY_REGEX.search(matcher.pattern):
+                    self._unknowns[number] = f"the regex library may read {text!r} in another way"
+                elif problem:
+                    self._errors[number] = f"{text!r} is not a regex ({problem})"
+                else:
+                    patterns[number] = matcher.pattern
+            if matcher.text is not None:
+                self._texts.setdefault(matcher.text, []).append(number)
+            if matcher.error is not None:
+                self._errors[number] = matcher.error
+        self._automaton = Automaton(patterns, full=full)
+        self._unknowns.update(self._automaton.unsupported)
+
+    def __len__(self) -> int:
+        return len(self.originals)
+
+    def original(self, number: int | None) -> str | None:
+        """Return an entry as the config has it, None for None."""
+        return None if number is None else self.originals[number]
+
+    def match_all(self, name: str) -> list[int]:
+        """Return the numbers of all entries that match a name, in the order of the list. Raises UnknownBehavior."""
+        if len(name) > MAX_NAME:
+            raise UnknownBehavior(f"the name has more than {MAX_NAME:,} characters")
+        matches = {number for key in self._keys(name) for number in self._texts.get(key, ())} if self._texts else set()
+        try:
+            matches |= self._automaton.match(name)
+        except UnsupportedRegex as reason:
+            raise UnknownBehavior(str(reason)) from None
+        for number in matches:
+            usage = self.usages[number]
+            usage.count += 1
+            if len(usage.examples) < 3 and name not in usage.examples:
+                usage.examples.append(name)
+        return sorted(matches)
+
+    def record_match(self, original: str) -> None:
+        """Count a match that the consumer finds by other means than a name, such as the module's class."""
+        self.usages[self.originals.index(original)].count += 1
+
+    def first_match(self, name: str) -> int | None:
+        """Return the first entry that matches, as a consumer that stops at the first match."""
+        matches = self.match_all(name)
+        number = matches[0] if matches else None
+        self.check_entries_before(number)
+        return number
+
+    def all_matches(self, name: str) -> list[int]:
+        """Return all entries that match, as a consumer that tries every entry."""
+        self.check_entries_before(None)
+        return self.match_all(name)
+
+    def check_entries_before(self, number: int | None) -> None:
+        """Raise ConsumerError or UnknownBehavior for the first entry before this number that causes it; None: for any."""
+        for other in sorted({*self._errors, *self._unknowns}):
+            if number is None or other < number:
+                if other in self._errors:
+                    raise ConsumerError(self._errors[other])
+                raise UnknownBehavior(self._unknowns[other])
+
+
+def _compile_error(pattern: str) -> str | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            return str(error)
+    return None
+
+
+def parse_exact_or_regex(text: str) -> EntryMatcher:
+    """Read ``re:`` and a regex that matches a beginning, else the whole name: compressed-tensors, vLLM, Quark in both engines."""
+    return EntryMatcher(pattern=text[3:]) if text.startswith("re:") else EntryMatcher(text=text)
+
+
+def parse_regex_only(text: str) -> EntryMatcher:
+    """Read ``re:`` and a regex; other entries match nothing: targets that both engines also match against the class."""
+    return EntryMatcher(pattern=text[3:]) if text.startswith("re:") else EntryMatcher()
+
+
+def parse_exact(text: str) -> EntryMatcher:
+    """Read the text as it is; it matches where the list's `keys` say. By default, the whole name: vLLM's fp8."""
+    return EntryMatcher(text=text)
+
+
+def list_lengths(texts: Sequence[object]) -> list[int]:
+    """Return the lengths of these texts: no part of a name with another length can be one of them."""
+    return sorted({len(text) for text in texts if isinstance(text, str)})
+
+
+def make_substring_keys(texts: Sequence[object]) -> LookupKeys:
+    """Return keys that list every substring of a name with the length of one of these texts: AWQ, GPTQ and ModelOpt."""
+    sizes = list_lengths(texts)
+    return lambda name: {name[i : i + n] for n in sizes for i in range(len(name) - n + 1)}
+
+
+def make_suffix_keys(texts: Sequence[object]) -> LookupKeys:
+    """Return keys that list every end of a name with the length of one of these texts: transformers' skip lists."""
+    sizes = list_lengths(texts)
+    return lambda name: [name[len(name) - n :] for n in sizes if n <= len(name)]
+
+
+def make_prefix_keys(texts: Sequence[object]) -> LookupKeys:
+    """Return keys that list every beginning of a name with the length of one of these texts: slime."""
+    sizes = list_lengths(texts)
+    return lambda name: [name[:n] for n in sizes if n <= len(name)]
+
+
+def parse_path(text: str) -> EntryMatcher:
+    """Read a path of whole components that may stand anywhere in the name, see `split_component_runs`: SGLang's fp8."""
+    return EntryMatcher(text=text.rstrip("."))
+
+
+def split_dotted_suffixes(name: str) -> Iterable[str]:
+    """Yield the name and its dotted suffixes: SGLang's compressed-tensors."""
+    yield name
+    at = name.find(".")
+    while at >= 0:
+        yield name[at + 1 :]
+        at = name.find(".", at + 1)
+
+
+def split_component_runs(name: str) -> Iterable[str]:
+    """Return every run of whole components of a name."""
+    parts = name.rstrip(".").split(".")
+    return {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
+
+
+def parse_regex_or_suffix(text: str) -> EntryMatcher:
+    """Read a regex that ends at a component's border, or the end of the name (see `make_suffix_keys`): transformers' skip lists.
+
+    Source: `should_convert_module` of transformers 5.23, quantizers/quantizers_utils.py.
+    """
+    return EntryMatcher(text=text, pattern=rf"(?:{text})(?:(?<=\.)|(?=\.|$))")
+
+
+def parse_regex_or_prefix(text: str) -> EntryMatcher:
+    """Read ``re:`` and a regex, or a text that the name begins with (see `make_prefix_keys`): slime's INT4 packer."""
+    return EntryMatcher(text=text, pattern=text[3:] if text.startswith("re:") else None)
+
+
+def parse_fnmatch(text: str) -> EntryMatcher:
+    """Read shell wildcards over the whole name, as `fnmatch` on a case-sensitive system: ModelOpt in vLLM."""
+    # its atomic groups only save backtracking, of which an automaton has none
+    return EntryMatcher(pattern=fnmatch.translate(text).replace("(?>", "(?:"))
+
+
+def parse_dotted_wildcard(text: str) -> EntryMatcher:
+    """Read ``*`` as anything, dots as dots, the rest as a regex over the whole name (needs ``full``): ModelOpt in SGLang."""
+    return EntryMatcher(pattern=text.replace(".", r"\.").replace("*", ".*"))

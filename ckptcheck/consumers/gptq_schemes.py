@@ -1,0 +1,56 @@
+"""Selects the GPTQ settings that a module must have: ``dynamic`` gives some modules their own, or none.
+
+GPTQModel, which writes such checkpoints, and transformers, which reads them with it, go by the module's own name
+(`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang go by the name of the module that they build
+(``qkv_proj``), so a pattern may be written for that name. It counts where no pattern matches the module's own name.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.quantization.faults import SchemeSelector
+from ckptcheck.checkpoint.quantization.schemes import Scheme
+from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+from ckptcheck.consumers.gptq import read_dynamic_patterns
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, to_first_expert
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+def make_scheme_selector(ckpt: Checkpoint) -> SchemeSelector | None:
+    """Return a function from module to the schemes it may have; None if it may have any of the declared ones."""
+    quantization = ckpt.quantization
+    if quantization is None or quantization.method != "gptq" or len(quantization.schemes) < 2:
+        return None
+    every, *special = quantization.schemes
+    entries = read_dynamic_patterns([scheme.targets[0] for scheme in special], like_regex=True)
+    verdicts = [view.decisions for view in evaluate_checkpoint(ckpt).values()]
+
+    @cache
+    def scheme(name: str) -> Scheme | None:
+        """Return the scheme of the first pattern that matches a name."""
+        hit = entries.first_match(name)
+        return special[hit] if hit is not None else None
+
+    def choose(module: str) -> tuple[Scheme, ...]:
+        try:
+            if (own := scheme(module)) is not None:
+                return (own,) if own.weights is not None or own.targets[0].startswith("-:") else ()
+            built_names = [
+                by_module[name][0].name
+                for by_module in verdicts
+                for name in (module, to_first_expert(module))
+                if name in by_module
+            ]
+            return tuple(
+                dict.fromkeys(
+                    [every, *(special_scheme for name in built_names if (special_scheme := scheme(name)) is not None)]
+                )
+            )
+        except (ConsumerError, UnknownBehavior):
+            return quantization.schemes
+
+    return choose

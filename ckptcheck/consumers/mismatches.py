@@ -1,0 +1,281 @@
+"""Finds the modules that a consumer builds otherwise than the checkpoint stores them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
+from ckptcheck.consumers.consumer import Consumer
+from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
+from ckptcheck.consumers.evaluation import Evaluation, evaluate_consumer
+from ckptcheck.consumers.registry import CONSUMERS, list_default_consumers
+from ckptcheck.linter.evidence import remembered
+from ckptcheck.text.formatting import natural_sort_key
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+MAX_PATTERN = 200
+"""Longest entry, in characters, for which a correction is looked for."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A module that a consumer builds quantized and the checkpoint stores unquantized, or the reverse."""
+
+    consumer: Consumer
+    module: str
+    """Its path in the checkpoint."""
+    target_module: Module
+    """The consumer's module that it is loaded into."""
+    decision: Decision
+    is_stored_quantized: bool
+
+
+def evaluate_checkpoint(ckpt: Checkpoint, consumers: tuple[str, ...] | None = None) -> dict[str, Evaluation]:
+    """Evaluate consumers, once for all rules. {} if the checkpoint is not quantized or names no method.
+
+    consumers: their names; None for those that the options of the checkpoint name. () stands for the engines, of which the
+    experts are evaluated by the names of the first expert only.
+    """
+    return _evaluate(ckpt, ckpt.options.consumers if consumers is None else consumers)
+
+
+@remembered
+def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluation]:
+    quantization = ckpt.quantization
+    if quantization is None or quantization.main_declaration is None or quantization.method is None:
+        return {}
+    names = map_stored_modules(ckpt)
+    # the engines decide on the experts of a layer by the names of expert 0
+    if not consumers:
+        names = {name: quantized for name, quantized in names.items() if not _is_like_first_expert(name, names)}
+    packed = [name for name, quantized in names.items() if quantized]
+    plain = [name for name, quantized in names.items() if not quantized]
+    architecture = ckpt.config.architecture if ckpt.config is not None else None
+    return {
+        consumer: evaluate_consumer(
+            consumer, architecture, names, quantization.config, quantization.method, packed=packed, plain=plain
+        )
+        for consumer in consumers or list_default_consumers()
+        if consumer in CONSUMERS
+    }
+
+
+def _is_like_first_expert(name: str, names: Mapping[str, bool]) -> bool:
+    """Whether a module of an expert is stored as the same module of expert 0 is."""
+    first = to_first_expert(name)
+    return first != name and names.get(first) == names[name]
+
+
+def to_first_expert(name: str) -> str:
+    """Replace the number of an expert in a module's name by 0; return other names as they are."""
+    layer, inside, rest = name.partition(".experts.")
+    _, inside, projection = rest.partition(".") if inside else ("", "", "")
+    return f"{layer}.experts.0.{projection}" if inside else name
+
+
+@remembered
+def map_stored_modules(ckpt: Checkpoint) -> Mapping[str, bool]:
+    """Return module → whether it is stored quantized, for modules with a weight of two or more dimensions.
+
+    Experts that share a tensor are one module: ``model.layers.0.mlp.experts``.
+    """
+    quantized: dict[str, bool] = {}
+    assert ckpt.quantization is not None
+    for storage, modules in ckpt.quantization.storages.items():
+        weight = storage.weight
+        if weight is None or (len(weight.shape) < 2 and not storage.is_quantized):
+            continue
+        if weight.ending.startswith("."):
+            quantized.update(dict.fromkeys(modules, storage.is_quantized))
+            continue
+        for module in modules:
+            name = module.rpartition(".")[0]
+            quantized[name] = quantized.get(name, False) or storage.is_quantized
+    return quantized
+
+
+def find_mismatches(ckpt: Checkpoint, *, quantized: bool) -> list[Mismatch]:
+    """Return the modules that are stored quantized (or not) and that a consumer builds otherwise.
+
+    A consumer that does not know the method, and builds no module quantized, is left out: the checkpoint is not meant
+    for it. Where a consumer's modules for the architecture are guessed, only those count in which nothing but a list
+    decides: linear layers of attention and MLPs, and experts. A trainer that sends weights loads nothing, see
+    `find_sync_mismatches`.
+    """
+    return [mismatch for mismatch in _find_all_mismatches(ckpt) if mismatch.is_stored_quantized == quantized]
+
+
+@remembered
+def _find_all_mismatches(ckpt: Checkpoint) -> list[Mismatch]:
+    return [
+        mismatch
+        for evaluation in evaluate_checkpoint(ckpt).values()
+        if not evaluation.consumer.sends_weights
+        for mismatch in _find_consumer_mismatches(ckpt, evaluation)
+    ]
+
+
+def _find_consumer_mismatches(ckpt: Checkpoint, evaluation: Evaluation) -> list[Mismatch]:
+    is_quantized = map_stored_modules(ckpt)
+    decisions = _distinct_decisions(evaluation)
+    if not any(decision.quantized for _, decision in decisions):
+        return []
+    return [
+        Mismatch(evaluation.consumer, name, module, decision, is_quantized[name])
+        for module, decision in decisions
+        if decision.quantized is not None
+        for name in module.sources
+        if decision.quantized is not is_quantized[name] and not (evaluation.is_guess and is_unusual_module(name))
+    ]
+
+
+def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
+    """Return each module that a consumer builds once, however many of the checkpoint's are loaded into it."""
+    return list({id(pair): pair for pair in evaluation.decisions.values()}.values())
+
+
+def find_sync_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, Mismatch]]:
+    """Return the modules that a trainer packs when it syncs weights and an engine builds unquantized, or the reverse.
+
+    Each as (the trainer's side, the engine's side).
+    """
+    evaluations, is_quantized = evaluate_checkpoint(ckpt).values(), map_stored_modules(ckpt)
+    return [
+        (
+            Mismatch(sender.consumer, name, *sender.decisions[name], is_quantized[name]),
+            Mismatch(receiver.consumer, name, module, decision, is_quantized[name]),
+        )
+        for sender in evaluations
+        if sender.consumer.sends_weights
+        for receiver in evaluations
+        if receiver.consumer.sync_effect is not None
+        for name, (module, decision) in receiver.decisions.items()
+        if name in sender.decisions and _are_opposite(decision, sender.decisions[name][1])
+    ]
+
+
+def _are_opposite(one: Decision, other: Decision) -> bool:
+    return None not in (one.quantized, other.quantized) and one.quantized != other.quantized
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a consumer raises at modules; errors that differ only in numbers are one."""
+
+    consumer: Consumer
+    error: str
+    """The error at the first module."""
+    number: int
+    """How many modules there are."""
+    splits_module: bool
+    """Whether the lists of the config treat the shards of a fused module differently."""
+
+
+def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
+    """Return what consumers raise at single modules."""
+    refusals = []
+    for evaluation in evaluate_checkpoint(ckpt).values():
+        errors: dict[tuple[str, bool], dict[str, str]] = {}
+        for module, decision in _distinct_decisions(evaluation):
+            if decision.error is not None:
+                key = (to_template(decision.error), decision.splits_module)
+                errors.setdefault(key, {})[module.name] = decision.error
+        refusals += [
+            Refusal(evaluation.consumer, alike[sort_modules(alike)[0]], len(alike), splits_module)
+            for (_, splits_module), alike in errors.items()
+        ]
+    return refusals
+
+
+@cache
+def is_unusual_module(name: str) -> bool:
+    """Whether engines may differ in how they build this module; they all build attention, MLPs and experts alike."""
+    return not re.search(r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|experts)$|\.experts\.", name)
+
+
+def to_template(name: str) -> str:
+    """Replace the numbers in a module's name by {}."""
+    return _NUMBER.sub("{}", name)
+
+
+def sort_modules(names: Iterable[str]) -> list[str]:
+    """Sort modules by name, layer 10 after layer 9."""
+    return sorted(names, key=natural_sort_key)
+
+
+@dataclass(frozen=True)
+class UnusedEntry:
+    """An entry of an ignore list that matches nothing for any consumer."""
+
+    text: str
+    file: str
+    key: str
+    suggestion: str | None
+    """What the entry was probably meant to be; None where nothing is near."""
+
+
+def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
+    """Return the entries of the ignore lists that match no module for any consumer that reads them.
+
+    Some entries that match nothing are no mistake and are left out: one that names a module without a matrix, or a parent
+    of modules, means something to the tool that wrote it, and so does the head of a model that has no head of its own.
+    """
+    assert ckpt.quantization is not None
+    readers = [
+        evaluation for evaluation in evaluate_checkpoint(ckpt).values() if evaluation.lists and not evaluation.is_guess
+    ]
+    if not readers:
+        return []
+    unused = set.intersection(
+        *({text for key in evaluation.lists for text in evaluation.unused_entries(key)} for evaluation in readers)
+    )
+    if not any(entry.text in unused for entry in ckpt.quantization.ignore):
+        return []
+    names = set(map_stored_modules(ckpt))
+    modules = {name.rpartition(".")[0] for name in ckpt.tensors}
+    parents = {name[:at] for name in modules for at in range(len(name)) if name[at] == "."}
+    harmless = modules | parents | {"lm_head", "re:.*lm_head"}
+    return [
+        UnusedEntry(entry.text, entry.file, entry.key, _suggest_entry(entry.text, names))
+        for entry in ckpt.quantization.ignore
+        if entry.text in unused and entry.text not in harmless
+    ]
+
+
+def _suggest_entry(text: str, names: set[str]) -> str | None:
+    """Return what an entry was probably meant to be: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
+    bare = text.removeprefix("re:")
+    if not text.startswith("re:") and re.search(r"[\\*^$|]", text) and len(text) < MAX_PATTERN:
+        return f"re:{text}" if _matches_any(f"re:{text}", names) else None
+    if text.startswith("re:"):
+        if len(text) < MAX_PATTERN and _matches_any(f"re:.*{bare}", names):
+            return f"re:.*{bare}"
+        return None
+    for shorter in (
+        text.removesuffix(".linear"),
+        text.removesuffix(".weight"),
+        *(text[at + 1 :] for at in _first_dots(text)),
+    ):
+        if shorter != text and (shorter in names or any(name.endswith(f".{shorter}") for name in names)):
+            return next((name for name in sorted(names) if name == shorter or name.endswith(f".{shorter}")), None)
+    return next(iter(get_close_matches(text, names, 1, 0.85)), None)
+
+
+def _first_dots(text: str) -> list[int]:
+    return [at for at, char in enumerate(text) if char == "."][:2]
+
+
+def _matches_any(text: str, names: set[str]) -> bool:
+    entries = EntryList([text], parse_exact_or_regex)
+    try:
+        return any(entries.all_matches(name) for name in names)
+    except (ConsumerError, UnknownBehavior):
+        return False

@@ -1,0 +1,20 @@
+"""The table of all consumers. A new one is a row here; docs/adding-a-consumer.md shows the rest."""
+
+from __future__ import annotations
+
+from ckptcheck.consumers.compressed_tensors import COMPRESSED_TENSORS
+from ckptcheck.consumers.consumer import Consumer
+from ckptcheck.consumers.sglang import SGLANG
+from ckptcheck.consumers.slime import SLIME
+from ckptcheck.consumers.transformers import TRANSFORMERS
+from ckptcheck.consumers.vllm import VLLM
+
+CONSUMERS: dict[str, Consumer] = {
+    consumer.name: consumer for consumer in (VLLM, SGLANG, TRANSFORMERS, COMPRESSED_TENSORS, SLIME)
+}
+"""Every known consumer by the name that ``--consumers`` takes."""
+
+
+def list_default_consumers() -> tuple[str, ...]:
+    """Return the consumers that a scan asks when the user names none."""
+    return tuple(name for name, consumer in CONSUMERS.items() if consumer.is_default)

@@ -1,0 +1,228 @@
+"""Maps a checkpoint's modules to those a consumer builds, as recorded from the consumer itself.
+
+``vllm.json``, ``sglang.json`` and ``transformers.json`` hold, for each architecture, the modules that the consumer built from
+a tiny config: template of the path (numbers as ``{}``) → role, class, and the methods for which it is built without a
+quantization config; ``stops`` are the modules at whose tensors its loader raises if it has no parameter for them.
+`fixtures/learn_modules.py` writes these tables. An architecture that is not there is guessed from the usual names, and
+every module says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckptcheck.consumers.base import EMBEDDING, EXPERTS, HEAD, LINEAR, OTHER, ModelStructure, Module
+
+FUSED_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "query_key_value": ("query", "key", "value"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
+"""Fused module → its shards, as engines load them, whether or not their ``packed_modules_mapping`` has them."""
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_ROLES = {"L": LINEAR, "E": EXPERTS, "H": HEAD, "V": EMBEDDING, "O": OTHER}
+
+
+class Structures(Protocol):
+    """Knows which modules a consumer builds."""
+
+    def load_structure(self, architecture: str | None) -> ModelStructure:
+        """Return how the consumer fuses and renames the modules of an architecture."""
+        ...
+
+    def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
+        """Return the modules that the consumer builds out of a checkpoint's modules, each with its sources.
+
+        Args:
+            architecture: the first of the config's ``architectures``.
+            method: the quantization method; some modules are built without a quantization config for one method only.
+            names: paths of modules in the checkpoint, ``model.layers.0.self_attn.q_proj``. Names that the consumer builds
+                nothing for are left out.
+
+        """
+        ...
+
+
+class ParameterStructures:
+    """A trainer that builds no modules and looks at each of the checkpoint's weights by the parameter's name."""
+
+    def load_structure(self, architecture: str | None) -> ModelStructure:
+        """Return a structure without fused modules and renaming, the same for every architecture."""
+        return ModelStructure()
+
+    def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
+        """Return one parameter for each module of the checkpoint."""
+        return [Module(f"{name}.weight", "Parameter", OTHER, (name,)) for name in names]
+
+
+@dataclass(frozen=True)
+class StructureTable:
+    """The modules that one consumer builds, recorded in a JSON file; architectures that are not in it are guessed."""
+
+    path: Path | None
+    """None if nothing is recorded: every architecture is guessed."""
+    experts_class: str | None = None
+    """The class of all experts of a layer in an engine, for a guess. None if the consumer does not fuse modules, as
+    transformers."""
+    fuses_unknown: bool = False
+    """Whether the engine has a ``packed_modules_mapping`` also for an architecture that is not in the table."""
+    renames_once: bool = False
+    """Whether only the longest rule of a kind renames a name, see `make_rename`."""
+
+    def list_architectures(self) -> frozenset[str]:
+        """Return the architectures that are in the table."""
+        return frozenset(name for name in _load_table(self.path) if name)
+
+    def load_structure(self, architecture: str | None) -> ModelStructure:
+        """Return how the consumer fuses and renames the modules of an architecture; a guess if the table lacks it."""
+        facts = _load_table(self.path).get(architecture)
+        if facts is None:
+            return ModelStructure(
+                FUSED_MODULES if self.fuses_unknown else {}, is_guess=True, default_skips=("lm_head",)
+            )
+        fused = {name: tuple(parts) for name, parts in facts.get("fused", {}).items()}
+        rename = make_rename(facts["rename"], once=self.renames_once) if facts.get("rename") else str
+        return ModelStructure(fused, rename, tuple(facts.get("skipped", ("lm_head",))))
+
+    def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
+        """Return the modules that the consumer builds out of a checkpoint's modules, see `Structures.build_modules`."""
+        facts = _load_table(self.path).get(architecture)
+        structure = self.load_structure(architecture)
+        into: dict[str, list[str]] = {}
+        for whole, shards in {**FUSED_MODULES, **structure.fused_modules}.items():
+            for shard in shards:
+                into.setdefault(shard, []).append(whole)
+        table: Mapping[str, list[Any]] | None = None if facts is None else facts["modules"]
+        targets: dict[str, tuple[str, list[Any]] | None] = {}
+        depths: dict[str, int] = {}
+        sources_by_target: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for name, template, numbers in _split_templates(tuple(names)):
+            if template not in targets:
+                # the rules for renaming are for tensors: some only match with what follows the module's name
+                renamed = structure.rename(f"{template}.weight").removesuffix(".weight")
+                target = self._guess_target(renamed) if table is None else _find_target(renamed, table, into)
+                targets[template] = target
+                depths[template] = target[0].count("{}") if target is not None else 0
+            target = targets[template]
+            if target is not None:
+                sources_by_target.setdefault((target[0], numbers[: depths[template]]), []).append(name)
+        entries = {target[0]: target[1] for target in targets.values() if target is not None}
+        strict = frozenset(facts.get("stops", ()) if facts is not None else ())
+        return [
+            _build_module(template, numbers, entries[template], sources, method, table is None, template in strict)
+            for (template, numbers), sources in sources_by_target.items()
+        ]
+
+    def _guess_target(self, template: str) -> tuple[str, list[Any]]:
+        """Return what the consumer would probably build for an architecture that is not in the table."""
+        parent, _, last = template.rpartition(".")
+        is_engine = self.experts_class is not None
+        if is_engine and ".experts" in f"{template}." and (at := template.find(".experts")) >= 0:
+            return template[: at + 8], ["E", self.experts_class, False]
+        if "norm" in last:
+            return template, ["O", "Norm", True]
+        if last == "lm_head":
+            return template, ["H", "ParallelLMHead", False] if is_engine else ["L", "Linear", False]
+        if "embed" in last or last == "wte":
+            return template, ["V", "VocabParallelEmbedding" if is_engine else "Embedding", False]
+        for whole in ("qkv_proj", "gate_up_proj") if is_engine else ():
+            if last in FUSED_MODULES[whole]:
+                kind = "QKVParallelLinear" if whole == "qkv_proj" else "MergedColumnParallelLinear"
+                return f"{parent}.{whole}" if parent else whole, ["L", kind, False]
+        return template, ["L", "ColumnParallelLinear" if is_engine else "Linear", False]
+
+
+@cache
+def _load_table(path: Path | None) -> Mapping[str | None, Any]:
+    """Return architecture → what is recorded about it."""
+    if path is None:
+        return {}
+    table: Mapping[str | None, Any] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
+    return table
+
+
+@lru_cache(maxsize=2)
+def _split_templates(names: tuple[str, ...]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return each name, its template and its numbers. Every consumer is asked about the same names."""
+    return [(name, _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))) for name in names]
+
+
+def _build_module(
+    template: str,
+    numbers: tuple[str, ...],
+    entry: list[Any],
+    sources: list[str],
+    method: str,
+    is_guess: bool,
+    is_strict: bool,
+) -> Module:
+    """Make a module from its entry in the table: [role, class, methods without a config (true: all), path, projections]."""
+    role, class_name, unquantized, *rest = entry
+    path = (rest[0] if rest and rest[0] else template).format(*numbers)
+    projections = tuple(rest[1]) if len(rest) > 1 else ("gate_proj", "up_proj", "down_proj")
+    is_quantizable = unquantized is not True and method not in (unquantized or ())
+    return Module(path, class_name, _ROLES[role], tuple(sources), is_quantizable, projections, is_guess, is_strict)
+
+
+def _find_target(
+    template: str, table: Mapping[str, list[Any]], into: Mapping[str, list[str]]
+) -> tuple[str, list[Any]] | None:
+    """Find the module that a module of the checkpoint is loaded into: itself, a fused one, or the experts."""
+    parent, _, last = template.rpartition(".")
+    candidates = [template, *(f"{parent}.{whole}" if parent else whole for whole in into.get(last, ()))]
+    experts = template.find(".experts.")
+    if experts >= 0:
+        candidates += [template[: experts + 8], f"{template[: experts + 8]}.routed_experts"]
+    if template.endswith(".experts"):
+        candidates.append(f"{template}.routed_experts")
+    # some models keep a module elsewhere than the config names it
+    path_in_config = {entry[3]: path for path, entry in table.items() if len(entry) > 3 and entry[3]}
+    path = next((each for each in candidates if each in table), None)
+    path = path or next((path_in_config[each] for each in candidates if each in path_in_config), None)
+    return None if path is None else (path, table[path])
+
+
+def make_rename(rules: Mapping[str, Any], *, once: bool) -> Callable[[str], str]:
+    """Return the consumer's own renaming of weights: `WeightsMapper`, which each engine has in its own version.
+
+    once: SGLang's, in which only the longest rule of a kind applies.
+    """
+    patterns = [(re.compile(pattern), new) for pattern, new in rules.get("regex", [])]
+
+    def read_rules(kind: str) -> list[tuple[str, str]]:
+        listed = [(old, new) for old, new in rules.get(kind, [])]
+        return sorted(listed, key=lambda rule: -len(rule[0])) if once else listed
+
+    substrings, prefixes, suffixes = read_rules("substr"), read_rules("prefix"), read_rules("suffix")
+
+    def rename(name: str) -> str:
+        for pattern, new in patterns:
+            name = pattern.sub(new, name)
+        for old, new in substrings:
+            if old in name:
+                name = name.replace(old, new, 1)
+                if once:
+                    break
+        for old, new in prefixes:
+            if name.startswith(old):
+                name = name.replace(old, new, 1)
+                if once:
+                    break
+        for old, new in suffixes:
+            if name.endswith(old):
+                name = new.join(name.rsplit(old, 1))
+                if once:
+                    break
+        return name
+
+    return rename

@@ -1,4 +1,0 @@
-"""Isolated Pythons: each engine and trainer lives in an environment of its own, built from a recipe kept as data.
-
-vLLM, SGLang and Megatron pin different versions of the same packages, so no one environment can hold two of them.
-"""

@@ -1,0 +1,51 @@
+"""Reads and writes a baseline: the findings that a team has accepted, so that only new ones count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Finding
+from ckptcheck.text.file_io import replace_file
+
+SCHEMA = "ckptcheck-baseline/1"
+Identity = tuple[str, str, str, str]
+
+
+def finding_identity(finding: Finding) -> Identity:
+    """Return what identifies a finding: code, file, key and message, but not the target's path, which may change."""
+    return (finding.code, finding.file or "", finding.key or "", finding.message)
+
+
+def write_baseline(path: Path, reports: Iterable[Report]) -> int:
+    """Write the findings of these reports as the baseline; return their number. Raises CkptcheckError."""
+    known = sorted({finding_identity(finding) for report in reports for finding in report.findings})
+    entries = [dict(zip(("code", "file", "key", "message"), entry, strict=True)) for entry in known]
+    text = json.dumps({"schema": SCHEMA, "findings": entries}, indent=2, ensure_ascii=False) + "\n"
+    replace_file(path, text.encode("utf-8", "surrogatepass"))
+    return len(entries)
+
+
+def read_baseline(path: Path) -> frozenset[Identity]:
+    """Read a baseline. Raises CkptcheckError if the file is missing or malformed."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        if value["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {value['schema']!r}")
+        return frozenset((str(e["code"]), str(e["file"]), str(e["key"]), str(e["message"])) for e in value["findings"])
+    except OSError as error:
+        raise CkptcheckError(
+            f"cannot read the baseline {path}: {error.strerror or error}", hint="--write-baseline FILE writes one"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CkptcheckError(f"{path} is not a baseline of ckptcheck: {error}") from error
+
+
+def drop_known(report: Report, known: frozenset[Identity]) -> Report:
+    """Return the report without known findings; `Report.known` counts them, and their rules do not count as passed."""
+    new = tuple(finding for finding in report.findings if finding_identity(finding) not in known)
+    return replace(report, findings=new, known=len(report.findings) - len(new))

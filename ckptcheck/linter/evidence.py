@@ -1,0 +1,106 @@
+"""What every kind of evidence offers the runner, and how it keeps answers that several rules ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.report import Section
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Evidence(Protocol):
+    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last three."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of evidence; a rule with the same `on` checks it."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """The target as the user wrote it."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """One line that says what the target is."""
+        ...
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read; while there is one, no rule can pass."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers of files, tensors and bytes that were read."""
+        ...
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Measurements for the reader of the report."""
+        ...
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what could not be done with the `unread`: ``read``, ``finish``, ``compare``."""
+        ...
+
+    def view_for(self, kind: str) -> object | None:
+        """Return the evidence as rules on this kind see it; None where it has nothing for them."""
+        ...
+
+
+class EvidenceDefaults:
+    """The answers of evidence that measures nothing, is read, and has one kind of rules."""
+
+    kind: str
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Measurements for the reader of the report: none."""
+        return ()
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what could not be done with the `unread`."""
+        return "read"
+
+    def view_for(self, kind: str) -> object | None:
+        """Return the evidence itself for rules on its own kind, None for others."""
+        return self if kind == self.kind else None
+
+
+class HasMemory(Protocol):
+    """Evidence with a memory for answers, made in its constructor."""
+
+    @property
+    def memory(self) -> dict[Hashable, Any]:
+        """Function and arguments → answer."""
+        ...
+
+
+E = TypeVar("E", bound=HasMemory)
+
+
+def remembered(compute: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[E, P], R]:
+    """Compute a function of evidence once for each set of arguments; the evidence keeps the answer for as long as it lives.
+
+    For answers that several rules ask for, in rooms above the evidence. Evidence does not change, so an answer depends
+    on the evidence and on the arguments alone.
+    """
+
+    def answer(evidence: E, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (compute, args, tuple(sorted(kwargs.items())))
+        if key not in evidence.memory:
+            evidence.memory[key] = compute(evidence, *args, **kwargs)
+        result: R = evidence.memory[key]
+        return result
+
+    update_wrapper(answer, compute)
+    return answer

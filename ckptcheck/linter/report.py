@@ -1,0 +1,215 @@
+"""The report on one target: findings, the outcome of every rule, and measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.rule import SEVERITIES, Finding, Rule, Severity
+
+SCHEMA = "ckptcheck-report/1"
+Cell = str | int | float | None
+Verdict = Literal["clean", "findings", "incomplete"]
+FailOn = Literal["error", "warning", "info", "never"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Measurements beside the findings: a table, lines, or both. They do not affect the verdict; rules do."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    """Names of the table's columns."""
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    """Numbers are not rounded; None stands for an empty cell."""
+    lines: tuple[str, ...] = ()
+    """Printed unchanged, so that commands can be copied."""
+    brief: tuple[str, ...] = ()
+    """Printed in place of a table that is too long to read, unless -v is given; the JSON form has the table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form."""
+        whole: dict[str, Any] = {"title": self.title}
+        if self.columns:
+            whole |= {"columns": list(self.columns), "rows": [[*map(_finite, row)] for row in self.rows]}
+        return whole | ({"lines": list(self.lines)} if self.lines else {})
+
+
+@dataclass(frozen=True)
+class Report:
+    """Findings and the outcome of every rule that applied."""
+
+    target: str
+    """The target as the user wrote it."""
+    subject: str = ""
+    """One line that says what the target is; "" where that is unknown."""
+    findings: tuple[Finding, ...] = ()
+    passed: tuple[str, ...] = ()
+    """Codes of rules that ran and found nothing."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """(code, reason) of rules that applied but could not check, or were ignored by the user."""
+    crashed: tuple[tuple[str, str], ...] = ()
+    """(code, error) of rules that failed or could not read their evidence; one makes the verdict incomplete."""
+    error: str | None = None
+    """Why the target could not be checked at all; None where it could."""
+    known: int = 0
+    """Number of findings that a baseline covers; they are not among `findings`."""
+    counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
+    """Files, tensors and bytes of tensor data that were checked."""
+    consumers: tuple[Mapping[str, Any], ...] = ()
+    """One row per consumer that the user named: how it loads the checkpoint; () where none was named."""
+    sections: tuple[Section, ...] = ()
+    """Measurements for the reader."""
+    rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
+    """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
+    fail_on: FailOn = field(default="error", compare=False, repr=False)
+    """The lightest severity that counts as failure, as the settings say; not part of the JSON form."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: incomplete takes precedence over findings, findings over clean."""
+        if self.crashed or self.error:
+            return "incomplete"
+        return "findings" if self.findings else "clean"
+
+    def count(self, severity: Severity) -> int:
+        """Return the number of findings of this severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def exit_code(self, fail_on: FailOn | None = None) -> int:
+        """0 clean, 1 findings at or above `fail_on` (None: as the settings say), 2 could not check; 2 wins over 1."""
+        fail_on = fail_on or self.fail_on
+        if self.verdict == "incomplete":
+            return 2
+        if fail_on == "never":
+            return 0
+        grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+        return int(any(finding.severity in grave for finding in self.findings))
+
+    def raise_for_findings(self, fail_on: FailOn | None = None) -> None:
+        """Raise for a report that does not pass.
+
+        fail_on: the lightest severity that fails; None: as the settings say, by default error. Raises `FindingsError` for such
+        findings, and CkptcheckError for an incomplete report: then something could not be checked.
+        """
+        _raise_for_findings(self, self.findings, self._incomplete_reason(), fail_on)
+
+    def _incomplete_reason(self) -> str:
+        """Say what could not be checked, "" where everything was."""
+        reasons = [f"{code}: {error}" for code, error in self.crashed] or [self.error or ""]
+        return f"{self.target} could not be checked: {reasons[0]}" if self.verdict == "incomplete" else ""
+
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it."""
+        from ckptcheck.linter.reporters.html import render_html
+
+        return render_html([self])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form (``ckptcheck/linter/reporters/report.schema.json``)."""
+        from ckptcheck import __version__
+
+        result: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "target": self.target,
+            "verdict": self.verdict,
+            "findings": [
+                {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
+                | ({"line": finding.line} if finding.line else {})
+                for finding in self.findings
+            ],
+            "passed": list(self.passed),
+            "skipped": [{"code": code, "reason": reason} for code, reason in self.skipped],
+            "crashed": [{"code": code, "error": error} for code, error in self.crashed],
+            "counts": {**{severity: self.count(severity) for severity in SEVERITIES}, **self.counts},
+            "known": self.known,
+        }
+        if self.subject:
+            result["subject"] = self.subject
+        if self.consumers:
+            result["consumers"] = [dict(row) for row in self.consumers]
+        if self.sections:
+            result["sections"] = [section.to_dict() for section in self.sections]
+        return result | ({"error": self.error} if self.error else {})
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The reports of several targets, in their order. Behaves as one report, and as a sequence of reports."""
+
+    reports: tuple[Report, ...]
+
+    def __iter__(self) -> Iterator[Report]:
+        return iter(self.reports)
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+    def __getitem__(self, index: int) -> Report:
+        return self.reports[index]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all reports."""
+        return tuple(finding for report in self.reports for finding in report.findings)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The sections of all reports."""
+        return tuple(section for report in self.reports for section in report.sections)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict: incomplete wins over findings, findings over clean."""
+        verdicts: set[Verdict] = {report.verdict for report in self.reports}
+        return "incomplete" if "incomplete" in verdicts else "findings" if "findings" in verdicts else "clean"
+
+    def exit_code(self, fail_on: FailOn | None = None) -> int:
+        """Return the largest exit code, see `Report.exit_code`."""
+        return max(report.exit_code(fail_on) for report in self.reports)
+
+    def raise_for_findings(self, fail_on: FailOn | None = None) -> None:
+        """Raise for reports that do not pass, see `Report.raise_for_findings`."""
+        reason = next(filter(None, (report._incomplete_reason() for report in self.reports)), "")
+        _raise_for_findings(self, self.findings, reason, fail_on)
+
+    def to_dict(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the documented JSON form: an object for one report, a list for several."""
+        dicts = [report.to_dict() for report in self.reports]
+        return dicts[0] if len(dicts) == 1 else dicts
+
+    def _repr_html_(self) -> str:
+        """Return the reports as a notebook shows them."""
+        from ckptcheck.linter.reporters.html import render_html
+
+        return render_html(self.reports)
+
+
+class FindingsError(Exception):
+    """A report has findings, see `Report.raise_for_findings`. `report` is that report."""
+
+    def __init__(self, message: str, report: Report | Reports) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def _raise_for_findings(
+    report: Report | Reports, findings: tuple[Finding, ...], incomplete_reason: str, fail_on: FailOn | None
+) -> None:
+    code = report.exit_code(fail_on)
+    if code == 2:
+        raise CkptcheckError(incomplete_reason)
+    if code == 1:
+        first = min(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+        more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
+        place = f"{first.place}: " if first.place else ""
+        raise FindingsError(f"{first.severity} {first.code} {first.name}: {place}{first.message}{more}", report)
+
+
+def _finite(cell: Cell) -> Cell:
+    """Return NaN and infinity as text, since JSON cannot express them."""
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell

@@ -1,0 +1,32 @@
+"""Writes reports in the formats that other programs read; text for people is in text.py.
+
+Every format is one file with ``render(reports, rules) -> str``, and what it returns ends with a newline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Rule
+
+FORMATS = ("text", "json", "sarif", "junit", "github")
+
+
+def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Write the reports in a format for machines; `rules` are those that were selected, in the order of the pack.
+
+    Only the format that is asked for is imported. Raises CkptcheckError for a format that is none of them.
+    """
+    if format == "json":
+        from ckptcheck.linter.reporters.json import render as write
+    elif format == "sarif":
+        from ckptcheck.linter.reporters.sarif import render as write
+    elif format == "junit":
+        from ckptcheck.linter.reporters.junit import render as write
+    elif format == "github":
+        from ckptcheck.linter.reporters.github import render as write
+    else:
+        raise CkptcheckError(f"{format!r} is no report format for programs", hint=f"choose one of {', '.join(FORMATS)}")
+    return write(reports, rules)

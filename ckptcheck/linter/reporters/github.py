@@ -1,0 +1,66 @@
+"""Workflow commands of GitHub Actions: every finding becomes an annotation. The last lines say the verdicts.
+
+An error is annotated as an error, a warning as a warning, an info as a notice; a rule that crashed and a target that
+could not be checked are errors. GitHub shows ten annotations of each kind per step; the log has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters.locations import HUB, path_of
+from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.rule import Finding, Rule, Severity
+from ckptcheck.text.formatting import count
+
+COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Write one workflow command per line, then one line of plain text per target."""
+    lines: list[str] = []
+    for report in reports:
+        if report.error:
+            lines.append(_command("error", {"title": "could not check"}, report.target, report.error))
+        for code, error in report.crashed:
+            lines.append(_command("error", {"title": f"{code} could not check"}, report.target, error))
+        lines += [_annotation(report.target, finding) for finding in report.findings]
+    return "\n".join([*lines, *map(_verdict, reports)]) + "\n"
+
+
+def _annotation(target: str, finding: Finding) -> str:
+    """Annotate the file where the repository can have it; name the target in the text where it cannot."""
+    title = {"title": f"{finding.code} {finding.name}"}
+    if finding.file and not target.startswith(HUB):
+        line = {"line": str(finding.line)} if finding.line else {}
+        where, properties = finding.key, {"file": path_of(target, finding.file)} | line | title
+    else:
+        where, properties = " ".join(part for part in (target, finding.place) if part), title
+    return _command(COMMANDS[finding.severity], properties, where, finding.message, hint=finding.hint)
+
+
+def _command(name: str, properties: dict[str, str], where: str | None, message: str, hint: str | None = None) -> str:
+    """Write a command so that the runner reads back these properties and this text, the hint on a line of its own."""
+    # printable first: whatever a checkpoint calls its tensors, the only line end left is the one before the hint
+    text = ": ".join(printable(part) for part in (where, message) if part) + (f"\n{printable(hint)}" if hint else "")
+    pairs = [f"{key}={_property(printable(value))}" for key, value in properties.items()]
+    return f"::{name} {','.join(pairs)}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _verdict(report: Report) -> str:
+    numbers = [count(report.count("error"), "error"), count(report.count("warning"), "warning")]
+    numbers.append(f"{report.count('info')} info")
+    for fate, codes in (("passed", report.passed), ("skipped", report.skipped), ("crashed", report.crashed)):
+        if codes:
+            numbers.append(f"{count(len(codes), 'rule')} {fate}")
+    line = f"ckptcheck: {printable(report.target)}: {report.verdict} ({', '.join(numbers)})"
+    return line.replace("##[", "## [")  # the runner obeys the old form of a command, ##[error], anywhere in a line

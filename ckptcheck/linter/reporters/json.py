@@ -1,0 +1,21 @@
+"""The report as JSON: the documented form, ``report.schema.json``. One target gives an object, several a list."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Rule
+
+# Lone surrogates cannot be encoded in UTF-8; the others are legal in JSON, but a terminal obeys DEL and C1 controls,
+# and programs that read line by line break a line at U+2028.
+ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Write the reports as JSON, readable as it stands: only what cannot be shown or encoded is escaped."""
+    forms = [report.to_dict() for report in reports]
+    text = json.dumps(forms[0] if len(forms) == 1 else forms, indent=2, ensure_ascii=False)
+    return ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"

@@ -1,0 +1,109 @@
+"""Defines a rule, the problems that its check yields, and the findings that the runner makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""From most to least severe."""
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # With a default, so that `Rule` stands for a rule on any evidence.
+    E = TypeVar("E", default=Any)
+else:
+    from typing import TypeVar
+
+    E = TypeVar("E")
+"""The evidence, or the view of it, that a rule checks."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem that a check found. The runner adds the code and the severity of the rule."""
+
+    message: str
+    """One sentence without a final full stop, for a reader who has never seen the tool."""
+    file: str | None = None
+    """The file with the problem, relative to the target."""
+    key: str | None = None
+    """The tensor or the JSON path in that file."""
+    hint: str | None = None
+    """What to do next, as an imperative."""
+    line: int | None = None
+    """The line in a file that people write, counted from 1."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem with the code, the name and the severity of the rule that found it."""
+
+    code: str
+    name: str
+    severity: Severity
+    message: str
+    file: str | None = None
+    key: str | None = None
+    hint: str | None = None
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The known ones of file, line and key: ``config.json num_hidden_layers``, ``job.yaml:12 seed``."""
+        file = f"{self.file}:{self.line}" if self.file and self.line else self.file
+        # The name of a tensor may be empty.
+        key = '""' if self.key == "" else self.key
+        return " ".join(part for part in (file, key) if part)
+
+
+class Skip(Exception):
+    """Raised by a check that applies but cannot look; the report gives the reason, and a skipped rule has not passed."""
+
+
+@dataclass(frozen=True)
+class Rule(Generic[E]):
+    """One check of one kind of evidence."""
+
+    code: str
+    name: str
+    severity: Severity
+    check: Callable[[E], Iterable[Problem]] = field(repr=False)
+    on: str = "checkpoint"
+    """The kind of evidence, or of view (`Evidence.view_for`): ``checkpoint``, ``index``, ``values``, ``megatron``, …"""
+    when: Callable[[E], bool] | None = field(default=None, repr=False)
+    """Whether the rule applies to this evidence; a rule that does not apply is not reported. None: it always applies."""
+    explanation: str = field(default="", repr=False)
+    """The page that ``ckptcheck rule CODE`` prints: the docstring of the rule's file."""
+    path: Path | None = field(default=None, repr=False)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the explanation."""
+        return self.explanation.strip().partition("\n")[0]
+
+
+def rule(
+    code: str,
+    name: str,
+    *,
+    severity: Severity,
+    on: str = "checkpoint",
+    when: Callable[[Any], bool] | None = None,
+) -> Callable[[Callable[[E], Iterable[Problem]]], Rule[E]]:
+    """Turn a check into a Rule. The loader finds it in its file and adds the docstring and the path.
+
+    >>> @rule("DOC001", "example", severity="info")
+    ... def check(ckpt):
+    ...     yield Problem("this is an example")
+    >>> check.code, check.severity
+    ('DOC001', 'info')
+    """
+
+    def wrap(check: Callable[[E], Iterable[Problem]]) -> Rule[E]:
+        return Rule(code=code, name=name, severity=severity, check=check, on=on, when=when)
+
+    return wrap

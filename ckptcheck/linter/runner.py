@@ -1,0 +1,128 @@
+"""Runs rules over evidence and reports the outcome of each."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.evidence import Evidence
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
+from ckptcheck.text.formatting import join_truncated
+
+
+@dataclass
+class RuleRun:
+    """One run of a rule: it passes, is skipped, or has findings; a crash may follow its findings."""
+
+    rule: Rule
+    evidence: Evidence
+    view: object | None = None
+    """The evidence as the rule sees it; None where it has nothing for the rule."""
+    applies: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    passed: bool = False
+    skipped: str | None = None
+    """Why the rule could not check; None where it could."""
+    crashed: str | None = None
+    """Why the rule failed, or could not read its evidence; None where it ran to its end."""
+
+    def decide_applies(self) -> None:
+        """Ask the rule whether it applies to this evidence."""
+        self._attempt(self._ask_rule)
+
+    def check(self, severity: Severity) -> None:
+        """Run the rule's check and collect its findings."""
+        self._attempt(partial(self._collect_findings, severity))
+
+    def _ask_rule(self) -> None:
+        self.view = self.evidence.view_for(self.rule.on)
+        self.applies = self.view is not None and (self.rule.when is None or bool(self.rule.when(self.view)))
+
+    def _collect_findings(self, severity: Severity) -> None:
+        # One by one: findings from before a crash are kept.
+        for problem in self.rule.check(self.view):
+            self.findings.append(_finding(self.rule, severity, problem))
+        self.passed = not self.findings
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do some work, and record why it could not be done to the end."""
+        try:
+            work()
+        except Skip as skip:
+            # A rule has one outcome: its findings say more than the place where it could not look.
+            if not self.findings:
+                self.skipped = str(skip)
+        except EvidenceError as error:
+            self.crashed = error.message
+        except Exception as error:
+            # Anyone may write a rule: whatever it raises must not stop the others.
+            self.crashed = _describe_crash(error)
+
+
+VALUES = "values"
+"""The kind of rules that run last: other processes may still be reading the values that they wait for."""
+
+
+def run_rules(
+    evidence: Evidence,
+    rules: Iterable[Rule],
+    *,
+    ignored: Mapping[str, str] | None = None,
+    severities: Mapping[str, Severity] | None = None,
+) -> Report:
+    """Run every rule that applies to the evidence; a rule that fails is reported and the others still run.
+
+    Args:
+        evidence: what the rules check.
+        rules: the rules to run; those for which the evidence has no view do not apply.
+        ignored: code → reason, for rules that the user told not to run.
+        severities: code → severity, where it differs from the rule's own.
+    """
+    runs = [RuleRun(rule, evidence) for rule in rules]
+    # All rules are asked first: that loads the files of those that apply before any of them waits for values.
+    for run in runs:
+        run.decide_applies()
+    for run in sorted(runs, key=lambda run: run.rule.on == VALUES):
+        if run.applies and ignored and run.rule.code in ignored:
+            run.skipped = ignored[run.rule.code]
+        elif run.applies:
+            run.check((severities or {}).get(run.rule.code, run.rule.severity))
+    findings = [finding for run in runs for finding in run.findings]
+    passed = [run.rule.code for run in runs if run.passed]
+    skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
+    crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
+    error = None if passed or findings or crashed else "no selected rule looked at this target"
+    if unread := join_truncated([f"{name}: {reason}" for name, reason in evidence.unread.items()]):
+        message = f"could not {evidence.failed_to} {unread}"
+        # A rule that passed may have missed something in what could not be read.
+        crashed += [(code, message) for code in passed]
+        error = None if crashed else message
+        passed = []
+    # A stable sort: within a severity the order of the rules stays.
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Report(
+        target=evidence.target,
+        subject=evidence.subject,
+        findings=tuple(findings),
+        passed=tuple(passed),
+        skipped=tuple(skipped),
+        crashed=tuple(crashed),
+        error=error,
+        counts=evidence.counts,
+        sections=tuple(evidence.sections),
+    )
+
+
+def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:
+    return Finding(
+        rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint, problem.line
+    )
+
+
+def _describe_crash(error: BaseException) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}, line {where.lineno})"

@@ -1,0 +1,126 @@
+"""Searches for the causes of a gap: runs experiments in order, keeps the changes that shrink it, stops when it is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ckptcheck.parity.attribution.backend import Backend, NotAvailable
+from ckptcheck.parity.attribution.experiment import Experiment, Layer, Trial
+from ckptcheck.parity.attribution.state import SearchState, initial_state
+
+EXPLAINED = 0.9
+"""Share of the excess over the floor at which the search ends."""
+LEAST = 0.15
+"""Share of the excess that a trial has to remove to count as a cause."""
+LEAST_FITTED = 0.5
+"""The same share for a trial that fitted a number."""
+AT_FLOOR = 3.0
+"""A gap of up to this many times the floor counts as the floor, which is a mean over a few hundred tokens only."""
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """The result of one experiment."""
+
+    name: str
+    layer: Layer
+    before: float = 0.0
+    """Mean |Δ| before the experiment, in nats."""
+    after: float = 0.0
+    """Mean |Δ| with its best trial, in nats."""
+    removed: float = 0.0
+    """Share of the initial excess that the experiment removes; 0 where no trial helped."""
+    trial: Trial | None = field(default=None, repr=False)
+    """The best trial, whether it helped or not."""
+    skipped: str = ""
+    """Why the experiment could not run; "" if it could."""
+    was_run: bool = True
+    """False where earlier experiments had explained the gap already."""
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether the experiment found a cause."""
+        return self.removed > 0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of all experiments."""
+
+    gap: float
+    """Mean |Δ| at the start, in nats."""
+    floor: float
+    """Mean |Δ| with equal weights, in nats, which no cause explains."""
+    remaining_gap: float
+    """Mean |Δ| with all causes removed, in nats."""
+    tokens: int
+    """How many tokens were compared."""
+    steps: tuple[SearchStep, ...]
+
+    @property
+    def excess(self) -> float:
+        """The gap above the floor, in nats."""
+        return max(0.0, self.gap - self.floor)
+
+    @property
+    def is_at_floor(self) -> bool:
+        """Whether the gap is at the floor, so that there is nothing to explain."""
+        return self.gap <= AT_FLOOR * self.floor
+
+    @property
+    def explained(self) -> float:
+        """The share of the excess that the causes remove."""
+        return (self.gap - self.remaining_gap) / self.excess if self.excess else 1.0
+
+    @property
+    def causes(self) -> tuple[SearchStep, ...]:
+        """The experiments that helped, the one that removes most first."""
+        return tuple(sorted((step for step in self.steps if step.is_cause), key=lambda step: -step.removed))
+
+
+def run_search(
+    backend: Backend, experiments: Sequence[Experiment], floor: float, *, say: Callable[[str], None] = lambda _: None
+) -> SearchResult:
+    """Run the experiments in order.
+
+    floor: mean |Δ| with equal weights, in nats, above 0. say: called with the name of each experiment before it runs.
+    """
+    state = initial_state(backend.rollouts)
+    initial_gap, tokens = state.gap, len(state.abs_diff)
+    excess = max(initial_gap - floor, 0.0)
+    steps: list[SearchStep] = []
+    for experiment in experiments:
+        is_done = not tokens or state.gap <= AT_FLOOR * floor or (initial_gap - state.gap) >= EXPLAINED * excess
+        if is_done:
+            steps.append(SearchStep(experiment.name, experiment.layer, state.gap, state.gap, was_run=False))
+            continue
+        say(experiment.name)
+        step, state = _run_experiment(experiment, backend, state, floor, excess)
+        steps.append(step)
+    return SearchResult(initial_gap, floor, state.gap, tokens, tuple(steps))
+
+
+def _run_experiment(
+    experiment: Experiment, backend: Backend, state: SearchState, floor: float, excess: float
+) -> tuple[SearchStep, SearchState]:
+    """Run one experiment; return its step, and the state to continue from. excess: the initial gap above the floor, in nats."""
+    unchanged = SearchStep(experiment.name, experiment.layer, state.gap, state.gap)
+    best: Trial | None = None
+    reduction, skipped = 0.0, ""
+    try:
+        for trial in experiment.run(backend, state):
+            gap_before = state.gap if trial.only_drops_tokens else state.gap_over(trial.state)
+            if best is None or gap_before - trial.state.gap > reduction:
+                best, reduction = trial, gap_before - trial.state.gap
+    except NotAvailable as error:
+        skipped = str(error)
+    if best is None:
+        return replace(unchanged, skipped=skipped), state
+    removed = reduction / excess
+    if best.only_drops_tokens:
+        is_cause = best.state.gap <= AT_FLOOR * floor and removed >= LEAST
+    else:
+        is_cause = removed >= (LEAST_FITTED if best.is_fitted else LEAST) and reduction > floor
+    step = replace(unchanged, after=best.state.gap, trial=best)
+    return (replace(step, removed=removed), best.state) if is_cause else (step, state)

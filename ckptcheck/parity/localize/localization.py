@@ -1,0 +1,119 @@
+"""The activations of one prompt on two sides: evidence for the rules that name the first module that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.parity.localize.points import (
+    Point,
+    compare_points,
+    execution_order,
+    find_first_diverging,
+    rounding_limit,
+    worst_by_layer,
+)
+from ckptcheck.parity.localize.relation import describe_relation
+from ckptcheck.parity.localize.routing import ReroutedLayer, find_rerouted_tokens
+from ckptcheck.runtime.engines.activations import Activations
+
+AROUND = 4
+"""How many points before and after the first diverging one a report shows."""
+
+
+@dataclass(frozen=True)
+class Localization(EvidenceDefaults):
+    """The evidence of one comparison of activations."""
+
+    target: str
+    """The checkpoint or the dumps, as the user named them."""
+    sides: tuple[str, str]
+    """What the report calls the two sides; the first is the reference."""
+    reference: Activations = field(repr=False)
+    """Point → its output on the reference side, [tokens, width]."""
+    other: Activations = field(repr=False)
+    """The same on the other side."""
+    dtype: str = "float32"
+    """Compute dtype, which sets the default limit."""
+    experts_per_token: int = 0
+    """0 for a dense model."""
+    own_limit: float | None = None
+    """The limit that the user set; None: that of the dtype."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be read → why."""
+    kind: str = "localization"
+
+    @property
+    def limit(self) -> float:
+        """The largest relative difference that still counts as equal."""
+        return rounding_limit(self.dtype) if self.own_limit is None else self.own_limit
+
+    @property
+    def subject(self) -> str:
+        """One line with the two sides, the number of points, and the limit."""
+        return f"{self.sides[0]} ↔ {self.sides[1]} · {len(self.points)} points · limit {self.limit:.2g}"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The numbers of files, of matrices compared (as tensors), and of their bytes."""
+        size = sum(self.reference[point.name].nbytes for point in self.points)
+        return {"files": 2, "tensors": len(self.points), "bytes": size}
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Every point that both sides have, in the order of execution."""
+        return compare_points(self.reference, self.other, self.sides, self.limit)
+
+    @cached_property
+    def first_diverging(self) -> Point | None:
+        """The first point that differs by more than rounding."""
+        return find_first_diverging(self.points, self.limit)
+
+    @cached_property
+    def relation(self) -> str | None:
+        """How the two outputs are related at the first diverging point; None where no simple relation holds."""
+        return (
+            describe_relation(self.first_diverging.name, self.reference, self.other) if self.first_diverging else None
+        )
+
+    @cached_property
+    def rerouted_layers(self) -> list[ReroutedLayer]:
+        """Layers whose routers choose different experts on the two sides."""
+        return find_rerouted_tokens(self.reference, self.other, self.experts_per_token)
+
+    @property
+    def unmatched(self) -> dict[str, list[str]]:
+        """Side → its points that the other side lacks, or has with another shape."""
+        matched = {point.name for point in self.points}
+        return {
+            side: sorted((name for name in activations if name not in matched), key=execution_order)
+            for side, activations in zip(self.sides, (self.reference, self.other), strict=True)
+        }
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The worst point of each layer, and the points around the first diverging one."""
+        columns = ("point", "relative", "largest", "cosine", "first token")
+
+        def row(point: Point) -> tuple[str | int | float | None, ...]:
+            return (
+                point.name,
+                point.relative,
+                point.largest,
+                round(point.cosine, 7),
+                point.first_token if point.tokens > 1 else None,
+            )
+
+        tables = [
+            Section(
+                "The worst of each layer", columns, tuple(row(point) for point in worst_by_layer(self.points).values())
+            )
+        ]
+        if self.first_diverging is not None:
+            index = self.points.index(self.first_diverging)
+            nearby_points = self.points[max(0, index - AROUND) : index + AROUND + 1]
+            tables.append(Section("Where they part", columns, tuple(row(point) for point in nearby_points)))
+        return tuple(tables) if self.points else ()

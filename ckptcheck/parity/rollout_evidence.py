@@ -1,0 +1,128 @@
+"""The evidence of one rollout file. Every measurement is computed at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
+from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics, compute_metrics
+from ckptcheck.parity.metrics.noise_floor import NoiseFloor
+from ckptcheck.parity.metrics.routing import compute_routing_disagreement
+from ckptcheck.parity.metrics.shift import compute_shifted_gaps
+from ckptcheck.parity.rollouts.rollouts import Rollouts
+from ckptcheck.parity.sections import build_sections
+from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class RolloutEvidence(EvidenceDefaults):
+    """One file of rollouts. decode: token id → text; None without a tokenizer."""
+
+    target: str
+    rollouts: Rollouts
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    floor: NoiseFloor | None = None
+    decode: Callable[[int], str] | None = None
+    kind: str = "rollouts"
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether the columns have the required form, so that rules can read them."""
+        return not self.rollouts.defects
+
+    @property
+    def has_both_sides(self) -> bool:
+        """Whether both sides have logprobs."""
+        return self.is_well_formed and {"engine_logprobs", "trainer_logprobs"} <= self.rollouts.columns.keys()
+
+    @cached_property
+    def metrics_or_none(self) -> LogprobMetrics | None:
+        """The metrics of the gap; None where nothing can be compared (PAR006 reports it)."""
+        return compute_metrics(self.rollouts) if self.has_both_sides else None
+
+    @property
+    def metrics(self) -> LogprobMetrics:
+        """The metrics of the gap. Raises Skip where nothing can be compared."""
+        if self.metrics_or_none is None:
+            raise Skip("no token could be compared")
+        return self.metrics_or_none
+
+    @cached_property
+    def shifted_gaps(self) -> dict[int, tuple[int, float]]:
+        """The gap with one side shifted by -1, 0 and 1 token."""
+        return compute_shifted_gaps(self.rollouts)
+
+    @cached_property
+    def exact_kl(self) -> ExactKL | None:
+        """The exact KL, where full-vocabulary logprobs are recorded."""
+        return compute_exact_kl(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def temperature_fit(self) -> Temperature | None:
+        """The temperature between the two sides, where distributions are recorded."""
+        return fit_temperature(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
+        """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
+        return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+
+    def format_floor_multiple(self, name: str, value: float) -> str:
+        """Return ``, 3.2 times the floor`` for a value; "" where there is no floor for it."""
+        times = self.floor.multiple(name, value) if self.floor is not None else None
+        return "" if times is None else f", {times:.3g} times the floor"
+
+    @property
+    def subject(self) -> str:
+        """One line with the two sides, the number of compared tokens, and the main metrics of the gap."""
+        metadata = self.rollouts.metadata
+        sides = [
+            f"{side.name} {side.version}".strip() for side in (metadata.engine, metadata.trainer) if side is not None
+        ]
+        parts = [
+            " ↔ ".join(filter(None, sides)),
+            metadata.model,
+            f"step {metadata.step}" if metadata.step is not None else "",
+        ]
+        if self.is_well_formed:
+            parts.append(count(self.rollouts.sequence_count, "sequence"))
+        if (metrics := self.metrics_or_none) is not None:
+            parts += [
+                f"{count(metrics.tokens, 'token')} compared",
+                f"mult_prob_error {metrics.mult_prob_error:.5g}",
+                f"k3 {metrics.k3:.3g}",
+                f"|Δ| mean {metrics.abs_mean:.3g}, max {metrics.abs_max:.3g}",
+            ]
+        return " · ".join(part for part in parts if part)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The tables of the gap; () where nothing can be compared."""
+        metrics = self.metrics_or_none
+        if metrics is None:
+            return ()
+        return tuple(
+            build_sections(metrics, self.thresholds, self.floor, self.decode, self.exact_kl, self.temperature_fit)
+        )
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Always empty, because a rule reports what cannot be read."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """One file, the number of its columns as `tensors`, and their bytes."""
+        columns = self.rollouts.columns.values()
+        return {"files": 1, "tensors": len(columns), "bytes": sum(column.nbytes for column in columns)}

@@ -1,0 +1,21 @@
+"""Rollouts as evidence: tokens, and the logprobs that an engine, a trainer and a reference model gave them."""
+
+from ckptcheck.parity.rollouts.build import Rollout, build_rollouts
+from ckptcheck.parity.rollouts.files import read_rollouts, write_rollouts
+from ckptcheck.parity.rollouts.lines import read_lines, write_lines
+from ckptcheck.parity.rollouts.metadata import LeftOut, Metadata, SamplingInfo, ScorerInfo
+from ckptcheck.parity.rollouts.rollouts import Rollouts
+
+__all__ = [
+    "LeftOut",
+    "Metadata",
+    "Rollout",
+    "Rollouts",
+    "SamplingInfo",
+    "ScorerInfo",
+    "build_rollouts",
+    "read_lines",
+    "read_rollouts",
+    "write_lines",
+    "write_rollouts",
+]

@@ -1,0 +1,98 @@
+"""The metadata of rollouts: which engine sampled, which models scored, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+FORMAT = "ckptcheck-rollouts/1"
+Logprobs = Literal["raw", "processed", "unknown"]
+"""The distribution of which an engine reports logprobs.
+
+raw: the model's own; processed: the one that it samples from, after temperature, top-p and top-k.
+"""
+
+
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number of 64 bits."""
+
+
+class ScorerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An engine, a trainer or a reference model, and how it computed logprobs."""
+
+    name: str = ""
+    version: str = ""
+    dtype: str = ""
+    layout: str = ""
+    """The parallel layout, such as ``TP2``."""
+    weight_version: str | None = None
+    """Version of the weights that a trainer scored with."""
+    temperature: float | None = None
+    """The number by which the logits were divided before the logprobs were taken; None: unknown."""
+    facts: dict[str, str] = {}
+    """What distinguishes this set-up from another, in the scorer's own terms: kernels, flags, the dtype of the head."""
+
+    @property
+    def label(self) -> str:
+        """Name, version and dtype, as far as they are known."""
+        return " ".join(filter(None, (self.name, self.version, self.dtype)))
+
+
+class SamplingInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens were sampled; None: unknown. temperature 0: greedy. top_p 1 and top_k 0: off (top_k -1 is read as off)."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    max_tokens: Whole | None = None
+    seed: Whole | None = None
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A sequence of the source that the conversion left out."""
+
+    number: Whole
+    """Its place in the source, from 0."""
+    reason: str
+    """Why it could not be converted."""
+
+
+class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All data of rollouts that is not a column. Every field may be missing."""
+
+    model: str = ""
+    """Name of the model."""
+    step: Whole | None = None
+    """Step of the training run, from 0; at step 0 nothing was trained yet."""
+    engine: ScorerInfo | None = None
+    trainer: ScorerInfo | None = None
+    reference: ScorerInfo | None = None
+    sampling: SamplingInfo = SamplingInfo()
+    sampled_by: Literal["engine", "trainer"] = "engine"
+    """The side from whose distribution the tokens were drawn."""
+    logprobs: Logprobs = "unknown"
+    """The distribution of the engine's logprobs."""
+    vocabulary: Whole | None = None
+    """Number of embedding rows."""
+    max_model_len: Whole | None = None
+    """Longest sequence that the engine accepts, in tokens."""
+    versions: list[str] = []
+    """Weight versions; the column `version_spans` refers to them by index."""
+    finish_reasons: list[str] = []
+    """Finish reasons; the column `finish` refers to them by index."""
+    source: str = ""
+    """What the file was converted from."""
+    left_out: list[LeftOut] = []
+    """Sequences of the source that the conversion left out."""
+    tool: str = ""
+    """The tool that wrote the file, and its version."""
+    format: str = ""
+    """The format of the file, see FORMAT."""
+
+    @property
+    def with_format_and_tool(self) -> Metadata:
+        """The same metadata with the current format and tool."""
+        from ckptcheck import __version__
+
+        return msgspec.structs.replace(self, format=FORMAT, tool=f"ckptcheck {__version__}")

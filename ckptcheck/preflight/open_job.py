@@ -1,0 +1,273 @@
+"""Reads the files and overrides that the user names into a `Job`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Section
+from ckptcheck.preflight import launch
+from ckptcheck.preflight.commands import suggest_commands
+from ckptcheck.preflight.document import Document, Leaf
+from ckptcheck.preflight.engine_flags import SHORT, apply_engine_defaults
+from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles
+from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
+from ckptcheck.preflight.job import Job, UnknownKey
+from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
+from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, slime, verl
+from ckptcheck.preflight.shell_lexer import tokenize
+from ckptcheck.preflight.shell_script import Script, Word
+from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.formatting import join_truncated
+
+FRAMEWORKS: dict[str, Framework] = {
+    reader.name: reader
+    for reader in (
+        verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK, prime_rl.FRAMEWORK,
+        engine_line.VLLM, engine_line.SGLANG,
+    )
+}  # fmt: skip
+CONFIG_FILE = ("--config", "--config-file")
+CONFIG_NAME = ("--config-name", "--config_name", "-cn")
+CONFIG_PATH = ("--config-path", "--config_path", "-cp", "--config-dir")
+PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|\S*/?rl)$")
+
+
+def open_job(
+    arguments: Sequence[str],
+    *,
+    framework: str | None = None,
+    engine_version: str = "",
+    te_version: str = "",
+    scan: bool = True,
+) -> Job:
+    """Read a job.
+
+    Args:
+        arguments: The job's files, and overrides ``key=value`` that replace values of the files.
+        framework: A key of `FRAMEWORKS`; None recognises the framework by the keys or the launch line.
+        engine_version: The engine's version; "" takes the version that a file pins.
+        te_version: The version of Transformer Engine; "" takes the version that a file pins.
+        scan: Whether to scan the checkpoints that the job names.
+
+    Raises:
+        CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise CkptcheckError(f"there is no framework {clip(framework)}", hint=f"there is {', '.join(FRAMEWORKS)}")
+    names, overrides = _split_arguments(arguments)
+    if not names:
+        raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
+    paths = [Path(expand_home(name)) for name in names]
+    files = JobFiles(paths[0])
+    document, reader = _read_document(files, paths, names, framework)
+    if reader is None:
+        reader = _recognize_framework(document, names[0])
+    _apply_overrides(document, overrides, reader)
+    job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
+    job.is_incomplete = document.is_incomplete
+    fill_job(job, document, reader)
+    _set_versions(job, document, engine_version, te_version)
+    for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
+        if (setting := environment_flag(document, variable)).status != "unknown":
+            job.settings[name] = setting
+    apply_engine_defaults(job)
+    if scan:
+        scan_named_checkpoints(job, paths[0].parent)
+    if lines := suggest_commands(job):
+        job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
+    return job
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into (files, overrides). An override has the form of one, and no file has its name."""
+    names: list[str] = []
+    overrides: list[str] = []
+    for argument in arguments:
+        match = launch.OVERRIDE.fullmatch(argument) or launch.REMOVAL.fullmatch(argument)
+        (overrides if match and not Path(argument).exists() else names).append(argument)
+    return names, overrides
+
+
+def _read_document(
+    files: JobFiles, paths: Sequence[Path], names: Sequence[str], framework: str | None
+) -> tuple[Document, Framework | None]:
+    """Read all files into one document; a later file replaces values of an earlier one.
+
+    Returns (document, framework); the framework is None where neither the caller nor a launch line names it.
+    """
+    whole = Document()
+    reader = FRAMEWORKS.get(framework or "")
+    is_split = len(paths) > 1 and all(path.suffix in TOML for path in paths)
+    for path, name in zip(paths, names, strict=True):
+        if path.suffix in YAML + TOML:
+            part = files.document(path, name)
+            section = (
+                next((section for prefix, section in prime_rl.PARTS.items() if path.stem.startswith(prefix)), "")
+                if is_split
+                else ""
+            )
+            for key, leaf in part.leaves.items():
+                whole.put(f"{section}.{key}" if section else key, leaf)
+            whole.environment |= part.environment
+            whole.versions |= part.versions
+            whole.notes += part.notes
+            whole.is_incomplete |= part.is_incomplete
+        elif path.suffix in SHELL:
+            script, notes, versions = files.script(path, name)
+            part, reader = _read_launch_script(script, files, path, name, reader)
+            part.notes += notes
+            part.versions = versions | part.versions
+            whole.update(part)
+        else:
+            raise CkptcheckError(
+                f"{name} is neither YAML, TOML nor a shell script", hint="known are .yaml, .yml, .toml and .sh"
+            )
+    return whole, reader
+
+
+def _recognize_framework(document: Document, name: str) -> Framework:
+    """Return the one framework whose keys the document has. name: the file, for messages. Raises CkptcheckError."""
+    candidates = [framework for framework in FRAMEWORKS.values() if framework.matches(document)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise CkptcheckError(
+            f"{name} could be of {' or '.join(framework.title for framework in candidates)}",
+            hint="say which with --framework",
+        )
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in document.leaves))
+    raise CkptcheckError(
+        f"{name} does not have the keys of any framework that ckptcheck knows:"
+        f" {join_truncated([clip(key, 40) for key in sections], 5) or 'none'}",
+        hint=f"say which with --framework: {', '.join(FRAMEWORKS)}",
+    )
+
+
+def _read_launch_script(
+    script: Script, files: JobFiles, path: Path, name: str, reader: Framework | None
+) -> tuple[Document, Framework]:
+    """Find the last command of a script that starts a job, and read its settings and the script's exports.
+
+    reader: the framework to look for; None looks for all. Raises CkptcheckError where no command starts a job.
+    """
+    frameworks = [reader] if reader else list(FRAMEWORKS.values())
+    quoted_commands = (quoted for command in script.commands for quoted in _parse_quoted_commands(command, name))
+    commands = [*script.commands, *quoted_commands]
+    for framework in frameworks:
+        for words in reversed(commands):
+            if framework.launches is not None and framework.launches.search(" ".join(word.text for word in words)):
+                document = _read_command(words, framework, files, path)
+                for variable, word in script.exports.items():
+                    document.environment[variable] = Leaf(
+                        word.text, variable, files.name(path), word.line or None, word.reason
+                    )
+                return document, framework
+    what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
+    raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
+
+
+def _parse_quoted_commands(command: list[Word], name: str) -> list[list[Word]]:
+    """Return the words of each quoted command that starts a job: ``bash -c "cd x && python -m …"``."""
+    commands = []
+    patterns = [framework.launches for framework in FRAMEWORKS.values() if framework.launches]
+    for word in command:
+        if " " in word.text and any(pattern.search(word.text) for pattern in patterns):
+            try:
+                commands.append(
+                    [Word(token.start, word.line) for token in tokenize(word.text, name) if token.operator is None]
+                )
+            except CkptcheckError:
+                continue
+    return commands
+
+
+def _read_command(words: list[Word], framework: Framework, files: JobFiles, path: Path) -> Document:
+    """Read the settings of a launch command, and the configuration files that it names. path: the script's."""
+    document = Document()
+    script_name = files.name(path)
+    if framework.style == "flags":
+        start = next((index + 1 for index, word in enumerate(words) if PROGRAM.search(word.text)), 1)
+        short = SHORT if framework.name == "vllm" else None
+        positional = launch.flags(words[start:], document, script_name, short=short)
+        if positional and framework.name == "vllm":
+            model = positional[0]
+            document.put("model_tag", Leaf(model.text, "MODEL", script_name, model.line, model.reason))
+        document.script = " ".join(word.text for word in words[:start])
+        return document
+    if framework.style == "dotted":
+        return _read_prime_rl_command(words, files, path)
+    config_file = launch.option(words, *CONFIG_FILE)
+    config_name, config_path = launch.option(words, *CONFIG_NAME), launch.option(words, *CONFIG_PATH)
+    config = ""
+    if config_file:
+        config = config_file.text
+    elif config_name:
+        config = f"{config_path.text}/{config_name.text}" if config_path else config_name.text
+    if config:
+        file = files.beside(config, path.parent)
+        if file is not None:
+            document.update(files.document(file, files.name(file)))
+        elif framework.standard is None or not framework.standard.fullmatch(config):
+            document.notes.append(f"{clip(config)}, the configuration that {script_name} names, does not exist")
+            document.is_incomplete = True
+    rest = launch.apply_overrides(words, document, script_name)
+    document.script = " ".join(word.text for word in rest)
+    return document
+
+
+def _read_prime_rl_command(words: list[Word], files: JobFiles, path: Path) -> Document:
+    """Read a command of prime-rl: ``rl @ rl.toml --trainer @ trainer.toml --trainer.model.cp 2``."""
+    document = Document()
+    rest: list[Word] = []
+    section = ""
+    for index, word in enumerate(words):
+        previous = words[index - 1].text if index else ""
+        if previous == "@":
+            file = files.beside(word.text, path.parent)
+            if file is None:
+                document.notes.append(
+                    f"{clip(word.text)}, a configuration that {files.name(path)}:{word.line} names, does not exist"
+                )
+                continue
+            part = files.document(file, files.name(file))
+            for key, leaf in part.leaves.items():
+                document.put(f"{section}.{key}" if section else key, leaf)
+            document.notes += part.notes
+            document.is_incomplete |= part.is_incomplete
+        elif word.text == "@":
+            section = previous.removeprefix("--") if previous.startswith("--") else ""
+            if section and rest:
+                rest.pop()
+        else:
+            rest.append(word)
+    start = next((index for index, word in enumerate(rest) if word.text.startswith("--")), len(rest))
+    launch.flags(rest[start:], document, files.name(path))
+    return document
+
+
+def _apply_overrides(document: Document, overrides: Sequence[str], framework: Framework) -> None:
+    """Apply the user's ``key=value`` arguments to the document, in the style of the framework."""
+    words = [Word(text, 0) for text in overrides]
+    if framework.style == "flags":
+        words = [Word(f"--{word.text.lstrip('+')}", 0) for word in words]
+        launch.flags(words, document, None)
+    else:
+        launch.apply_overrides(words, document, None)
+
+
+def _set_versions(job: Job, document: Document, engine_version: str, te_version: str) -> None:
+    """Set the versions of engine and Transformer Engine: from the user, else from a file that pins them."""
+    for version in (engine_version, te_version):
+        if version and not re.fullmatch(r"v?\d+(\.\d+)*\S*", version):
+            raise CkptcheckError(f"{clip(version)} is no version", hint="write it as 0.18.1")
+    pinned = document.versions.get(job.engine)
+    job.engine_version = engine_version.removeprefix("v") or (str(pinned.value) if pinned else "")
+    te = document.versions.get("transformer_engine")
+    job.te_version = te_version or (str(te.value) if te else "")
+    if job.engine and job.engine not in ("vllm", "sglang") and job["engine.name"].leaf is not None:
+        leaf = job["engine.name"].leaf
+        job.unknown_keys.append(UnknownKey(leaf, f"{clip(job.engine, 40)} is no engine that ckptcheck knows"))

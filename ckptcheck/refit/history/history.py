@@ -1,0 +1,204 @@
+"""The history of syncs: the evidence of rules about what changes from one sync to the next, on either side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.refit.history.record import SyncRecord, read_record
+from ckptcheck.refit.history.tables import history_sections
+
+SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
+"""Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
+EXPERT = re.compile(r"\.experts\.\d+\.")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class SyncPair:
+    """Two successful syncs of the same run, one after the other."""
+
+    index: int
+    """Place of the later sync in the record."""
+    before_index: int
+    """Place of the earlier sync in the record."""
+    before: SyncRecord
+    after: SyncRecord
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the trainer took a step in between: its step rose or, if it counts none, its loss changed."""
+        if self.before.step is not None and self.after.step is not None:
+            return self.after.step > self.before.step
+        return self.before.loss is not None and self.after.loss is not None and self.after.loss != self.before.loss
+
+    @cached_property
+    def sent_changed(self) -> frozenset[str]:
+        """Names that were sent both times with different values."""
+        return _changed_names(self.before.sent, self.after.sent)
+
+    @cached_property
+    def held_changed(self) -> frozenset[str]:
+        """Tensors (``rank/name``) that the engine held both times with different values."""
+        return _changed_names(self.before.held, self.after.held)
+
+    @cached_property
+    def unchanged_side(self) -> tuple[str, int] | None:
+        """The side of which no tensor changed (sent or held), with its number of tensors; None if something changed.
+
+        If the record has both sides, the trainer's counts.
+        """
+        for side, before, after, changed in (
+            ("sent", self.before.sent, self.after.sent, self.sent_changed),
+            ("held", self.before.held, self.after.held, self.held_changed),
+        ):
+            if before and after:
+                return (side, len(after)) if not changed and before.keys() == after.keys() else None
+        return None
+
+
+def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that have different digests before and after."""
+    return frozenset(name for name, value in after.items() if name in before and before[name] != value)
+
+
+@dataclass(frozen=True)
+class History(EvidenceDefaults):
+    """The syncs of a record, in the order in which they were recorded."""
+
+    target: str
+    syncs: tuple[SyncRecord, ...]
+    damaged_lines: Mapping[int, str] = field(default_factory=dict)
+    """Line number → why the line is not a sync."""
+    kind: str = "history"
+
+    @property
+    def subject(self) -> str:
+        """One line: how many syncs, over which steps, between which programs."""
+        steps = [sync.step for sync in self.syncs if sync.step is not None]
+        sides = " → ".join(side for side in (self.syncs[-1].trainer, self.syncs[-1].engine) if side)
+        parts = [f"{len(self.syncs)} sync{'s' if len(self.syncs) > 1 else ''}"]
+        if steps:
+            first, last = min(steps), max(steps)
+            parts.append(f"step {first}" if first == last else f"steps {first}–{last}")
+        return " · ".join([*parts, sides] if sides else parts)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Always empty: a damaged line is a finding."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of syncs, of tensors in the last one, and of bytes in all."""
+        last = self.syncs[-1]
+        return {
+            "files": len(self.syncs),
+            "tensors": max(len(last.sent), len(last.held)),
+            "bytes": sum(sync.nbytes for sync in self.syncs),
+        }
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The table of the syncs."""
+        return history_sections(self)
+
+    @cached_property
+    def pairs(self) -> tuple[SyncPair, ...]:
+        """Each successful sync with the successful one before it, if the same process recorded both."""
+        successful = [(index, sync) for index, sync in enumerate(self.syncs) if sync.ok]
+        return tuple(
+            SyncPair(index, before_index, before, after)
+            for (before_index, before), (index, after) in pairwise(successful)
+            if before.run == after.run
+        )
+
+    @cached_property
+    def step_pairs(self) -> tuple[SyncPair, ...]:
+        """The pairs with a step in between, of which both say what was sent, or both what the engine holds."""
+        return tuple(
+            pair
+            for pair in self.pairs
+            if pair.is_step and ((pair.before.sent and pair.after.sent) or (pair.before.held and pair.after.held))
+        )
+
+    @cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        """Names that were sent with the same values at every step."""
+        changed = (
+            frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs)) if self.step_pairs else frozenset()
+        )
+        return tuple(name for name in self.syncs[-1].sent if name not in changed)
+
+    @cached_property
+    def stored_as_sent(self) -> frozenset[str]:
+        """Tensors (``rank/name``) that the engine held bit for bit as sent, at any sync."""
+        return frozenset(key for sync in self.syncs for key in tensors_stored_as_sent(sync))
+
+    def stale_tensors(self, pair: SyncPair) -> tuple[str, ...]:
+        """Return the engine tensors that did not change, although a tensor they are built from was sent with new values.
+
+        A norm or a bias counts only if the engine stores it as sent: an engine that rounds may lose a step in it.
+        """
+        names = pair.after.sent.keys()
+        return tuple(
+            key
+            for key in pair.after.held
+            if key in pair.before.held
+            and key not in pair.held_changed
+            and pair.sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
+            and (key in self.stored_as_sent or not SMALL.search(key))
+        )
+
+    def label(self, index: int) -> str:
+        """Return the name of a sync for messages: its step or, without one, its place in the record."""
+        sync = self.syncs[index]
+        return f"step {sync.step}" if sync.step is not None else f"sync {index + 1}"
+
+
+def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
+    """Return the tensors that the engine held as sent; none if the digests of the two sides do not compare."""
+    if not sync.alike:
+        return set()
+    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
+
+
+def open_history(path: Path | str) -> History:
+    """Read a record. Raises CkptcheckError as `read_record` does."""
+    syncs, damaged = read_record(path)
+    return History(str(path), syncs, damaged)
+
+
+def trainable_matrices(names: Collection[str]) -> Iterator[str]:
+    """Yield the names of tensors that every step changes unless they are frozen: no norms, biases or single experts.
+
+    An expert that no token was routed to has no gradient, and bf16 may round a step in a norm near 1 to nothing.
+    """
+    return (name for name in names if not SMALL.search(name) and not EXPERT.search(name))
+
+
+def name_pattern(name: str) -> str:
+    """Return a name with its numbers replaced, which is the same for its siblings in other layers."""
+    return NUMBER.sub("{}", name)
+
+
+def find_unchanged_runs(history: History) -> list[list[SyncPair]]:
+    """Return the runs of consecutive steps in which no digest changed."""
+    runs: list[list[SyncPair]] = []
+    current: list[SyncPair] | None = None
+    for pair in history.step_pairs:
+        if pair.unchanged_side is None:
+            current = None
+            continue
+        if current is None:
+            current = []
+            runs.append(current)
+        current.append(pair)
+    return runs

@@ -1,0 +1,212 @@
+"""The record of syncs: JSON Lines, one sync per line, appended so that a crash loses at most the line being written.
+
+Every line stands alone, so a damaged line costs only that sync. The file is bounded: at twice the number of syncs to keep, it
+is rewritten with the last ones, completely or not at all. A file that is not a record is never changed, and lines of a record
+that are not syncs are kept, because somebody else wrote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import replace_file
+
+SCHEMA = "ckptcheck-sync/1"
+BEGIN = f'{{"schema":"{SCHEMA}"'.encode()
+"""The first bytes of every line that `Record` writes."""
+OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"' + re.escape(SCHEMA.encode()) + rb'"')
+"""The beginning of a sync as any JSON writer may format it, complete or cut off by a crash."""
+KEEP = 100
+"""Syncs that a record keeps by default. A sync of 700 tensors takes 70 kB."""
+LONGEST = 1 << 27
+"""Bytes of the longest line that is read: a sync of 500,000 tensors, both sides, has 90 MB."""
+RUN_ID = uuid.uuid4().hex[:12]
+"""Identifies this process: in the next one, versions and steps may start again."""
+
+
+class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
+    """One weight sync as a record stores it. The field names are the file format."""
+
+    time: str = ""
+    """When the sync ended: UTC, ISO 8601."""
+    run: str = ""
+    """The process that recorded it."""
+    step: int | None = None
+    """Optimizer steps that the trainer had taken."""
+    before: str | None = None
+    """Weight version that the engine reported before the sync, None if it reports none."""
+    version: str | None = None
+    """Weight version that the engine reported after the sync."""
+    loss: float | None = None
+    """The trainer's last loss, in any unit."""
+    seconds: float = 0.0
+    """Duration of the sync."""
+    checked: float = 0.0
+    """Seconds for digests and for questions to the engine."""
+    nbytes: int = 0
+    """Bytes sent."""
+    ok: bool = True
+    """Whether the update call reported success."""
+    message: str = ""
+    """What the update call answered."""
+    trainer: str = ""
+    engine: str = ""
+    sent: dict[str, str] = {}
+    """The trainer's name of a tensor → digest of what it exported."""
+    held: dict[str, str] = {}
+    """``rank/name`` → digest of what the engine holds afterwards."""
+    alike: bool = False
+    """Whether both digests come from the same function, so that equal bytes give equal digests."""
+
+
+class Record:
+    """A file to which syncs are appended. keep: how many of the last ones stay; CkptcheckError for less than 2."""
+
+    def __init__(self, path: Path | str, *, keep: int = KEEP) -> None:
+        if keep < 2:
+            raise CkptcheckError("a record keeps at least 2 syncs: less tells nothing")
+        self.path, self.keep = Path(path), keep
+        self._syncs: int | None = None
+
+    def check_writable(self) -> None:
+        """Raise CkptcheckError, as `append` does, if a sync could not be appended."""
+        try:
+            if self.path.exists():
+                os.close(os.open(self.path, os.O_RDWR | os.O_APPEND))
+                self._check_is_record()
+            elif not os.access(self.path.parent, os.W_OK | os.X_OK):
+                raise OSError(f"nothing can be made in {self.path.parent}")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def append(self, sync: SyncRecord) -> None:
+        """Append one sync, with `time` and `run` filled in.
+
+        Raises CkptcheckError if the file cannot be written, or if it holds something else than syncs.
+        """
+        sync.run = sync.run or RUN_ID
+        sync.time = sync.time or utc_now()
+        line = msgspec.json.encode(sync) + b"\n"
+        try:
+            handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            with os.fdopen(handle, "r+b", buffering=0) as file, _lock(file.fileno()):
+                size = file.seek(0, os.SEEK_END)
+                if self._syncs is None and size:
+                    self._check_is_record()
+                # the last line was cut off
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                    line = b"\n" + line
+                file.write(line)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._bound()
+
+    def _check_is_record(self) -> None:
+        """Raise CkptcheckError unless the first line is a sync, or one that was cut off. An empty file is allowed."""
+        first, second = itertools.islice(itertools.chain((line for _, line in _lines(self.path)), (b"", b"")), 2)
+        if not OURS.match(first) and not (BEGIN.startswith(first) and (OURS.match(second) or not second)):
+            raise CkptcheckError(
+                f"{self.path} is not a record of syncs, and is left as it is",
+                "name another file, or one that does not exist",
+            )
+
+    def _unwritable(self, error: OSError) -> CkptcheckError:
+        return CkptcheckError(f"cannot write the record {self.path}: {error.strerror or error}")
+
+    def _bound(self) -> None:
+        """Rewrite the file with the last syncs once it has twice as many. Lines that are not syncs stay in place."""
+        if self._syncs is None:
+            self._syncs = sum(1 for _, line in _lines(self.path) if OURS.match(line))
+        else:
+            self._syncs += 1
+        if self._syncs >= 2 * self.keep:
+            lines = [line for _, line in _lines(self.path)]
+            places = [place for place, line in enumerate(lines) if OURS.match(line)]
+            dropped = set(places[: -self.keep])
+            remaining = [line for place, line in enumerate(lines) if place not in dropped]
+            replace_file(self.path, b"\n".join(remaining) + b"\n")
+            self._syncs = len(places) - len(dropped)
+
+
+def utc_now() -> str:
+    """Return the time as a record writes it: UTC, ISO 8601, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str]]:
+    """Return the syncs of a file, and its damaged lines (number → why) without a last line that was cut off.
+
+    Raises CkptcheckError if the file cannot be read, and if no line of it is a sync.
+    """
+    path = Path(path)
+    syncs: list[SyncRecord] = []
+    damaged: dict[int, str] = {}
+    decoder = msgspec.json.Decoder(SyncRecord)
+    try:
+        is_cut_off = path.stat().st_size > 0 and not _ends_with_newline(path)
+        for number, line in _lines(path):
+            try:
+                sync = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                damaged[number] = str(error)
+                continue
+            # any JSON object without contradicting fields decodes as an empty sync
+            if sync.run:
+                syncs.append(sync)
+            else:
+                damaged[number] = "it does not name the process that recorded it"
+    except OSError as error:
+        raise CkptcheckError(f"cannot read the record {path}: {error.strerror or error}") from error
+    if is_cut_off and damaged and max(damaged) == number:
+        del damaged[number]
+    if not syncs:
+        raise CkptcheckError(
+            f"{path} is not a record of syncs" if damaged else f"{path} holds no sync",
+            "ckptcheck refit --record writes one, and so does ckptcheck.watch",
+        )
+    return tuple(syncs), damaged
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of every line that is not blank. A line that is too long comes cut, so it counts as damaged."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LONGEST):
+            number += 1
+            if not line.endswith(b"\n") and len(line) == LONGEST:
+                while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
+                    pass
+            if line.strip():
+                yield number, line.rstrip(b"\n")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+@contextlib.contextmanager
+def _lock(handle: int) -> Iterator[None]:
+    """Lock the file against other writers, if the system has locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)

@@ -1,0 +1,94 @@
+"""The tables of a history: one row for each sync, and the tensors that changed at each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.report import Cell, Section
+from ckptcheck.text.formatting import format_ranges, join_truncated
+
+if TYPE_CHECKING:
+    from ckptcheck.refit.history.history import History
+
+COLUMNS = (
+    "sync",
+    "step",
+    "version",
+    "loss",
+    "sent",
+    "changed",
+    "engine holds",
+    "changed there",
+    "MB",
+    "sync s",
+    "check s",
+    "time",
+)
+
+
+def history_sections(history: History) -> tuple[Section, ...]:
+    """Return the table of the syncs, with the tensors that never changed below it, and the table of the changed tensors."""
+    pairs = {pair.index: pair for pair in history.pairs}
+    rows: list[tuple[Cell, ...]] = []
+    for index, sync in enumerate(history.syncs):
+        pair = pairs.get(index)
+        rows.append(
+            (
+                index + 1,
+                sync.step,
+                sync.version,
+                sync.loss,
+                len(sync.sent) or None,
+                len(pair.sent_changed) if pair and sync.sent else None,
+                len(sync.held) or None,
+                len(pair.held_changed) if pair and sync.held else None,
+                sync.nbytes / 1e6 if sync.nbytes else None,
+                sync.seconds or None,
+                sync.checked or None,
+                sync.time or None,
+            )
+        )
+    constant_names = history.constant_names if history.step_pairs else ()
+    total = len(history.syncs[-1].sent)
+    lines = (
+        (f"never changed: {len(constant_names):,} of {total:,} that were sent: {join_truncated(constant_names)}",)
+        if constant_names
+        else ()
+    )
+    return (Section("weight syncs", COLUMNS, tuple(rows), lines), *_change_sections(history))
+
+
+def _change_sections(history: History) -> tuple[Section, ...]:
+    """Return the table of the tensors that changed at each sync, one row each, with a summary of a line for each sync."""
+    rows: list[tuple[Cell, ...]] = []
+    summaries: list[tuple[list[int], str]] = []
+    for pair in history.pairs:
+        parts = []
+        for side, description, changed, before, after in (
+            ("sent", "that were sent", pair.sent_changed, pair.before.sent, pair.after.sent),
+            ("engine", "in the engine", pair.held_changed, pair.before.held, pair.after.held),
+        ):
+            rows += [(pair.index + 1, side, name) for name in after if name in changed]
+            if before and after:
+                parts.append(_summarize_changes(description, changed, [name for name in after if name in before]))
+        if parts and summaries and summaries[-1][1] == "; ".join(parts):
+            summaries[-1][0].append(pair.index + 1)
+        elif parts:
+            summaries.append(([pair.index + 1], "; ".join(parts)))
+    if not summaries:
+        return ()
+    brief = tuple(f"sync {format_ranges(numbers)}: {summary}" for numbers, summary in summaries)
+    return (Section("changed since the sync before", ("sync", "side", "tensor"), tuple(rows), brief=brief),)
+
+
+def _summarize_changes(description: str, changed: Collection[str], names: Collection[str]) -> str:
+    """Describe how many tensors changed, and name them, or those that did not change if these are fewer.
+
+    description: ends the count, as in "3 of 5 that were sent". names: the tensors that both syncs have.
+    """
+    unchanged = [name for name in names if name not in changed]
+    if not unchanged or not changed:
+        return f"{'none of' if unchanged else 'all'} {len(names):,} {description}"
+    examples = f"not {join_truncated(unchanged)}" if len(unchanged) < len(changed) else join_truncated(changed)
+    return f"{len(changed):,} of {len(names):,} {description}, {examples}"

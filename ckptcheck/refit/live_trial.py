@@ -1,0 +1,176 @@
+"""Assembles a trial: opens the source, starts trainer and engine in their own Pythons, and cleans up after them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.engines.transports import find_transport
+from ckptcheck.text.observer import SILENT, Observer
+
+if TYPE_CHECKING:
+    from ckptcheck.refit.settings import TrialSettings
+    from ckptcheck.refit.trace import RefitTrace
+    from ckptcheck.runtime.engines.base import Engine
+    from ckptcheck.runtime.trainers.base import Trainer
+
+PREFIX_CACHE_BLOCK = 128
+"""Tokens that an engine's prefix cache keeps together, at most."""
+
+
+@dataclass(frozen=True)
+class TrialEngine:
+    """The engine of a trial."""
+
+    name: str = "vllm"
+    tp: int = 1
+    mode: str = "plain"
+    """How it stores weights on a CPU: plain or stock."""
+    switches: Sequence[str] = ()
+    """Settings, as ``NAME=VALUE``."""
+    gpus: str | None = None
+    """GPUs that it may see, comma-separated; None: all."""
+    python: Path | None = None
+
+
+@dataclass(frozen=True)
+class TrialTrainer:
+    """The trainer of a trial, or of the logprobs that servers are compared with."""
+
+    name: str = "megatron"
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    gpus: str | None = None
+    """GPUs that it may see, comma-separated; None: all."""
+    python: Path | None = None
+
+
+@dataclass(frozen=True)
+class TrialQuantization:
+    """How weights are quantized on their way to the engine."""
+
+    scheme: str
+    """w4a16, w8a8 or fp8."""
+    ignore: Sequence[str] | None = None
+    """Entries of the ignore list; None: the head and the routers."""
+    quantizer: str = "compressed-tensors"
+    """Whose reading of the ignore list decides: compressed-tensors or slime."""
+
+
+@dataclass(frozen=True)
+class TrialSource:
+    """The checkpoint of a trial."""
+
+    target: str
+    hf_config: Path | None = None
+    """Folder with the config.json of a Megatron run's model."""
+    despite_errors: bool = False
+    """Continue although a scan of the source finds errors."""
+    keep: bool = False
+    """Keep the checkpoints that are written on the way."""
+    errors: list[str] = field(default_factory=list)
+    """Filled with the errors of the source that the trial ignores."""
+
+
+@contextlib.contextmanager
+def run_live_trial(
+    source: TrialSource,
+    settings: TrialSettings,
+    engine: TrialEngine,
+    trainer: TrialTrainer,
+    *,
+    dtype: str = "float32",
+    quantization: TrialQuantization | None = None,
+    observer: Observer = SILENT,
+) -> Iterator[RefitTrace]:
+    """Run a trial and yield its trace. Leaving the context ends the processes and removes the files of the trial.
+
+    dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
+    CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
+    """
+    from ckptcheck.refit.placement import check_devices
+    from ckptcheck.refit.source import open_source
+    from ckptcheck.refit.tokenizer import TrialTokenizer
+    from ckptcheck.refit.trial import RefitTrial
+    from ckptcheck.refit.work_folder import clean_up_folder
+    from ckptcheck.runtime.engines import registry
+    from ckptcheck.runtime.engines.engine_options import parse_switches
+    from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN, default_context_len
+    from ckptcheck.runtime.engines.transports import find_transport
+    from ckptcheck.runtime.process.exchange import TensorExchange
+    from ckptcheck.runtime.process.signal_guard import SignalGuard
+    from ckptcheck.runtime.trainers import registry as trainers
+    from ckptcheck.runtime.trainers.layout import ParallelLayout
+
+    switches = parse_switches(list(engine.switches))
+    with SignalGuard() as signal_guard, contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
+        stack.callback(clean_up_folder, folder, source.keep, observer)
+        tolerated = source.errors if source.despite_errors else None
+        ckpt = open_source(source.target, folder / "source", source.hf_config, tolerated=tolerated)
+        # before the trainer loads: an engine that is missing, or that cannot take weights by this transport
+        registry.check_build(engine.name, settings.transport, engine.python)
+        row = find_transport(engine.name, settings.transport)
+        check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
+        embedding = ckpt.components.embedding
+        if embedding is None:
+            raise CkptcheckError(f"{source.target} has no token embedding that could be found")
+        nbytes = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype == "float32" else 1)
+        exchange = stack.enter_context(TensorExchange(need=nbytes))
+        scratch = (exchange.folder, *(() if source.keep else (folder,)))
+
+        def start_trainer() -> Trainer:
+            """Start the trainer; the stack ends it."""
+            layout = ParallelLayout(tp=trainer.tp, pp=trainer.pp, ep=trainer.ep)
+            plain_trainer = trainers.start_trainer(
+                trainer.name, ckpt, exchange, layout, dtype, device=trainer.device, gpus=trainer.gpus,
+                python=trainer.python, scratch=scratch,
+            )  # fmt: skip
+            stack.callback(plain_trainer.close)
+            stack.callback(signal_guard.ignore_signals)
+            if quantization is None:
+                return plain_trainer
+            quantized = trainers.quantize_trainer(
+                plain_trainer, quantization.scheme, engine.name, exchange, folder, ignore=quantization.ignore,
+                quantizer=quantization.quantizer, python=engine.python,
+            )  # fmt: skip
+            stack.callback(quantized.close)
+            return quantized
+
+        def start_engine(checkpoint: Path) -> Engine:
+            """Start the engine in a process of its own."""
+            return registry.start_engine(
+                engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, python=engine.python,
+                gpus=engine.gpus, switches=switches, transport=settings.transport, sleep_level=settings.sleep_level,
+                scratch=scratch,
+            )  # fmt: skip
+
+        local = ckpt.source.local
+        trial = RefitTrial(
+            source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
+            block=PREFIX_CACHE_BLOCK, length=DEFAULT_CONTEXT_LEN if local is None else default_context_len(local),
+            nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder, say=observer.log,
+        )  # fmt: skip
+        trace = trial.run()
+        signal_guard.ignore_signals()
+        yield trace
+
+
+def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:
+    """Raise CkptcheckError if quantized weights cannot reach an engine by this transport, or in this dtype."""
+    if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
+        raise CkptcheckError("vLLM computes packed integers in 16 bits only", "--dtype bfloat16")
+    if find_transport(engine, transport).is_between_gpus:
+        raise CkptcheckError(
+            f"--quantize does not go with --transport {transport}, which carries weights as the trainer holds them: packed ones "
+            "over NCCL or CUDA IPC are not built",
+            f"--transport {find_transport(engine, None).name} carries packed weights to GPUs too",
+        )

@@ -1,0 +1,147 @@
+"""The tables of a trial's report: what it measured, what it could not see, and what each sync cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptcheck.linter.report import Section
+from ckptcheck.refit.noise_floor import why_not_forced
+from ckptcheck.refit.trace import RefitTrace, Sync
+from ckptcheck.refit.trace_queries import compare_scoring
+from ckptcheck.text.formatting import format_bytes, join_truncated
+
+
+def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
+    if trace.ignored_options:
+        lines = tuple(f"{name}: {reason}" for name, reason in trace.ignored_options.items())
+        yield Section("switches that the engine did not take: nothing here speaks of them", lines=lines)
+    if trace.scorings and trace.engine and trace.trainer:
+        noise_by_side = ((trace.engine.name, trace.noise_floor.engine), (trace.trainer.name, trace.noise_floor.trainer))
+        not_forced_reason = why_not_forced(trace.engine)
+        floor = [
+            (name, comparison, gap.most, gap.mean)
+            for name, noise in noise_by_side
+            for comparison, gap in (
+                ("asked again", noise.repeat),
+                ("each sequence alone", noise.batch),
+                ("by decoding", noise.decode if noise is trace.noise_floor.engine else None),
+                ("weights moved by their last place", noise.rounding),
+            )
+            if gap is not None
+        ]
+        yield Section(
+            "the floor: how far each side is from itself over the same weights (nats)",
+            ("side", "", "most", "mean"),
+            tuple(floor),
+        )
+        rows = []
+        for scoring in trace.scorings:
+            diffs = compare_scoring(scoring)
+            step = trace.syncs[scoring.after_sync - 1].step if scoring.after_sync else 0
+            cold = (diffs.prefill.most, diffs.decode.most) if scoring.after_sync else (None, None)
+            sync_label = f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
+            forced = (diffs.forced.most, diffs.forced.mean) if diffs.forced else (None, None)
+            rows.append((sync_label, step, *cold, diffs.trainer.most, diffs.trainer.mean, *forced))
+        allowed = trace.noise_floor.trainer_tolerance
+        limits = (allowed.most, allowed.mean)
+        rows.append(
+            (
+                "allowed",
+                None,
+                trace.noise_floor.cold_load_tolerance,
+                trace.noise_floor.cold_load_tolerance,
+                *limits,
+                *limits,
+            )
+        )
+        yield Section(
+            "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
+            ("after", "step", "cold load: prefill", "decoding", "trainer: most", "mean", "decoding: most", "mean"),
+            tuple(rows),
+            (f"the trainer's tokens were not decoded: {not_forced_reason}",) if not_forced_reason else (),
+        )
+    if requests := [(sync.number, sync.inflight_request) for sync in trace.syncs if sync.inflight_request is not None]:
+        columns = ("sync", "pause", "finish", "tokens", "of", "new weights from", "said so from")
+        request_rows = (
+            (
+                number,
+                request.pause,
+                request.finish,
+                request.tokens,
+                request.requested_tokens,
+                request.first_new_token,
+                request.reported_new_token,
+            )
+            for number, request in requests
+        )
+        yield Section(
+            "the request that ran when the weights came (tokens are counted from 1)", columns, tuple(request_rows)
+        )
+    if trace.steps:
+        yield Section(
+            "optimizer steps",
+            ("step", "loss", "gradient norm", "parameters left as they were"),
+            tuple(
+                (number, step.loss, step.grad_norm, len(step.unchanged)) for number, step in enumerate(trace.steps, 1)
+            ),
+        )
+    if text_lines := tuple(_greedy_text_lines(trace)):
+        yield Section("greedy text of the engine; the trainer's where it is another", lines=text_lines)
+
+
+def _greedy_text_lines(trace: RefitTrace) -> Iterator[str]:
+    for scoring in trace.scorings:
+        if (greedy := scoring.greedy_text) is None:
+            continue
+        sync_label = f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
+        for side, text, ids in (
+            ("", greedy.engine_text, greedy.engine),
+            ("  trainer", greedy.trainer_text, greedy.trainer if greedy.first_divergence is not None else ()),
+        ):
+            if ids:
+                yield f"{sync_label}{side}: {text!r}" if text else f"{sync_label}{side}: {' '.join(map(str, ids))}"
+
+
+def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield what the trial did not cover: tensors that were not scrambled, by reason, and syncs without a diagnosis."""
+    reasons: dict[str, dict[str, None]] = {}
+    for (_, name), reason in trace.scrambled.skipped.items():
+        reasons.setdefault(reason, {})[name] = None
+    if reasons:
+        yield Section(
+            "not overwritten before the first sync: that a sync writes these shows only in the comparison with a cold load",
+            ("why", "tensors", "which"),
+            tuple((reason, len(names), join_truncated(list(names))) for reason, names in reasons.items()),
+        )
+    if lines := tuple(
+        f"sync {sync.number}: {sync.no_diagnosis_reason}" for sync in trace.syncs if sync.no_diagnosis_reason
+    ):
+        yield Section("causes that were not looked for", lines=lines)
+
+
+COST_COLUMNS = ("sync", "step", "sent", "buckets", "sync s", "update s", "check s", "check / sync", "sent digests s")
+
+
+def cost_sections(syncs: Sequence[Sync]) -> tuple[Section, ...]:
+    """Return the table of what syncs and their checks cost, () if nothing was checked.
+
+    sync s: export and update, as a job has them. update s: the engine's share. check s: one pass of digests over what the
+    engine holds, and the comparison with the cold load. sent digests s: the same pass on the trainer.
+    """
+    rows = [
+        (
+            sync.number,
+            sync.step,
+            format_bytes(sync.nbytes),
+            sync.buckets,
+            sync.seconds,
+            sync.answer.seconds,
+            sync.check_seconds,
+            sync.check_seconds / sync.seconds if sync.seconds else None,
+            sync.sent_seconds,
+        )
+        for sync in syncs
+        if sync.manifest
+    ]
+    return (Section("cost of the syncs, and of checking them", COST_COLUMNS, tuple(rows)),) if rows else ()

@@ -1,0 +1,1 @@
+"""Compares servers that are already running (`refit --attach`)."""

@@ -1,0 +1,102 @@
+"""Converts between the JSON of an engine's worker and the dataclasses of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptcheck.runtime.engines.base import (
+    Bucket,
+    ScrambleResult,
+    SequenceScores,
+    TensorDigest,
+    UnwrittenElements,
+    UpdateResult,
+)
+from ckptcheck.runtime.engines.sampling import Generation
+
+
+def decode_digests(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], TensorDigest]:
+    """Decode the tensors that every rank reports, in rank order."""
+    digests = {}
+    for report in sorted(reports, key=lambda report: report["rank"]):
+        rank = report["rank"]
+        for name, kind, dtype, shape, nbytes, digest, storage, opaque in report["entries"]:
+            digests[rank, name] = TensorDigest(name, rank, kind, dtype, tuple(shape), nbytes, digest, storage, opaque)
+    return digests
+
+
+def decode_scramble(reports: Iterable[Mapping[str, Any]]) -> ScrambleResult:
+    """Decode which tensors every rank scrambled, and which it skipped."""
+    names: set[tuple[int, str]] = set()
+    skipped: dict[tuple[int, str], str] = {}
+    for report in reports:
+        names |= {(report["rank"], name) for name in report["names"]}
+        skipped |= {(report["rank"], name): reason for name, reason in report["left"].items()}
+    return ScrambleResult(frozenset(names), skipped)
+
+
+def decode_unwritten(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], UnwrittenElements]:
+    """Decode the elements that every rank found unwritten, in rank order."""
+    return {
+        (report["rank"], name): UnwrittenElements(count, total, _as_pairs(ranges), nan_count, _as_pairs(nan_ranges))
+        for report in sorted(reports, key=lambda report: report["rank"])
+        for name, count, total, ranges, nan_count, nan_ranges in report["entries"]
+    }
+
+
+def _as_pairs(ranges: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((begin, end) for begin, end in ranges)
+
+
+def decode_update(reply: Mapping[str, Any]) -> UpdateResult:
+    """Decode the result of an update."""
+    names = reply.get("loaded_names")
+    loaded_names = None if names is None else tuple(names)
+    return UpdateResult(reply["ok"], reply["message"], reply["seconds"], loaded_names, reply.get("weight_version"))
+
+
+def decode_scores(replies: Iterable[Mapping[str, Any]]) -> list[SequenceScores]:
+    """Decode the scores of sequences."""
+    return [
+        SequenceScores(
+            tuple(reply["prompt_logprobs"]),
+            tuple(reply.get("decoded_tokens", ())),
+            tuple(reply.get("decode_logprobs", ())),
+            reply.get("cached_tokens", 0),
+        )
+        for reply in replies
+    ]
+
+
+def decode_generations(replies: Iterable[Mapping[str, Any]]) -> list[Generation]:
+    """Decode the responses of an engine."""
+    return [
+        Generation(
+            tuple(reply["tokens"]),
+            tuple(reply["logprobs"]),
+            reply["finish_reason"],
+            tuple(reply.get("weight_versions", ())),
+            reply.get("cached_tokens", 0),
+        )
+        for reply in replies
+    ]
+
+
+def group_by_rank(names: Iterable[tuple[int, str]], ranks: int) -> list[list[str]]:
+    """Return the names of each rank."""
+    names_by_rank: list[list[str]] = [[] for _ in range(ranks)]
+    for rank, name in names:
+        names_by_rank[rank].append(name)
+    return names_by_rank
+
+
+def encode_bucket(bucket: Bucket) -> dict[str, Any]:
+    """Encode a bucket as JSON for a worker."""
+    return {
+        "address": dict(bucket.address),
+        "names": list(bucket.names),
+        "dtypes": list(bucket.dtypes),
+        "shapes": [list(shape) for shape in bucket.shapes],
+        "nbytes": bucket.nbytes,
+    }

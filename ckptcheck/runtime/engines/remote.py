@@ -1,0 +1,305 @@
+"""An engine in a worker process: what is the same for vLLM and SGLang. Each adapter adds what its engine does differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.engines import codec
+from ckptcheck.runtime.engines.activations import Activations, assemble_activations
+from ckptcheck.runtime.engines.base import (
+    Bucket,
+    ScrambleResult,
+    SequenceScores,
+    TensorDigests,
+    UnwrittenElements,
+    UpdateResult,
+)
+from ckptcheck.runtime.engines.cpu_affinity import cpu_affinity_variables
+from ckptcheck.runtime.engines.loading import LaunchOptions, load_checkpoint
+from ckptcheck.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
+from ckptcheck.runtime.engines.transports import (
+    Transport,
+    available_transports,
+    join_names,
+    require_device,
+    transports_of,
+)
+from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.runtime.process.client import WorkerClient
+from ckptcheck.runtime.process.deadlines import default_timeout
+from ckptcheck.runtime.process.errors import RemoteError
+from ckptcheck.runtime.process.gpus import gpu_variables
+
+Options = TypeVar("Options", bound=LaunchOptions)
+
+
+class RemoteEngine(Generic[Options]):
+    """A running engine; satisfies `base.Engine`. Use it as a context manager. Make it as `VllmEngine` or `SglangEngine`.
+
+    Args:
+        checkpoint: the folder of the checkpoint to load.
+        options: how the engine is started; None for the defaults.
+        python: the user's own interpreter that has the engine; None for ckptcheck's environment.
+        gpus: the numbers of the GPUs that the engine may see, as in CUDA_VISIBLE_DEVICES; None for all.
+        timeout: seconds for the start; see `load_checkpoint`.
+        log: a file that keeps the engine's output.
+        scratch: folders of the caller that are removed if the caller is killed.
+
+    Raises:
+        CkptcheckError: the engine is not installed, or cannot take weights by `options.transport`.
+        RemoteError, WorkerDied, WorkerTimeout: the engine does not start.
+    """
+
+    name: ClassVar[str]
+    """The engine's name in options and reports."""
+    title: ClassVar[str]
+    """The engine's own spelling of its name, for messages."""
+    module: ClassVar[str | Path]
+    """The worker's module; see `WorkerClient`."""
+    variables: ClassVar[Mapping[str, str]]
+    """Environment variables of the worker."""
+    pause_modes: tuple[str, ...]
+    """What the engine can do with running requests while weights change."""
+    call_timeout: ClassVar[float | None] = None
+    """Seconds for any call after the start, None for no limit."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        options: Options | None = None,
+        *,
+        python: Path | None = None,
+        gpus: str | None = None,
+        timeout: float | None = None,
+        log: Path | None = None,
+        scratch: Sequence[Path] = (),
+    ) -> None:
+        self.options: Options = self.default_options() if options is None else options
+        self.transports: tuple[Transport, ...] = transports_of(self.name)
+        interpreter = find_interpreter(self.name, python)
+        if self.options.transport and interpreter.is_cpu_build:
+            require_device(self.name, self.options.transport, "cpu")
+        variables: dict[str, str | None] = {
+            **interpreter.variables,
+            **self.variables,
+            **gpu_variables(gpus),
+            **cpu_affinity_variables(self.name, self.options.ranks),
+        }
+        self._start_worker: Callable[[], WorkerClient] = lambda: WorkerClient(
+            interpreter.python, self.module, name=self.name, env=variables, log=log, scratch=scratch
+        )
+        self._worker = self._start_worker()
+        self._needs_new_worker = False
+        try:
+            self.restart(checkpoint, timeout=timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def default_options(cls) -> Options:
+        """Return the options of an engine that is started without any."""
+        raise NotImplementedError
+
+    @classmethod
+    def options_for(cls, checkpoint: Path, concurrent_sequences: int, **options: Any) -> Options:
+        """Return options with a KV cache for so many sequences of `context_len` tokens. options: fields of `LaunchOptions`."""
+        raise NotImplementedError
+
+    def restart(self, checkpoint: Path, options: Options | None = None, *, timeout: float | None = None) -> None:
+        """Load another checkpoint, or the same one again: a cold load in the same worker, without the imports.
+
+        timeout: see `load_checkpoint`.
+        """
+        self.options = self.options if options is None else options
+        if self._needs_new_worker:
+            self._worker.close()
+            self._worker, self._needs_new_worker = self._start_worker(), False
+        log_before = self._worker.read_log_tail()
+        try:
+            self.info, self.ignored_switches = load_checkpoint(
+                self._worker, self.title, checkpoint, self.options, timeout, self._start_arguments()
+            )
+        except RemoteError as error:
+            self._handle_failed_start(error, log_before)
+            raise
+        self.transports = available_transports(
+            self.name, self.info.facts.get("device", ""), self.info.facts.get("weight_transfer", "")
+        )
+
+    def _start_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the worker's ``start`` that only this engine has."""
+        return {}
+
+    def _handle_failed_start(self, error: RemoteError, log_before: Sequence[str]) -> None:
+        """Prepare for the next start, and raise a better error where the log has one. log_before: the log before this start."""
+
+    def can_restart_with(self, options: Options) -> bool:
+        """Return whether the running worker can load a checkpoint with these options."""
+        return True
+
+    def digest_tensors(self) -> TensorDigests:
+        """Digest every parameter, buffer and derived tensor on every rank, where they live."""
+        return codec.decode_digests(self._call_ranks("digest_tensors"))
+
+    def scramble_weights(self) -> ScrambleResult:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels."""
+        return codec.decode_scramble(self._call_ranks("scramble_weights"))
+
+    def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
+        """Return the scrambled tensors that an update did not write completely."""
+        return codec.decode_unwritten(self._call_ranks("find_unwritten"))
+
+    def update_weights(
+        self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None
+    ) -> UpdateResult:
+        """Update the weights by one of `transports` (see transports.py).
+
+        The buckets of a process group have its address (process_group.py), and its rank 0 sends meanwhile; those of ipc have the
+        handles of their tensors. Raises CkptcheckError for a transport that this engine does not have.
+        """
+        return self._update(buckets, transport, timeout)
+
+    def _update(
+        self, buckets: Sequence[Bucket], transport: str, timeout: float | None, **arguments: Any
+    ) -> UpdateResult:
+        encoded = self._encode_buckets(buckets, transport)
+        reply = self._call("update_weights", timeout=timeout, buckets=encoded, transport=transport, **arguments)
+        return codec.decode_update(reply)
+
+    def update_inflight(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        buckets: Sequence[Bucket],
+        *,
+        pause: str,
+        clear_cache: bool,
+        after: int,
+        version: str,
+    ) -> InflightResult:
+        """Update the weights while requests run, once the first response has `after` tokens. pause: one of `pause_modes`.
+
+        The weights travel by the engine's transport that supports it (`Transport.supports_inflight`).
+        """
+        transport = next(row.name for row in transports_of(self.name) if row.supports_inflight)
+        reply = self._call(
+            "update_inflight",
+            prompts=_as_lists(prompts),
+            samplings=[asdict(settings) for settings in sampling_per_prompt(sampling, len(prompts))],
+            buckets=self._encode_buckets(buckets, transport),
+            pause=pause,
+            clear_cache=clear_cache,
+            after=after,
+            version=version,
+        )
+        generations = tuple(codec.decode_generations(reply["generations"]))
+        return InflightResult(codec.decode_update(reply["update"]), generations)
+
+    def _encode_buckets(self, buckets: Sequence[Bucket], transport: str) -> list[dict[str, Any]]:
+        if transport not in [row.name for row in self.transports]:
+            raise CkptcheckError(
+                f"{self.title} takes no weights by {transport} here", f"there is {join_names(self.transports)}"
+            )
+        if not buckets:
+            raise CkptcheckError(f"there is nothing to send by {transport}")
+        return [codec.encode_bucket(bucket) for bucket in buckets]
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
+        """Score sequences by prefill; decode: how many tokens to add by greedy decoding."""
+        return codec.decode_scores(self._call("score", sequences=_as_lists(sequences), decode=decode))
+
+    def score_by_decode(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
+        """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step with the token forced."""
+        reply = self._call("score_by_decode", sequences=_as_lists(sequences), prompt=prompt)
+        return [tuple(logprobs) for logprobs in reply]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
+    ) -> list[Generation]:
+        """Return a response for each prompt, all requested at once. salt: prompts with different salts share no cached prefix."""
+        samplings = [asdict(settings) for settings in sampling_per_prompt(sampling, len(prompts))]
+        reply = self._call("generate", prompts=_as_lists(prompts), samplings=samplings, salt=salt)
+        return codec.decode_generations(reply)
+
+    def force_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
+        """Force the engine to decode these tokens after the prompt, until the engine itself stops: at an end token."""
+        reply = self._call("force_decode", prompt=list(map(int, prompt)), tokens=list(map(int, tokens)))
+        return codec.decode_generations([reply])[0]
+
+    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+        path = folder.resolve() / "full-engine.safetensors"
+        self._call("score_full_vocab", sequences=_as_lists(sequences), path=str(path))
+        return path
+
+    def tokenize(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the engine's own tokens of a text and of a conversation. Needs the switch `text`."""
+        reply = self._call("tokenize", text=text, messages=[dict(message) for message in messages])
+        return tuple(reply["text"]), tuple(reply["chat"])
+
+    def expert_routing(self, tokens: Sequence[int]) -> list[list[list[int]]]:
+        """Return the experts of every token as [layer][token][choice]; [] where the engine cannot report them."""
+        routing: list[list[list[int]]] = self._call("expert_routing", tokens=list(map(int, tokens)))
+        return routing
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return the activations of every module while a prompt is prefilled, over all ranks."""
+        path = folder.resolve() / "engine"
+        captures = self._call("capture_activations", tokens=list(map(int, tokens)), path=str(path))
+        return assemble_activations(captures, len(tokens))
+
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached keys and values."""
+        self._call("reset_prefix_cache")
+
+    def fetch_tensors(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
+        """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
+        path = folder.resolve() / "fetched.safetensors"
+        self._call("fetch_tensors", names_by_rank=codec.group_by_rank(names, self.info.ranks), path=str(path))
+        return path
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that the processes of the ranks hold: on the device, on a CPU their resident memory."""
+        return sum(dict(self._call_ranks("memory_bytes")).values())
+
+    def weight_version(self, value: str | None = None) -> str:
+        """Return the weight version that the engine reports; set it first if a value is given."""
+        version: str = self._call("weight_version", value=value)
+        return version
+
+    def sleep(self, level: int = 1) -> None:
+        """Release device memory; nothing changes on a CPU. level: 1 keeps the weights on the host, 2 drops them."""
+        self._call("sleep", level=level)
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory back. tags: only the parts weights, kv_cache or cuda_graph; the engine ignores a part it lacks."""
+        self._call("wake", tags=None if tags is None else list(tags))
+
+    def close(self) -> None:
+        """End the engine and every process it started; may be called twice."""
+        self._worker.close()
+
+    def _call_ranks(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on every rank and return the results."""
+        results: list[Any] = self._call("call_ranks", method=method, arguments=list(arguments))
+        return results
+
+    def _call(self, function: str, /, *, timeout: float | None = None, **arguments: Any) -> Any:
+        if timeout is None and self.call_timeout is not None:
+            timeout = default_timeout(self.call_timeout)
+        return self._worker.call(function, timeout=timeout, **arguments)
+
+
+def _as_lists(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(map(int, tokens)) for tokens in sequences]

@@ -1,0 +1,202 @@
+"""A recipe: what an environment consists of, and why. One folder each, read from ``recipe.toml`` and ``requirements.txt``.
+
+A recipe names every package with its version, and pip installs no other dependencies, so an environment that is built next
+year is the one that was tested. The recipe gives the reason for every upstream dependency that it leaves out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+
+from ckptcheck.errors import CkptcheckError
+
+FOLDER = Path(__file__).parent / "recipes"
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+")
+"""``name==version``, with nothing else: no marker, no option, no URL."""
+
+
+class Pin(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A package whose version the recipe chooses; the versions in requirements.txt follow from these."""
+
+    package: str
+    why: str
+
+
+class LeftOut(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Packages that upstream requires and the recipe does not install."""
+
+    packages: tuple[str, ...]
+    why: str
+
+
+class StandIn(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A stand-in for a package: a folder beside the recipe, copied into site-packages."""
+
+    folder: str
+    why: str
+
+
+class Patch(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Lines to prepend to an installed file."""
+
+    file: str
+    """The installed file, relative to site-packages."""
+    prepend: str
+    """The file beside the recipe with the lines."""
+    why: str
+
+
+class Variable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """An environment variable that the engine is started with."""
+
+    name: str
+    value: str
+    why: str
+
+
+class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The content of ``recipe.toml``."""
+
+    module: str
+    """The module whose import tests the environment."""
+    title: str
+    pythons: tuple[str, ...]
+    """The Python versions that the recipe was tested with."""
+    pin: tuple[Pin, ...]
+    leave_out: tuple[LeftOut, ...] = msgspec.field(default=(), name="leave-out")
+    stand_in: tuple[StandIn, ...] = msgspec.field(default=(), name="stand-in")
+    patch: tuple[Patch, ...] = ()
+    variable: tuple[Variable, ...] = ()
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One difference between an environment and what upstream installs."""
+
+    kind: str
+    """pin, left out, stand-in, patch or variable."""
+    of: str
+    """The package (of a pin with its version), the packages, the file below site-packages, or ``NAME=value``."""
+    why: str
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A recipe that was read from its folder."""
+
+    name: str
+    folder: Path
+    contents: RecipeFile
+    requirements: tuple[str, ...]
+    """The packages of requirements.txt, each as ``name==version``."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Every package that is installed, torch included, as ``name==version``."""
+        return (*(pin.package for pin in self.contents.pin), *self.requirements)
+
+    @property
+    def engine(self) -> str:
+        """The engine or trainer that it installs: vllm, sglang or megatron."""
+        return self.contents.module.partition(".")[0]
+
+    @property
+    def torch(self) -> str | None:
+        """The pin of torch, which comes from an index of its own; None for a recipe without it."""
+        return next((package for package in self.packages if package.partition("==")[0] == "torch"), None)
+
+    @property
+    def version_packages(self) -> tuple[str, ...]:
+        """The packages whose versions identify a build: those that the recipe pins."""
+        return tuple(pin.package.partition("==")[0] for pin in self.contents.pin)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables the engine is started with."""
+        return {variable.name: variable.value for variable in self.contents.variable}
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Everything in which the environment differs from what upstream installs, with the reasons."""
+        contents = self.contents
+        return (
+            *(Difference("pin", pin.package, pin.why) for pin in contents.pin),
+            *(Difference("left out", ", ".join(entry.packages), entry.why) for entry in contents.leave_out),
+            *(Difference("stand-in", Path(stand_in.folder).name, stand_in.why) for stand_in in contents.stand_in),
+            *(Difference("patch", patch.file, patch.why) for patch in contents.patch),
+            *(
+                Difference("variable", f"{variable.name}={variable.value}", variable.why)
+                for variable in contents.variable
+            ),
+        )
+
+    def digest(self) -> str:
+        """Return a digest of everything that affects the environment, not of the reasons."""
+        digest = hashlib.sha256()
+        for package in sorted(self.packages):
+            digest.update(f"package {package}\n".encode())
+        for stand_in in self.contents.stand_in:
+            for path in sorted(path for path in (self.folder / stand_in.folder).rglob("*.py")):
+                digest.update(f"stand-in {path.relative_to(self.folder).as_posix()}\n".encode() + path.read_bytes())
+        for patch in self.contents.patch:
+            digest.update(f"patch {patch.file}\n".encode() + (self.folder / patch.prepend).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def builtin_recipes() -> list[Recipe]:
+    """Return the recipes that come with ckptcheck, by name."""
+    return [load_recipe(folder) for folder in sorted(FOLDER.iterdir()) if (folder / "recipe.toml").is_file()]
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of that name, or in that folder. Raises CkptcheckError if there is none, or if it is malformed."""
+    if (Path(name) / "recipe.toml").is_file():
+        return load_recipe(Path(name).absolute())
+    recipes_by_name = {recipe.name: recipe for recipe in builtin_recipes()}
+    if name not in recipes_by_name:
+        raise CkptcheckError(
+            f"there is no recipe {name}",
+            f"there are {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml",
+        )
+    return recipes_by_name[name]
+
+
+def load_recipe(folder: Path) -> Recipe:
+    """Read a recipe; it is named after its folder. Raises CkptcheckError if it cannot be built."""
+    file = folder / "recipe.toml"
+    try:
+        contents = msgspec.toml.decode(file.read_bytes(), type=RecipeFile)
+        requirements_file = folder / "requirements.txt"
+        lines = requirements_file.read_text(encoding="utf-8").splitlines() if requirements_file.is_file() else []
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise CkptcheckError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
+    requirements = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    recipe = Recipe(folder.name, folder, contents, requirements)
+    if (problem := _find_problem(recipe)) is not None:
+        raise CkptcheckError(f"{file}: {problem}")
+    return recipe
+
+
+def _find_problem(recipe: Recipe) -> str | None:
+    """Return why a recipe cannot be built, None if it can."""
+    if not NAME.fullmatch(recipe.name):
+        return f"its folder is called {recipe.name}; a recipe's name is lower case letters, digits and dashes"
+    for package in recipe.packages:
+        if not PINNED.fullmatch(package):
+            return f"{package} is not written as name==version"
+    names = [package.partition("==")[0].lower() for package in recipe.packages]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        return f"{duplicates[0]} is named twice"
+    for path in (
+        *(stand_in.folder for stand_in in recipe.contents.stand_in),
+        *(patch.prepend for patch in recipe.contents.patch),
+    ):
+        if not (recipe.folder / path).exists():
+            return f"{path} is not there"
+    for patch in recipe.contents.patch:
+        if Path(patch.file).is_absolute() or ".." in Path(patch.file).parts:
+            return f"{patch.file} does not lie in site-packages"
+    return None

@@ -1,0 +1,288 @@
+"""The functions of the SGLang worker: one engine at a time, its scheduler and detokenizer in processes of their own.
+
+A tensor that does not fit kills SGLang's scheduler, and the scheduler kills the process that started it; so this process dies too,
+and its supervisor ends the rest. Read against SGLang 0.5.23; the code skips calls that 0.5.17 lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from typing import Any
+
+from . import inventory, sglang_generate, sglang_launch, sglang_options, sglang_plugins, sglang_update
+
+PACKAGE = __name__.rpartition(".")[0]
+LOADER = f"{PACKAGE}.sglang_worker.look"
+"""The custom weight loader through which every rank can be called."""
+PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
+PLAIN_PLUGINS = {
+    "integers": f"{PACKAGE}.sglang_int_kernels:register",
+    "eight": f"{PACKAGE}.sglang_w8_kernels:register",
+}
+IDLE_TIMEOUT = 30.0
+"""Seconds in which a scheduler that has answered becomes idle."""
+_running: dict[str, Any] = {}
+
+
+def start(
+    model: str,
+    dtype: str,
+    ranks: int,
+    plain: bool,
+    context_len: int,
+    tokens: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Load a checkpoint.
+
+    context_len: tokens of the longest sequence, decoded tokens included. tokens: of the KV cache. switches: see sglang_options.py.
+    options: further arguments of sglang.Engine.
+    """
+    stop()
+    folder = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
+    if "plain" not in _running:
+        _running["plain"] = plain
+        sglang_plugins.install_plugins(folder, {**PLUGINS, **(PLAIN_PLUGINS if plain else {})})
+    if _running["plain"] != plain:
+        raise ValueError("a process of SGLang keeps its mode, plain or stock: start a new one for the other")
+    arguments = sglang_launch.arguments(model, dtype, ranks, context_len, tokens, switches, options, LOADER)
+    import sglang
+
+    engine = sglang.Engine(**arguments)
+    _running.update(engine=engine, updates=0, logprobs=switches.get("logprobs", "raw"))
+    _running["stock_logprobs"] = call_ranks("set_logprobs_mode", [_running["logprobs"]])[0]
+    return _describe(engine)
+
+
+def _describe(engine: Any) -> dict[str, Any]:
+    import sglang
+
+    names = ("device", "attention_backend", "disable_radix_cache", "disable_cuda_graph", "page_size", "tp_size")
+    model = engine.tokenizer_manager.model_config
+    return {
+        "version": sglang.__version__,
+        "dtype": str(model.dtype).rpartition(".")[2],
+        "ranks": int(_argument("tp_size")),
+        "architecture": (model.hf_config.architectures or [""])[0],
+        "facts": {
+            **{name: str(_argument(name)) for name in names},
+            "mode": "plain" if _running["plain"] and str(_argument("device")) == "cpu" else "stock",
+            "quantization": str(model.quantization),
+            "stock_logprobs": str(_running["stock_logprobs"]),
+            "block_size": str(_argument("page_size") or 1),
+            "sleep": str(_argument("enable_memory_saver")),
+            "follows": str(not _argument("speculative_algorithm")),
+            "session": str(sglang_update.has_session()),
+            "gpus": ",".join(gpu for gpu in call_ranks("gpu_uuid", []) if gpu),
+        },
+        "switches": sglang_options.applied_switches(_argument, _running["logprobs"]),
+    }
+
+
+def _argument(name: str) -> Any:
+    """Return an argument of SGLang as SGLang resolved it; as it was given where this SGLang does not report more."""
+    engine = _engine()
+    try:
+        return engine.tokenizer_manager.config_value(name)
+    except (AttributeError, KeyError, ValueError):
+        return getattr(engine.server_args, name, None)
+
+
+def stop() -> None:
+    """End the engine and its processes; does nothing if no engine runs."""
+    engine = _running.pop("engine", None)
+    if engine is not None:
+        engine.shutdown()
+
+
+def call_ranks(method: str, arguments: list[Any], loader: bool = False) -> list[Any]:
+    """Call a method of sglang_worker on every rank and return the results. loader: through the custom weight loader."""
+    path = _new_path(method)
+    request = json.dumps({"method": method, "arguments": arguments, "path": path})
+    if loader:
+        sglang_update.call_loader(_engine(), LOADER, request)
+    else:
+        _engine().collective_rpc("ckptcheck", request=request)
+    results = []
+    for rank in range(int(_argument("tp_size"))):
+        with open(f"{path}.{rank}", encoding="utf-8") as file:
+            answer = json.load(file)
+        os.remove(f"{path}.{rank}")
+        if "error" in answer:
+            raise RuntimeError(f"rank {rank}: {answer['error']}")
+        results.append(answer["result"])
+    return results
+
+
+def _new_path(name: str) -> str:
+    """Return a path that was not used before."""
+    _running["files"] = _running.get("files", 0) + 1
+    return os.path.join(_running["folder"], f"{name}-{_running['files']}")
+
+
+def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
+    """Write tensors of all ranks to one file."""
+    inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
+
+
+def update_weights(buckets: list[dict[str, Any]], transport: str, flush: bool) -> dict[str, Any]:
+    """Update the weights by a transport (sglang_update.py); return the result. flush: flush the cache with the last bucket."""
+    _wait_until_idle()
+    _running["updates"] += 1
+    return dict(_run(_update(buckets, transport, flush, str(_running["updates"]))))
+
+
+async def _update(buckets: list[dict[str, Any]], transport: str, flush: bool, version: str) -> dict[str, Any]:
+    def wait_in_group() -> None:
+        call_ranks("wait_in_group", [str(buckets[0]["address"]["key"])])
+
+    update = sglang_update.Update(buckets, flush, version, _new_path("checkpoint"), wait_in_group)
+    return await sglang_update.run_update(_engine(), transport, update)
+
+
+def update_inflight(
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    buckets: list[dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights by update_weights_from_tensor while requests run."""
+
+    async def update() -> dict[str, Any]:
+        return await _update(buckets, "tensor", clear_cache, version)
+
+    return dict(_run(sglang_generate.update_inflight(_engine(), prompts, samplings, pause, after, update)))
+
+
+def _run(coroutine: Any) -> Any:
+    return _engine().loop.run_until_complete(coroutine)
+
+
+def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
+    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds."""
+    return sglang_generate.score(_engine(), sequences, decode)
+
+
+def score_by_decode(sequences: list[list[int]], prompt: int) -> list[list[float]]:
+    """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step."""
+    prompts, responses = [tokens[:prompt] for tokens in sequences], [tokens[prompt:] for tokens in sequences]
+    generations = sglang_generate.force_decode(_engine(), prompts, responses, _new_path, ignore_eos=True)
+    return [generation["logprobs"] for generation in generations]
+
+
+def force_decode(prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+    """Force SGLang to decode these tokens after the prompt, until SGLang itself stops."""
+    return sglang_generate.force_decode(_engine(), [prompt], [tokens], _new_path, ignore_eos=False)[0]
+
+
+def score_full_vocab(sequences: list[list[int]], path: str) -> None:
+    """Write the logprobs of the whole vocabulary."""
+    vocabulary = _engine().tokenizer_manager.model_config.vocab_size
+    sglang_generate.score_full_vocab(_engine(), sequences, vocabulary, path)
+
+
+def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
+    """Return a response for each prompt."""
+
+    def seed_sampler(number: int) -> None:
+        call_ranks("seed_sampler", [number])
+
+    return sglang_generate.generate(_engine(), prompts, samplings, salt, seed_sampler)
+
+
+def tokenize(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
+    """Return SGLang's own tokens of a text and of a conversation."""
+    return sglang_generate.tokenize(_engine(), text, messages)
+
+
+def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
+    """Return the experts of every token as [layer][token][choice]; [] for a model without experts."""
+    call_ranks("record_experts", [True])
+    try:
+        score([tokens], 0)
+    finally:
+        recorded = call_ranks("record_experts", [False])[0]
+    return [[row for forward in layer for row in forward][: len(tokens)] for layer in recorded]
+
+
+def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Write the activations of every module while a prompt is prefilled, to one file a rank."""
+    reset_prefix_cache()
+    call_ranks("start_capture", [len(tokens)])
+    try:
+        greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "seed": None, "ignore_eos": True}
+        generate([tokens], [greedy], "")
+    finally:
+        captures = call_ranks("finish_capture", [path])
+    return captures
+
+
+def reset_prefix_cache() -> None:
+    """Drop all cached keys and values."""
+    _wait_until_idle()
+    if not (result := _engine().flush_cache()).success:
+        raise RuntimeError(f"SGLang did not flush its cache: {result}")
+
+
+def _wait_until_idle() -> None:
+    """Wait until the scheduler has cleaned up after its answers: until then it refuses to flush its cache."""
+    deadline = time.monotonic() + IDLE_TIMEOUT
+    while not all(call_ranks("is_idle", [])) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def weight_version(value: str | None = None) -> str:
+    """Return the weight version; set it first if a value is given."""
+    return str(_run(sglang_update.weight_version(_engine(), value)))
+
+
+def sleep(tags: list[str] | None) -> None:
+    """Make the engine release its device memory (release_memory_occupation). A busy engine would die."""
+    _wait_until_idle()
+    _engine().release_memory_occupation(tags)
+
+
+def wake(tags: list[str] | None) -> None:
+    """Make the engine take its memory back (resume_memory_occupation)."""
+    _engine().resume_memory_occupation(tags)
+
+
+def check_weights(action: str) -> dict[str, Any]:
+    """Run SGLang's own weight checker. action: snapshot, compare, checksum, reset_tensors."""
+    return dict(_run(sglang_update.check_weights(_engine(), action)))
+
+
+def _engine() -> Any:
+    if "engine" not in _running:
+        raise LookupError("no engine is running")
+    return _running["engine"]
+
+
+RPC_METHODS = {
+    "start": start,
+    "stop": stop,
+    "call_ranks": call_ranks,
+    "fetch_tensors": fetch_tensors,
+    "update_weights": update_weights,
+    "update_inflight": update_inflight,
+    "score": score,
+    "score_by_decode": score_by_decode,
+    "score_full_vocab": score_full_vocab,
+    "generate": generate,
+    "force_decode": force_decode,
+    "tokenize": tokenize,
+    "expert_routing": expert_routing,
+    "capture_activations": capture_activations,
+    "reset_prefix_cache": reset_prefix_cache,
+    "weight_version": weight_version,
+    "sleep": sleep,
+    "wake": wake,
+    "check_weights": check_weights,
+}

@@ -1,0 +1,92 @@
+"""The arguments with which SGLang is started, on a CPU and on GPUs. Read against SGLang 0.5.23."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from . import sglang_options
+
+PRELOADED_MODULES = [
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.registry",
+]
+GPU_DEFAULTS = {"disable_cuda_graph": True, "disable_overlap_schedule": True}
+"""Eager, and no overlap of scheduling and computing, as on a CPU, unless switches say otherwise."""
+
+
+def arguments(
+    model: str,
+    dtype: str,
+    ranks: int,
+    context_len: int,
+    tokens: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
+    loader: str,
+) -> dict[str, Any]:
+    """Return the arguments of sglang.Engine; see `sglang_engine.start`. loader: the custom weight loader that calls the ranks."""
+    import torch
+
+    device_arguments = gpu_arguments() if torch.cuda.is_available() else _cpu_arguments()
+    return {
+        "model_path": model,
+        "dtype": dtype,
+        "tp_size": ranks,
+        "context_length": context_len,
+        "max_total_tokens": tokens,
+        "max_running_requests": 8,
+        "skip_tokenizer_init": not switches.get("text"),
+        "grammar_backend": "none",
+        "enable_custom_logit_processor": True,
+        "custom_weight_loader": [loader],
+        "random_seed": 0,
+        "log_level": "error",
+        # without it an idle scheduler occupies a core
+        "sleep_on_idle": True,
+        **device_arguments,
+        **sglang_options.engine_arguments(switches),
+        **options,
+    }
+
+
+def gpu_arguments() -> dict[str, Any]:
+    """Return the arguments for a GPU. SGLang can sleep if torch_memory_saver is installed, and then backs up its weights."""
+    can_sleep = importlib.util.find_spec("torch_memory_saver") is not None
+    return {**GPU_DEFAULTS, "enable_memory_saver": can_sleep, "enable_weights_cpu_backup": can_sleep}
+
+
+def _cpu_arguments() -> dict[str, Any]:
+    _use_forkserver()
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        # SGLang's own estimate is negative without chunked prefill; max_total_tokens limits the cache
+        "mem_fraction_static": 0.9,
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+    }
+
+
+def _use_forkserver() -> None:
+    """Make SGLang fork its processes from one that has imported everything.
+
+    SGLang lets multiprocessing spawn its scheduler and detokenizer, and their imports take as long as the rest of the start.
+    Processes forked from multiprocessing's forkserver, which has only imported modules, start at once, also the next time. The
+    forkserver starts here, while this process imports SGLang. On a GPU SGLang keeps its own way.
+    """
+    import multiprocessing
+    from multiprocessing import forkserver
+
+    if multiprocessing.get_start_method(allow_none=True) == "forkserver":
+        return
+    multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.set_forkserver_preload(PRELOADED_MODULES)
+    multiprocessing.set_start_method = _ignore_start_method
+    forkserver.ensure_running()
+
+
+def _ignore_start_method(*_: Any, **__: Any) -> None:
+    """Ignore SGLang's request for another start method."""

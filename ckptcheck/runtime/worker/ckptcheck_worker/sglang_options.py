@@ -1,0 +1,64 @@
+"""Translates switches (runtime/engines/engine_options.py) to arguments of SGLang 0.5.23, and reads back what SGLang applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of sglang.Engine for the switches that are set."""
+    arguments: dict[str, Any] = {}
+    for name, word in (("prefix_cache", "disable_radix_cache"), ("async_scheduling", "disable_overlap_schedule")):
+        if name in switches:
+            arguments[word] = not switches[name]
+    for name, word in (("head_fp32", "enable_fp32_lm_head"), ("sequences", "max_running_requests")):
+        if name in switches:
+            arguments[word] = switches[name]
+    if switches.get("chunked_prefill") is False:
+        arguments["chunked_prefill_size"] = -1
+    elif "chunk" in switches:
+        arguments["chunked_prefill_size"] = switches["chunk"]
+    if "compilation" in switches:
+        arguments["disable_cuda_graph"] = switches["compilation"] != "graphs"
+        arguments["enable_torch_compile"] = switches["compilation"] == "inductor"
+    if "speculative" in switches and _has_gpu():
+        arguments |= _ngram_arguments(switches["speculative"])
+    return arguments
+
+
+def _ngram_arguments(tokens: int) -> dict[str, Any]:
+    """Return the arguments for n-gram speculation of so many tokens in one chain: not every GPU supports a tree of proposals.
+
+    SGLang also counts the token before the proposals. On a CPU it accepts NGRAM too, but only its own CPU build has the kernels.
+    """
+    breadth = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
+    return {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": tokens + 1, **breadth}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def applied_switches(value: Any, logprobs: str) -> dict[str, Any]:
+    """Return the switches that SGLang applied. value: returns one of its arguments by name; logprobs: set after its start."""
+    chunk = value("chunked_prefill_size")
+    # on a CPU SGLang captures only compiled graphs
+    graphs = not value("disable_cuda_graph") and value("device") != "cpu"
+    arguments = {
+        "prefix_cache": not value("disable_radix_cache"),
+        "logprobs": logprobs,
+        "chunked_prefill": bool(chunk and chunk > 0),
+        "async_scheduling": not value("disable_overlap_schedule"),
+        "compilation": "inductor" if value("enable_torch_compile") else "graphs" if graphs else "eager",
+        "head_fp32": bool(value("enable_fp32_lm_head")),
+        "sequences": value("max_running_requests"),
+        "text": not value("skip_tokenizer_init"),
+    }
+    if chunk and chunk > 0:
+        arguments["chunk"] = chunk
+    if value("device") != "cpu":
+        proposes = value("speculative_algorithm") == "NGRAM"
+        arguments["speculative"] = value("speculative_num_draft_tokens") - 1 if proposes else 0
+    return arguments

@@ -1,0 +1,277 @@
+"""SGLang's end of every transport: one coroutine each, because SGLang's tokenizer manager is asynchronous.
+
+tensor            update_weights_from_tensor, a list of names and tensors
+flattened_bucket  update_weights_from_tensor, one contiguous buffer with the position of each tensor
+gloo, nccl        update_weights_from_distributed, which SGLang documents for NCCL and which takes backend="gloo" too
+disk              update_weights_from_disk
+
+On GPUs the tensors of the first two lie on a GPU, and only CUDA IPC handles are sent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from . import tensor_files, tensors
+
+Answer = tuple[bool, str]
+"""(success, message) of a call of SGLang."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of the weights."""
+
+    buckets: list[dict[str, Any]]
+    flush: bool
+    """Flush the cache with the last bucket, which is SGLang's default."""
+    version: str
+    """The weight version after the update."""
+    folder: str
+    """A path at which a folder may be created and removed."""
+    wait_in_group: Callable[[], None]
+    """Makes the engine's ranks wait at a barrier of the process group, where the sender waits too."""
+
+    def bucket_options(self, number: int) -> dict[str, Any]:
+        """Return the arguments that the last bucket (numbers count from 1) has differently: flush and version."""
+        is_last = number == len(self.buckets)
+        return {"flush_cache": self.flush and is_last, "weight_version": self.version if is_last else None}
+
+
+@dataclass
+class Progress:
+    """What an update has done so far."""
+
+    answers: list[Answer]
+    begin: float
+    """When the update itself began: the time to join a group is no part of it."""
+    group: dict[str, Any] | None = None
+    """The process group to leave after the update."""
+
+
+def has_session() -> bool:
+    """Return whether this SGLang has begin_weight_update and end_weight_update (0.5.23 has them, 0.5.17 does not)."""
+    import sglang
+
+    return hasattr(sglang.Engine, "begin_weight_update")
+
+
+async def run_update(engine: Any, transport: str, update: Update) -> dict[str, Any]:
+    """Send the buckets by a transport as one update, and return the result."""
+    progress = Progress([], time.perf_counter())
+    try:
+        await TRANSPORTS[transport](engine, update, progress)
+    except Exception as error:
+        progress.answers.append((False, f"{type(error).__name__}: {error}"))
+    seconds = time.perf_counter() - progress.begin
+    if progress.group is not None:
+        await _leave_group(engine, progress.group)
+    errors = [message for ok, message in progress.answers if not ok]
+    version = engine.tokenizer_manager.config_value("weight_version")
+    return {"ok": not errors, "message": "; ".join(errors), "seconds": seconds, "weight_version": str(version)}
+
+
+async def _send_tensors(engine: Any, update: Update, progress: Progress, *, flatten: bool) -> None:
+    """Send tensors in a session, one call a bucket. flatten: as one buffer a bucket."""
+    await _begin_session(engine, progress)
+    for number, bucket in enumerate(update.buckets, 1):
+        progress.answers.append(await _send_bucket(engine, bucket, flatten, update.bucket_options(number)))
+    await _end_session(engine, progress)
+
+
+async def _send_bucket(engine: Any, bucket: dict[str, Any], flatten: bool, options: dict[str, Any]) -> Answer:
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+    payload: Any = list(on_engine_device(tensor_files.read_bucket(bucket)))
+    if flatten:
+        flattened = FlattenedTensorBucket(named_tensors=payload)
+        payload = {"flattened_tensor": flattened.get_flattened_tensor(), "metadata": flattened.get_metadata()}
+    answer = await _update_from_tensor(engine, payload, "flattened_bucket" if flatten else None, **options)
+    _collect_ipc_memory()
+    return answer
+
+
+def on_engine_device(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield weights on a GPU where there is one, so that only handles are sent.
+
+    A handle names its GPU by number, and schedulers see the same GPUs as this process. A sender in another process uses SGLang's
+    monkey_patch_torch_reductions to name it by UUID; after that no CPU tensor can be sent, and `call_loader` sends one.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    for name, weight in weights:
+        yield name, weight.cuda() if has_gpu else weight
+
+
+def _collect_ipc_memory() -> None:
+    """Free the device memory that the schedulers have released."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
+
+
+async def _update_from_tensor(
+    engine: Any, payload: Any, load_format: str | None, flush_cache: bool, weight_version: str | None
+) -> Answer:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+    from sglang.srt.utils import MultiprocessingSerializer
+
+    ranks = int(engine.server_args.tp_size)
+    request = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=[MultiprocessingSerializer.serialize(payload) for _ in range(ranks)],
+        load_format=load_format,
+        flush_cache=flush_cache,
+        weight_version=weight_version,
+    )
+    return _answer(await engine.tokenizer_manager.update_weights_from_tensor(request, None))
+
+
+async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *, has_barrier: bool) -> None:
+    """Join the sender's process group and receive all buckets.
+
+    has_barrier: the members wait for each other before and after the buckets; an NCCL group connects in its first broadcast.
+    """
+    progress.group = update.buckets[0]["address"]
+    has_joined, message = await _join_group(engine, progress.group)
+    progress.answers.append((has_joined, message))
+    if has_joined and has_barrier:
+        update.wait_in_group()
+    progress.begin = time.perf_counter()
+    if not has_joined:
+        return
+    await _begin_session(engine, progress)
+    for number, bucket in enumerate(update.buckets, 1):
+        progress.answers.append(await _update_from_distributed(engine, bucket, **update.bucket_options(number)))
+    await _end_session(engine, progress)
+    if has_barrier:
+        update.wait_in_group()
+
+
+async def _join_group(engine: Any, group: dict[str, Any]) -> Answer:
+    from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+    request = InitWeightsUpdateGroupReqInput(
+        master_address=group["host"],
+        master_port=int(group["port"]),
+        rank_offset=1,
+        world_size=int(group["world_size"]),
+        group_name=str(group["key"]),
+        backend=str(group["kind"]),
+    )
+    return _answer(await engine.tokenizer_manager.init_weights_update_group(request, None))
+
+
+async def _leave_group(engine: Any, group: dict[str, Any]) -> Answer:
+    from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
+
+    request = DestroyWeightsUpdateGroupReqInput(group_name=str(group["key"]))
+    return _answer(await engine.tokenizer_manager.destroy_weights_update_group(request, None))
+
+
+async def _update_from_distributed(
+    engine: Any, bucket: dict[str, Any], flush_cache: bool, weight_version: str | None
+) -> Answer:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+    request = UpdateWeightsFromDistributedReqInput(
+        names=bucket["names"],
+        dtypes=[tensors.TORCH[dtype] for dtype in bucket["dtypes"]],
+        shapes=bucket["shapes"],
+        group_name=str(bucket["address"]["key"]),
+        flush_cache=flush_cache,
+        weight_version=weight_version,
+    )
+    return _answer(await engine.tokenizer_manager.update_weights_from_distributed(request, None))
+
+
+async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> None:
+    """Write a checkpoint of the buckets beside a copy of the engine's own config.json, and have the engine load it."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    os.makedirs(update.folder)
+    try:
+        shutil.copy(os.path.join(engine.server_args.model_path, "config.json"), update.folder)
+        for number, bucket in enumerate(update.buckets, 1):
+            file = f"model-{number:05d}-of-{len(update.buckets):05d}.safetensors"
+            os.symlink(bucket["address"]["path"], os.path.join(update.folder, file))
+        request = UpdateWeightFromDiskReqInput(
+            model_path=update.folder, flush_cache=update.flush, weight_version=update.version
+        )
+        progress.answers.append(_answer(await engine.tokenizer_manager.update_weights_from_disk(request, None)))
+    finally:
+        shutil.rmtree(update.folder)
+
+
+async def _begin_session(engine: Any, progress: Progress) -> None:
+    from sglang.srt.managers import io_struct
+
+    if has_session():
+        request = io_struct.BeginWeightUpdateReqInput()
+        progress.answers.append(_answer(await engine.tokenizer_manager.begin_weight_update(request, None)))
+
+
+async def _end_session(engine: Any, progress: Progress) -> None:
+    from sglang.srt.managers import io_struct
+
+    if has_session():
+        request = io_struct.EndWeightUpdateReqInput()
+        progress.answers.append(_answer(await engine.tokenizer_manager.end_weight_update(request, None)))
+
+
+def _answer(reply: Any) -> Answer:
+    return bool(reply[0]), str(reply[1])
+
+
+async def weight_version(engine: Any, value: str | None) -> Any:
+    """Return the weight version; set it first if a value is given."""
+    from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
+
+    if value is not None:
+        request = UpdateWeightVersionReqInput(new_version=value, abort_all_requests=False)
+        await engine.tokenizer_manager.update_weight_version(request)
+    return engine.tokenizer_manager.config_value("weight_version")
+
+
+async def check_weights(engine: Any, action: str) -> dict[str, Any]:
+    """Run SGLang's own weight checker."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    ok, message, ranks, *_ = await engine.tokenizer_manager.check_weights(CheckWeightsReqInput(action=action), None)
+    checksums = [dict(rank["checksums"] if isinstance(rank, dict) else rank.checksums) for rank in ranks or ()]
+    return {"ok": bool(ok), "message": str(message), "checksums": checksums}
+
+
+def call_loader(engine: Any, loader: str, request: str) -> None:
+    """Pass a request to a custom weight loader, in a session of its own. Raises RuntimeError with the messages of SGLang."""
+    import torch
+
+    progress = Progress([], time.perf_counter())
+
+    async def send() -> None:
+        payload = [("request", torch.tensor(list(request.encode()), dtype=torch.uint8))]
+        await _begin_session(engine, progress)
+        progress.answers.append(await _update_from_tensor(engine, payload, loader, False, None))
+        await _end_session(engine, progress)
+
+    engine.loop.run_until_complete(send())
+    errors = [message for ok, message in progress.answers if not ok]
+    if errors:
+        raise RuntimeError("; ".join(errors))
+
+
+TRANSPORTS: dict[str, Callable[[Any, Update, Progress], Awaitable[None]]] = {
+    "tensor": partial(_send_tensors, flatten=False),
+    "flattened_bucket": partial(_send_tensors, flatten=True),
+    "gloo": partial(_receive_broadcast, has_barrier=True),
+    "nccl": partial(_receive_broadcast, has_barrier=False),
+    "disk": _load_from_disk,
+}
+"""Transport → the coroutine that takes weights by it: (engine, update, progress); it appends SGLang's answers to the progress."""

@@ -1,0 +1,252 @@
+"""The functions of the vLLM worker: one engine at a time, started and stopped as often as the client asks."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import inventory, vllm_generate, vllm_launch, vllm_options, vllm_plain, vllm_update
+
+_running: dict[str, Any] = {}
+
+
+def start(
+    model: str,
+    dtype: str,
+    ranks: int,
+    plain: bool,
+    context_len: int,
+    cache_bytes: int,
+    switches: dict[str, Any],
+    options: dict[str, Any],
+    transport: str = "",
+) -> dict[str, Any]:
+    """Load a checkpoint.
+
+    dtype: as vLLM spells it. context_len: tokens of the longest sequence, decoded tokens included. switches: see vllm_options.py.
+    options: further arguments of LLM(). transport: by which weights will come, "" where it is unknown.
+    """
+    stop()
+    os.environ[vllm_plain.PLAIN_VARIABLE] = "1" if plain else "0"
+    from vllm import LLM
+
+    vllm_plain.apply_plain_mode()
+    arguments = vllm_launch.arguments(model, dtype, ranks, context_len, cache_bytes, switches, options, transport)
+    llm = LLM(**arguments)
+    _running.update(llm=llm, updates=0)
+    return _describe(llm)
+
+
+def _describe(llm: Any) -> dict[str, Any]:
+    import vllm
+
+    config = llm.llm_engine.vllm_config
+    model, cache = config.model_config, config.cache_config
+    facts = {
+        "device": str(config.device_config.device_type),
+        "mode": "plain" if vllm_launch.runs_on_cpu() and os.environ[vllm_plain.PLAIN_VARIABLE] == "1" else "stock",
+        "prefix_caching": str(cache.enable_prefix_caching),
+        "block_size": str(cache.block_size),
+        "enforce_eager": str(model.enforce_eager),
+        "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+        "attention_backend": str(getattr(config.attention_config, "backend", None)),
+        "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
+        "gpus": ",".join(_gpus(llm)),
+        "follows": str(config.speculative_config is None),
+        "sleep": str(model.enable_sleep_mode),
+        "stock_logprobs": vllm_options.stock_logprobs(),
+    }
+    return {
+        "version": vllm.__version__,
+        "dtype": str(model.dtype).rpartition(".")[2],
+        "ranks": config.parallel_config.world_size,
+        "architecture": (model.architectures or [""])[0],
+        "facts": facts,
+        "switches": vllm_options.applied_switches(config),
+    }
+
+
+def _gpus(llm: Any) -> list[str]:
+    """Return the UUID of every rank's GPU, [] on a CPU."""
+    return [] if vllm_launch.runs_on_cpu() else list(llm.collective_rpc("ckptcheck_gpu_uuid"))
+
+
+def stop() -> None:
+    """End the engine and free its memory; does nothing if no engine runs."""
+    llm = _running.pop("llm", None)
+    if llm is None:
+        return
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+def call_ranks(method: str, arguments: list[Any]) -> list[Any]:
+    """Call a method of every worker's extension (vllm_worker.py) and return the results by rank."""
+    results: list[Any] = _llm().collective_rpc(f"ckptcheck_{method}", args=tuple(arguments))
+    return results
+
+
+def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
+    """Write tensors of all ranks to one file."""
+    inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
+
+
+def update_weights(buckets: list[dict[str, Any]], transport: str) -> dict[str, Any]:
+    """Update the weights by a transport (vllm_update.py); return the result of the update."""
+    result = vllm_update.TRANSPORTS[transport](_llm(), call_ranks, buckets, str(_running["updates"] + 1))
+    # only the weight-transfer API has a version
+    _running["updates"] += result["ok"] and "weight_version" in result
+    return result
+
+
+def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
+    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds.
+
+    Decoding runs first: it reads the prefix cache as it is, while prompt logprobs bypass the cache and fill it.
+    """
+    from vllm import SamplingParams
+
+    scores: list[dict[str, Any]] = [{} for _ in sequences]
+    if decode:
+        settings = SamplingParams(max_tokens=decode, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
+        for entry, request in zip(scores, _generate(sequences, [settings] * len(sequences))):
+            entry["decoded_tokens"] = list(request.outputs[0].token_ids)
+            entry["decode_logprobs"] = _logprobs(request)
+            entry["cached_tokens"] = request.num_cached_tokens or 0
+    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    for entry, tokens, request in zip(scores, sequences, _generate(sequences, [settings] * len(sequences))):
+        rows = zip(tokens[1:], request.prompt_logprobs[1:])
+        entry["prompt_logprobs"] = [row[token].logprob for token, row in rows]
+    return scores
+
+
+def score_by_decode(sequences: list[list[int]], prompt: int) -> list[list[float]]:
+    """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step."""
+    from vllm import SamplingParams
+
+    if _llm().llm_engine.vllm_config.speculative_config is not None:
+        raise RuntimeError("vLLM cannot be forced to decode given tokens while a draft model proposes others")
+
+    settings = [
+        SamplingParams(
+            max_tokens=len(tokens) - prompt,
+            temperature=0,
+            logprobs=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={"forced": tokens[prompt:], "after": prompt},
+        )
+        for tokens in sequences
+    ]
+    return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
+
+
+def update_inflight(
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    buckets: list[dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights by reload_weights while requests run."""
+
+    def update() -> dict[str, Any]:
+        return vllm_update.reload(_llm(), call_ranks, buckets, version)
+
+    return vllm_generate.update_inflight(_llm(), prompts, samplings, pause, clear_cache, after, update, version)
+
+
+def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
+    """Return the experts of every token as [layer][token][choice]; [] where plain mode does not record them."""
+    call_ranks("record_experts", [True])
+    try:
+        score([tokens], 0)
+    finally:
+        recorded = call_ranks("record_experts", [False])[0]
+    return [[row for batch in layer for row in batch] for layer in recorded]
+
+
+def _logprobs(request: Any) -> list[float]:
+    output = request.outputs[0]
+    return [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
+
+
+def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
+    prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
+    return list(_llm().generate(prompts, settings, use_tqdm=False))
+
+
+def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
+    """Write the activations of every module while a prompt is prefilled, to one file a rank."""
+    from vllm import SamplingParams
+
+    reset_prefix_cache()
+    call_ranks("start_capture", [len(tokens)])
+    try:
+        _generate([tokens], [SamplingParams(max_tokens=1, temperature=0, detokenize=False)])
+    finally:
+        captures = call_ranks("finish_capture", [path])
+    return captures
+
+
+def reset_prefix_cache() -> bool:
+    """Drop all cached keys and values; return whether vLLM could."""
+    return bool(_llm().reset_prefix_cache())
+
+
+def weight_version(value: str | None = None) -> str:
+    """Return the weight version; set it first if a value is given."""
+    if value is not None:
+        _llm().update_weight_version(value)
+    return str(_llm().get_weight_version())
+
+
+def sleep(level: int) -> None:
+    """Make the engine release its device memory; 1 keeps the weights on the host, 2 drops them."""
+    _llm().sleep(level=level)
+
+
+def wake(tags: list[str] | None) -> None:
+    """Make the engine take its memory back. tags: only the parts weights or kv_cache."""
+    _llm().wake_up(tags)
+
+
+def _llm() -> Any:
+    if "llm" not in _running:
+        raise LookupError("no engine is running")
+    return _running["llm"]
+
+
+def _with_engine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of vllm_generate with the running engine as its first argument."""
+    return lambda **arguments: function(_llm(), **arguments)
+
+
+RPC_METHODS = {
+    "start": start,
+    "stop": stop,
+    "call_ranks": call_ranks,
+    "fetch_tensors": fetch_tensors,
+    "update_weights": update_weights,
+    "update_inflight": update_inflight,
+    "score": score,
+    "score_by_decode": score_by_decode,
+    "score_full_vocab": _with_engine(vllm_generate.score_full_vocab),
+    "generate": _with_engine(vllm_generate.generate),
+    "force_decode": _with_engine(vllm_generate.force_decode),
+    "tokenize": _with_engine(vllm_generate.tokenize),
+    "expert_routing": expert_routing,
+    "capture_activations": capture_activations,
+    "reset_prefix_cache": reset_prefix_cache,
+    "weight_version": weight_version,
+    "sleep": sleep,
+    "wake": wake,
+}

@@ -1,0 +1,92 @@
+"""Translates switches (runtime/engines/engine_options.py) to arguments of vLLM 0.32, and reads back what vLLM applied."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+DYNAMO_VARIABLE = "TORCHDYNAMO_DISABLE"
+
+
+def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of LLM() for the switches that are set, and configure torch's compiler, which has no argument."""
+    words = {
+        "prefix_cache": "enable_prefix_caching",
+        "chunked_prefill": "enable_chunked_prefill",
+        "chunk": "max_num_batched_tokens",
+        "async_scheduling": "async_scheduling",
+        "sequences": "max_num_seqs",
+    }
+    arguments = {word: switches[name] for name, word in words.items() if name in switches}
+    if "logprobs" in switches:
+        arguments["logprobs_mode"] = f"{switches['logprobs']}_logprobs"
+    if "head_fp32" in switches:
+        arguments["hf_overrides"] = {"head_dtype": "float32" if switches["head_fp32"] else "model"}
+    if "text" in switches:
+        arguments |= {
+            "skip_tokenizer_init": not switches["text"],
+            "generation_config": "auto" if switches["text"] else "vllm",
+        }
+    if "speculative" in switches:
+        proposed = {"num_speculative_tokens": switches["speculative"], "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        arguments["speculative_config"] = {"method": "ngram", **proposed}
+    if "compilation" in switches:
+        arguments["enforce_eager"] = switches["compilation"] == "eager"
+        if switches["compilation"] == "graphs":
+            arguments["compilation_config"] = {"backend": "eager"}
+    _set_compiler(switches)
+    return arguments
+
+
+def _set_compiler(switches: dict[str, Any]) -> None:
+    import torch._dynamo.config as dynamo
+
+    compiled = switches.get("compilation", "eager") != "eager"
+    dynamo.disable = not compiled
+    if compiled:
+        os.environ.pop(DYNAMO_VARIABLE, None)
+        import torch._inductor.config as inductor
+
+        inductor.emulate_precision_casts = bool(switches.get("precision_casts"))
+    else:
+        os.environ[DYNAMO_VARIABLE] = "1"
+
+
+def applied_switches(config: Any) -> dict[str, Any]:
+    """Return the switches that vLLM applied. config: VllmConfig."""
+    from vllm.config import CompilationMode
+
+    model, scheduler, compilation = config.model_config, config.scheduler_config, config.compilation_config
+    if compilation.mode == CompilationMode.NONE:
+        mode = "eager"
+    elif compilation.backend == "inductor":
+        mode = "inductor"
+    else:
+        graphs = str(getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode))
+        mode = "graphs" if graphs != "NONE" else "traced, and run as eager"
+    return {
+        "prefix_cache": bool(config.cache_config.enable_prefix_caching),
+        "logprobs": str(model.logprobs_mode).removesuffix("_logprobs"),
+        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "chunk": int(scheduler.max_num_batched_tokens),
+        "async_scheduling": bool(scheduler.async_scheduling),
+        "compilation": mode,
+        "precision_casts": mode == "inductor" and _emulates_precision_casts(),
+        "head_fp32": str(model.head_dtype) == "torch.float32",
+        "sequences": int(scheduler.max_num_seqs),
+        "speculative": getattr(config.speculative_config, "num_speculative_tokens", 0),
+        "text": not model.skip_tokenizer_init and model.generation_config == "auto",
+    }
+
+
+def stock_logprobs() -> str:
+    """Return the distribution of vLLM's logprobs by default: raw or processed."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return str(EngineArgs.logprobs_mode).removesuffix("_logprobs")
+
+
+def _emulates_precision_casts() -> bool:
+    import torch._inductor.config as inductor
+
+    return bool(inductor.emulate_precision_casts)

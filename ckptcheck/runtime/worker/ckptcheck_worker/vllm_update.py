@@ -1,0 +1,164 @@
+"""vLLM's end of every transport: one function each, and the backend of the weight-transfer API that vLLM is started with.
+
+reload        reload_weights on every worker, all buckets in one call: it finalizes every layer that got a tensor
+load_weights  the model's own load_weights on every worker, one call a bucket, as frameworks that patch the model do
+gloo          the weight-transfer API with a backend of ckptcheck (vllm_gloo.py); an update names tensors, dtypes and shapes
+nccl          the weight-transfer API with vLLM's own backend, which gets the unique id of a group (communicator.py)
+ipc           the weight-transfer API with vLLM's own backend; an update has a CUDA IPC handle for each tensor and GPU UUID (ipc.py)
+
+The weight-transfer API is that of vLLM's offline.py among its entrypoints for RL. Nothing is packed, which is the worker's default.
+Read against vLLM 0.26.0 and 0.32.0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from . import ipc, tensors, vllm_gloo
+
+CallRanks = Callable[[str, "list[Any]"], "list[Any]"]
+"""Calls a method of every worker's extension."""
+GPU_BACKENDS = ("ipc", "nccl")
+
+
+def choose_backend(transport: str, on_cpu: bool) -> str:
+    """Return the weight-transfer backend to start vLLM with, "" for none. transport: by which weights will come.
+
+    On a CPU vLLM always gets the gloo backend, where it has the API. On GPUs it only gets a backend that the transport needs: ipc
+    imports ray in vLLM 0.26. Raises RuntimeError for a transport that cannot work on this device or with this vLLM.
+    """
+    if on_cpu:
+        if transport in GPU_BACKENDS:
+            raise RuntimeError(
+                f"{transport} carries weights between GPUs only, and this vLLM computes on a CPU: take reload, gloo or load_weights"
+            )
+        return vllm_gloo.NAME if vllm_gloo.register() else ""
+    if transport == vllm_gloo.NAME:
+        raise RuntimeError(
+            "gloo carries weights to a CPU only, and this vLLM computes on GPUs: take reload, ipc, nccl or load_weights"
+        )
+    if transport == "nccl" and not accepts_unique_id():
+        raise RuntimeError(
+            "this vLLM joins an NCCL group only where the trainer's Python has vLLM too; 0.32 accepts the unique id of a group"
+        )
+    return transport if transport in GPU_BACKENDS else ""
+
+
+def accepts_unique_id() -> bool:
+    """Return whether vLLM's nccl backend accepts the unique id of a group: 0.26 does not."""
+    try:
+        from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+    except ImportError:
+        return False
+    return "nccl_unique_id_b64" in {field.name for field in fields(NCCLWeightTransferInitInfo)}
+
+
+def reload(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    """Update the weights by reload_weights."""
+    return _load(call_ranks, buckets, raw=False)
+
+
+def load_weights(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    """Update the weights by the model's own load_weights."""
+    return _load(call_ranks, buckets, raw=True)
+
+
+def _load(call_ranks: CallRanks, buckets: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
+    begin = time.perf_counter()
+    try:
+        reports = call_ranks("load_weights", [buckets, raw])
+    except Exception as error:
+        return _result(begin, describe_error(error))
+    errors = [f"rank {report['rank']}: {report['error']}" for report in reports if "error" in report]
+    return _result(begin, "; ".join(errors), loaded_names=reports[0].get("loaded_names"))
+
+
+def transfer(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
+    """Update the weights by the weight-transfer API, one call a bucket; return the result. version: of the update."""
+    begin, error = time.perf_counter(), ""
+    call_ranks("fill_new_memory", [True])
+    try:
+        llm.init_weight_transfer_engine({"init_info": init_info(buckets[0]["address"])})
+        # the time to join the group is no part of the update
+        begin = time.perf_counter()
+        llm.start_weight_update()
+        for bucket in buckets:
+            llm.update_weights({"update_info": update_info(bucket)})
+        _finish(llm, version)
+    except Exception as exception:
+        error = describe_error(exception)
+    seconds = time.perf_counter() - begin
+    try:
+        _shut_down(llm)
+    except Exception as exception:
+        error = error or describe_error(exception)
+    call_ranks("fill_new_memory", [False])
+    return {**_result(begin, error, weight_version=_weight_version(llm)), "seconds": seconds}
+
+
+def init_info(address: dict[str, Any]) -> dict[str, Any]:
+    """Return the argument of init_weight_transfer_engine. address: that of the buckets."""
+    if address["kind"] == vllm_gloo.NAME:
+        return {"group": address}
+    if address["kind"] == "nccl-id":
+        return {"rank_offset": 1, "world_size": address["world_size"], "nccl_unique_id_b64": address["unique_id"]}
+    return {}
+
+
+def update_info(bucket: dict[str, Any]) -> dict[str, Any]:
+    """Return the argument of update_weights for a bucket."""
+    kind = bucket["address"]["kind"]
+    if kind == vllm_gloo.NAME:
+        return {key: bucket[key] for key in ("names", "dtypes", "shapes")}
+    info = {
+        "names": bucket["names"],
+        "dtype_names": [tensors.TORCH[dtype] for dtype in bucket["dtypes"]],
+        "shapes": bucket["shapes"],
+    }
+    if kind == "ipc":
+        info["ipc_handles"] = [
+            {gpu: ipc.decode_handle(handle) for gpu, handle in handles.items()}
+            for handles in bucket["address"]["handles"]
+        ]
+    return info
+
+
+def _finish(llm: Any, version: str) -> None:
+    """End the update with its version, where this vLLM keeps one."""
+    parameters = inspect.signature(llm.finish_weight_update).parameters
+    llm.finish_weight_update(**({"weight_version": version} if "weight_version" in parameters else {}))
+
+
+def _weight_version(llm: Any) -> str | None:
+    """Return the weight version, None where this vLLM keeps none."""
+    return str(llm.get_weight_version()) if hasattr(llm, "get_weight_version") else None
+
+
+def _shut_down(llm: Any) -> None:
+    """Disconnect from the trainer, where this vLLM can."""
+    if hasattr(llm, "shutdown_weight_transfer_engine"):
+        llm.shutdown_weight_transfer_engine()
+
+
+def _result(begin: float, error: str = "", **more: Any) -> dict[str, Any]:
+    """Return the result of an update that began at `begin`."""
+    return {"ok": not error, "message": error, "seconds": time.perf_counter() - begin, **more}
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and the message of an exception."""
+    return f"{type(error).__name__}: {error}"
+
+
+TRANSPORTS: dict[str, Callable[[Any, CallRanks, list[dict[str, Any]], str], dict[str, Any]]] = {
+    "reload": reload,
+    "gloo": transfer,
+    "nccl": transfer,
+    "ipc": transfer,
+    "load_weights": load_weights,
+}
+"""Transport → the function that takes weights by it: (llm, call_ranks, buckets, version) → the result."""

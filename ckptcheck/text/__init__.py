@@ -1,0 +1,1 @@
+"""Wording of numbers and lists, and files written whole."""

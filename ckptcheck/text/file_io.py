@@ -1,0 +1,102 @@
+"""Writes a file whole or not at all, and expands ``~`` in paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+
+
+def expand_home(path: str) -> str:
+    """Replace a leading ``~`` or ``~user`` by the home folder; a path of an unknown user stays as it is."""
+    try:
+        return os.path.expanduser(path)
+    except ValueError:
+        # Half a surrogate pair or a NUL, which no user's name contains.
+        return path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write to a temporary file beside `path` and rename it over it; what was there keeps its permissions.
+
+    Raises CkptcheckError when the folder cannot be written to; nothing half-written is left, also on Ctrl-C.
+    """
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
+        path.write_bytes(content)
+        return
+    with open_for_replace(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
+    """Raise CkptcheckError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
+    if output is None or not output.is_file():
+        return
+    for path in inputs:
+        if path is None or not path.exists():
+            continue
+        if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
+            raise CkptcheckError(
+                f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
+            )
+
+
+def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
+    """Raise CkptcheckError if two options (name → path) would write the same file: the second would overwrite the first."""
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):  # /dev/stdout takes both
+            continue
+        if (other := seen.setdefault(path.resolve(), option)) is not option:
+            raise CkptcheckError(f"{other} and {option} would both write {path}", hint="give one of them another name")
+
+
+def require_writable(output: Path | None) -> None:
+    """Raise CkptcheckError if a file cannot be written, before the work that produces its content."""
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe
+        return
+    if output.is_dir():
+        raise CkptcheckError(f"cannot write {output}: it is a folder")
+    import tempfile
+
+    try:
+        with tempfile.NamedTemporaryFile(prefix=f".{output.name}.", dir=output.parent):
+            pass
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def open_for_replace(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside `path` to write to, and rename it over `path` afterwards; for content beyond memory.
+
+    Raises CkptcheckError and leaves no partial file, like `replace_file`.
+    """
+    import tempfile
+
+    temporary = None
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        yield Path(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise CkptcheckError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,27 @@
+"""The person or program that follows long work: it receives messages, and how far the work is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+Advance = Callable[[int, int], None]
+"""Is called with how much is done and how much there is in all."""
+
+
+class Observer:
+    """Ignores everything. The command line has one that writes to stderr (``ckptcheck.cli.output``)."""
+
+    def log(self, message: str) -> None:
+        """Receive one sentence about what happens now."""
+
+    def progress(self, label: str, *, bytewise: bool = True) -> AbstractContextManager[Advance | None]:
+        """Return a context in which work on `label` runs; it gives the function that counts, or None where nobody looks.
+
+        bytewise: the work counts bytes, else files, prompts or sequences.
+        """
+        return nullcontext(None)
+
+
+SILENT = Observer()
+"""For callers that name no observer."""

@@ -1,0 +1,79 @@
+"""Compares the bytes of tensors with each other, for the few whose statistics are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from ckptcheck.linter.rule import Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+T = TypeVar("T")
+STEP_BYTES = 1 << 22
+"""Bytes compared at a time, after the first."""
+PREFIX_BYTES = 64
+"""Bytes compared first: nearly all tensors that differ do so within them."""
+
+
+def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
+    """Read `length` bytes of a tensor's data, from byte `start` of the tensor."""
+    shard = ckpt.shards[ckpt.tensor_to_file[name]]
+    return ckpt.source.read(shard.name, shard.data_start + shard.tensors[name].data_offsets[0] + start, length)
+
+
+def have_equal_bytes(ckpt: Checkpoint, first: tuple[str, int], second: tuple[str, int], length: int) -> bool:
+    """Whether two pieces of `length` bytes hold the same. A piece is (tensor, its first byte within the tensor).
+
+    Raises Skip if a file has shrunk: bytes that are gone are neither equal nor different.
+    """
+    (name, name_start), (other, other_start) = first, second
+    offset, step = 0, min(PREFIX_BYTES, length)
+    while offset < length:
+        step = min(step, length - offset)
+        ours = read_tensor_bytes(ckpt, name, name_start + offset, step)
+        theirs = read_tensor_bytes(ckpt, other, other_start + offset, step)
+        if len(ours) < step or len(theirs) < step:
+            raise Skip(f"{ckpt.tensor_to_file[name if len(ours) < step else other]} shrank while it was being read")
+        if ours != theirs:
+            return False
+        offset, step = offset + step, STEP_BYTES
+    return True
+
+
+def are_equal_tensors(ckpt: Checkpoint, first: str, second: str) -> bool:
+    """Whether two tensors hold the same bytes. Raises Skip as `have_equal_bytes` does."""
+    size = ckpt.tensors[first].nbytes
+    return ckpt.tensors[second].nbytes == size and have_equal_bytes(ckpt, (first, 0), (second, 0), size)
+
+
+def iter_repeats(
+    units: Iterable[T], prefix: Callable[[T], Hashable], are_equal: Callable[[T, T], bool]
+) -> Iterator[tuple[T, T]]:
+    """Yield each unit that repeats an earlier one, with the first unit that it repeats.
+
+    prefix: returns something cheap that equal units have in common; only units with the same prefix are compared.
+    """
+    originals: dict[Hashable, list[T]] = {}
+    for unit in units:
+        candidates = originals.setdefault(prefix(unit), [])
+        original = next((candidate for candidate in candidates if are_equal(unit, candidate)), None)
+        if original is None:
+            candidates.append(unit)
+        else:
+            yield unit, original
+
+
+def find_equal_slices(ckpt: Checkpoint, name: str) -> dict[int, list[int]]:
+    """Return slice of the first dimension → the later slices that hold the same bytes; slices of zeros are left out."""
+    tensor = ckpt.tensors[name]
+    size = tensor.nbytes // tensor.shape[0]
+    copies: dict[int, list[int]] = {}
+    for number, twin in iter_repeats(
+        range(tensor.shape[0]),
+        lambda number: read_tensor_bytes(ckpt, name, number * size, min(PREFIX_BYTES, size)),
+        lambda one, other: have_equal_bytes(ckpt, (name, one * size), (name, other * size), size),
+    ):
+        copies.setdefault(twin, []).append(number)
+    return {first: later for first, later in copies.items() if any(read_tensor_bytes(ckpt, name, first * size, size))}

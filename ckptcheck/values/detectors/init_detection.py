@@ -1,0 +1,289 @@
+"""Detects matrices that still hold the values of their initialiser, and heads and norms that were never trained.
+
+Initialisers draw every element independently from one distribution. So the mean squares of rows differ only by chance:
+their variance is (kurtosis - 1) / columns of their own square, and columns likewise. Training makes some rows and
+columns larger than others, and leaves values far outside the bell curve: on real models each of these signs alone shows that
+most matrices are trained. A matrix counts as being at its initialisation only if it shows none of them.
+
+The variance of a mean of squares is textbook statistics; the initialisers are those of ``torch.nn.init``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import isfinite, prod, sqrt
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.tensor import PLAIN
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.roles import NORM, is_matrix, is_scale, name_pattern, starts_at_zero
+from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+STAYS_RANDOM = re.compile(
+    r"lora_(embedding_)?A|vera_|randlora|random|gaussian_matrix|fourier|\brff\b|pooler|quantizer", re.IGNORECASE
+)
+"""Names of tensors that stay random by design: projections, Fourier features; the pooler of an encoder, which nothing uses."""
+MIN_SIDE = 32
+"""Rows and columns below which chance may equal training."""
+PREVIEW_BYTES = 1 << 12
+"""Bytes of every matrix that are read first."""
+SAMPLE_BYTES, SAMPLE_RUNS = 1 << 19, 16
+"""Bytes of a suspect that are read, and the runs of rows in which they are read, spread evenly; at least 4 rows a run."""
+MAX_GROUP_MEMBERS = 256
+"""Members of a group that are read: if there are more, the ones with the smallest `absmax`."""
+MAX_DEVIATIONS = 7.0
+"""Standard deviations within which 10^9 normal values stay. A trained matrix seldom stays within them."""
+CHANCE_DEVIATIONS = 4.0
+"""Standard deviations that a statistic may be off by chance."""
+
+SAMPLED_MATRICES = 16
+"""Matrices that decide whether a checkpoint with constant norms is untrained."""
+TRAINED_NORMS_PER_CONSTANT = 8
+"""Trained norms that it takes for each constant one: then low precision or a short training is no explanation."""
+
+
+@dataclass(frozen=True)
+class InitSample:
+    """A matrix that looks like a sample of an initialiser's distribution."""
+
+    name: str
+    distribution: str
+    """As the message names it: "normal", "uniform" or "truncated normal"."""
+    norm_spread: float
+    """Standard deviation of the norms of its rows, relative to their mean."""
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Matrices that should be alike: one per layer or expert, or a single one."""
+
+    at_init: tuple[InitSample, ...]
+    trained_count: int
+    """How many of the members that were read are trained."""
+
+    @property
+    def is_mostly_at_init(self) -> bool:
+        """Whether most members are at their initialisation."""
+        return len(self.at_init) > self.trained_count
+
+
+def find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
+    """Return the groups with members at their initialisation if most groups of the model are trained; else nothing.
+
+    It reads 4 KiB of every matrix, and 512 KiB (or 64 rows) of those that remain suspect. Raises Skip if a file shrank since
+    its values were read, OSError if reading fails.
+    """
+    import numpy as np
+
+    # Squares of absurd values overflow. Such a matrix does not count as being at its initialisation.
+    with np.errstate(all="ignore"):
+        return _find_init_groups(ckpt)
+
+
+def _find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
+    groups: dict[str, list[TensorStats]] = {}
+    for name, stats in ckpt.values.tensors.items():
+        if name in ckpt.tensor_to_file and _can_judge(ckpt, stats):
+            groups.setdefault(name_pattern(name), []).append(stats)
+    suspects: list[tuple[list[TensorStats], int]] = []
+    for members in groups.values():
+        some = sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS]
+        suspected = sorted((stats for stats in some if _is_suspect(ckpt, stats)), key=lambda stats: stats.name)
+        suspects.append((suspected, len(some)))
+    if 2 * sum(2 * len(some) > number for some, number in suspects) >= len(suspects):
+        # The model was never trained, or hardly: no group stands out.
+        return []
+    init_groups = []
+    for some, number in suspects:
+        samples = tuple(sample for stats in some if (sample := _test_for_init(ckpt, stats)) is not None)
+        if samples:
+            init_groups.append(TensorGroup(samples, number - len(samples)))
+    return init_groups
+
+
+def find_init_heads(ckpt: Checkpoint) -> list[str]:
+    """Return the reward, value and classification heads that hold what ``torch.nn.Linear`` initialises them with.
+
+    It draws uniformly within ± 1 / sqrt(columns). Training by half a percent carries some values over that bound, so even a
+    head of one row can be judged. A head with a normal initialiser looks like one that training hardly moved.
+    """
+    heads = []
+    for name in ckpt.components.score_head_tensors:
+        stats = ckpt.values.tensors.get(name)
+        if stats is None or not is_matrix(stats) or len(stats.shape) != 2 or stats.constant or prod(stats.shape) < 512:
+            continue
+        number, bound = prod(stats.shape), 1 / sqrt(stats.shape[1])
+        if not bound * (1 - 12 / number) <= stats.absmax * (1 + 2**-8) <= bound * (1 + 2**-7):
+            continue
+        # Squares cannot overflow here: no magnitude exceeds the bound.
+        values = _read_sample_rows(ckpt, stats)
+        if abs(_kurtosis(values) - 1.8) < CHANCE_DEVIATIONS * sqrt(3 / values.size):
+            heads.append(name)
+    return heads
+
+
+def looks_untrained(ckpt: Checkpoint) -> bool:
+    """Whether the whole checkpoint looks freshly initialised: its norms are constant, and its matrices look drawn.
+
+    Norms start at one (or zero), and any training moves them. A model without norms needs nearly all vectors constant.
+    Norms may also be constant because they were lost, or multiplied into the matrices that follow them. So half of
+    SAMPLED_MATRICES matrices have to look drawn too, if any can be judged. On the Hub no matrix is read. Raises as
+    `find_init_groups`.
+    """
+    if not has_constant_norms(ckpt):
+        return False
+    import numpy as np
+
+    matrices = [
+        stats for name, stats in ckpt.values.tensors.items() if name in ckpt.tensor_to_file and _can_judge(ckpt, stats)
+    ]
+    sampled = matrices[:: max(1, -(-len(matrices) // SAMPLED_MATRICES))] if ckpt.source.local is not None else []
+    with np.errstate(all="ignore"):
+        at_init = sum(_is_suspect(ckpt, stats) and _test_for_init(ckpt, stats) is not None for stats in sampled)
+    return 2 * at_init >= len(sampled)
+
+
+def has_constant_norms(ckpt: Checkpoint) -> bool:
+    """Whether every norm of the layers is one number throughout; without norms, whether nearly every vector is."""
+    stack = ckpt.components.stack
+    if stack is None:
+        return False
+    inside = stack.prefix + "."
+    vectors = [
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if len(stats.shape) == 1 and stats.shape[0] > 1 and name.startswith(inside) and stats.dtype in PLAIN
+    ]
+    norms = [stats for stats in vectors if NORM.search(stats.name)]
+    if norms:
+        return all(stats.constant for stats in norms)
+    return bool(vectors) and sum(stats.constant for stats in vectors) >= 0.9 * len(vectors)
+
+
+def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
+    """Return name pattern → the norms that are one number, where at least eight times as many siblings are not."""
+    groups: dict[str, list[TensorStats]] = {}
+    for name, stats in ckpt.values.tensors.items():
+        if name in ckpt.tensor_to_file and len(stats.shape) == 1 and stats.shape[0] > 1 and NORM.search(name):
+            groups.setdefault(name_pattern(name), []).append(stats)
+    constant_norms = {}
+    for pattern, members in groups.items():
+        constant = tuple(stats for stats in members if stats.constant and not _is_unused(ckpt, stats.name))
+        if constant and TRAINED_NORMS_PER_CONSTANT * len(constant) <= sum(not stats.constant for stats in members):
+            constant_norms[pattern] = constant
+    return constant_norms
+
+
+def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a tensor is a large enough matrix of plain numbers that training should have changed."""
+    rows, columns = _matrix_shape(stats)
+    return (
+        is_matrix(stats)
+        and FORMATS[stats.dtype].bits >= 16
+        and min(rows, columns) >= MIN_SIDE
+        and not (stats.constant or stats.zero or stats.nan or stats.inf)
+        and not (is_scale(stats.name) or starts_at_zero(stats.name) or STAYS_RANDOM.search(stats.name))
+        and not _is_unused(ckpt, stats.name)
+    )
+
+
+def _is_unused(ckpt: Checkpoint, name: str) -> bool:
+    """Whether nothing uses a tensor: the key and value projections of layers that reuse those of other layers (Gemma 3n)."""
+    shared = ckpt.config.integer("num_kv_shared_layers") if ckpt.config is not None else None
+    stack, depth = ckpt.components.stack, ckpt.components.num_layers
+    if not shared or depth is None or stack is None or not name.startswith(stack.prefix + "."):
+        return False
+    layer, _, rest = name.removeprefix(stack.prefix + ".").partition(".")
+    return layer.isdigit() and int(layer) >= depth - shared and bool(re.search(r"\b[kv]_(proj|norm)\b", rest))
+
+
+def _matrix_shape(stats: TensorStats) -> tuple[int, int]:
+    """Return rows and columns. A stack of matrices (packed experts) counts as one matrix, a kernel as one row per channel."""
+    if len(stats.shape) < 2 or 0 in stats.shape:
+        return 0, 0
+    if len(stats.shape) == 3 and stats.shape[2] >= MIN_SIDE:
+        return stats.shape[0] * stats.shape[1], stats.shape[2]
+    return stats.shape[0], prod(stats.shape[1:])
+
+
+def _is_suspect(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a few values from the middle of a matrix have a bell curve that agrees with its largest magnitude."""
+    width = FORMATS[stats.dtype].bits // 8
+    nbytes = prod(stats.shape) * width
+    values = _read_values(
+        ckpt, stats, max(0, nbytes - PREVIEW_BYTES) // 2 // width * width, min(PREVIEW_BYTES, nbytes)
+    ).ravel()
+    deviation = float(values.std(dtype="f8"))
+    slack = 1 + CHANCE_DEVIATIONS / sqrt(values.size)
+    return (
+        deviation > 0
+        and stats.absmax <= slack * MAX_DEVIATIONS * deviation
+        and _kurtosis(values) <= 3 + 6 * (slack - 1)
+    )
+
+
+def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
+    """Judge a suspect by a sample of its rows. Returns None for a trained matrix."""
+    import numpy as np
+
+    values = _read_sample_rows(ckpt, stats)
+    rows, columns = values.shape
+    deviation = float(values.std())
+    if not isfinite(deviation) or deviation == 0 or stats.absmax > MAX_DEVIATIONS * deviation:
+        return None
+    values /= deviation
+    squares = values * values
+    # The fourth moment is the kurtosis as long as the mean is near zero, which the next line checks.
+    kurtosis = float(np.square(squares).mean())
+    if not 1.7 < kurtosis < 3 + CHANCE_DEVIATIONS * sqrt(24 / values.size) or abs(
+        float(values.mean())
+    ) > CHANCE_DEVIATIONS / sqrt(values.size):
+        return None
+    for axis, number, length in ((1, rows, columns), (0, columns, rows)):
+        limit = (1 + CHANCE_DEVIATIONS * sqrt(2 / number)) / length
+        if float(squares.mean(axis).var()) > (kurtosis - 1) * limit or float(values.mean(axis).var()) > limit:
+            return None
+    norms = np.sqrt(squares.mean(1))
+    kind = "uniform" if kurtosis < 2 else "normal" if kurtosis > 2.8 else "truncated normal"
+    return InitSample(stats.name, kind, float(norms.std() / norms.mean()))
+
+
+def _kurtosis(values: NDArray[Any]) -> float:
+    """Return the fourth moment over the squared second: 1.8 for a uniform distribution, 3 for a normal one."""
+    squares = (values - values.mean()) ** 2
+    second = float(squares.mean())
+    return float((squares * squares).mean()) / second**2 if second else 0.0
+
+
+def _read_sample_rows(ckpt: Checkpoint, stats: TensorStats) -> NDArray[Any]:
+    """Read rows of a matrix as float32 [rows, columns]: all rows if they fit in the sample, else runs spread evenly."""
+    import numpy as np
+
+    number, columns = _matrix_shape(stats) if len(stats.shape) != 2 else stats.shape
+    width = columns * (FORMATS[stats.dtype].bits // 8)
+    together = max(4, SAMPLE_BYTES // SAMPLE_RUNS // width)
+    if number <= SAMPLE_RUNS * together:
+        return _read_values(ckpt, stats, 0, number * width).reshape(number, columns)
+    starts = [run * (number - together) // (SAMPLE_RUNS - 1) for run in range(SAMPLE_RUNS)]
+    return np.concatenate(
+        [_read_values(ckpt, stats, start * width, together * width).reshape(together, columns) for start in starts]
+    )
+
+
+def _read_values(ckpt: Checkpoint, stats: TensorStats, begin: int, nbytes: int) -> NDArray[Any]:
+    """Read `nbytes` of a tensor as float32 values, from byte `begin` of the tensor."""
+    import numpy as np
+
+    shard = ckpt.shards[stats.shard]
+    position = shard.data_start + shard.tensors[stats.name].data_offsets[0] + begin
+    raw = ckpt.source.read(shard.name, position, nbytes)
+    if len(raw) < nbytes:
+        raise Skip(f"{shard.name} shrank while it was being read")
+    return decode(stats.dtype, np.frombuffer(raw, FORMATS[stats.dtype].unsigned)).astype(np.float32)

@@ -1,0 +1,145 @@
+"""Finds rows that nearly equal another row, or the mean of all rows, as rows of new tokens do after an embedding is resized.
+
+``resize_token_embeddings`` of transformers draws new rows from a normal distribution with the mean of the old rows and a
+billionth of their covariance. So they lie a few hundred-thousandths of the rows' spread apart; bfloat16 rounds by a thousandth.
+Source: ``transformers/modeling_utils.py``, ``_init_added_embeddings_weights_with_mean``; John Hewitt, "Initializing New Word
+Embeddings for Pretrained Language Models" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.duplicate_rank_shards import find_duplicate_rank_shards
+from ckptcheck.values.detectors.duplicate_rows import MAX_COMPARED_ROWS
+from ckptcheck.values.detectors.row_stats import compute_mean_row
+from ckptcheck.values.dtypes import FORMATS, decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+MAX_DISTANCE = 1e-2
+"""Distance, as a share of a row's length, within which a model cannot tell two rows apart. The nearest control tokens of
+SmolLM2 lie at 0.12."""
+MAX_SPREAD_SHARE = 0.1
+"""The same as a share of the rows' spread: where all rows are similar, a small distance proves nothing."""
+PREFIX_TOLERANCE = 2e-2
+"""Share of a row's largest number by which the first numbers of a candidate may differ: MAX_DISTANCE at four standard
+deviations."""
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """A row that nearly equals another row, or the mean of all rows."""
+
+    other: int | None
+    """The other row, None for the mean of all rows."""
+    distance: float
+    """As a share of the row's length (its Euclidean norm)."""
+
+
+def find_near_duplicate_rows(
+    ckpt: Checkpoint, name: str, rows: Iterable[int], ignored: Container[int] = ()
+) -> dict[int, NearDuplicate]:
+    """Return row → the row or the mean that it nearly equals, for each of `rows` that does; rows in `ignored` do not count.
+
+    The value pass kept the first numbers of every row. They leave few candidates or none, and only these are read: up to
+    MAX_COMPARED_ROWS for each row, and the whole matrix if the mean is a candidate. Packed and 8-bit numbers are too coarse to
+    judge. Raises Skip if the values could not be read, OSError if reading fails.
+    """
+    import numpy as np
+
+    from ckptcheck.values.row_scan import FINGERPRINT_BYTES
+
+    tensor = ckpt.tensors[name]
+    form = FORMATS[tensor.dtype]
+    if not tensor.has_rows or form.integer or form.bits < 16:
+        return {}
+    # Other rules report a shard that could not be read.
+    if name not in ckpt.values.row_fingerprints:
+        raise Skip(f"{name} could not be read")
+    width = tensor.shape[1]
+    prefixes = np.frombuffer(ckpt.values.row_fingerprints[name], form.unsigned).reshape(
+        -1, FINGERPRINT_BYTES * 8 // form.bits
+    )[:, :width]
+    row_max = decode(tensor.dtype, np.frombuffer(ckpt.values.row_max[name], form.unsigned))
+    first = np.stack([row_max, *decode(tensor.dtype, np.ascontiguousarray(prefixes.T))])
+    judged_rows = [row for row in rows if 0 <= row < len(row_max) and row_max[row] and np.isfinite(first[:, row]).all()]
+    if not judged_rows:
+        return {}
+    with np.errstate(all="ignore"):
+        return _find_near_duplicate_rows(ckpt, name, first, judged_rows, ignored)
+
+
+def _find_near_duplicate_rows(
+    ckpt: Checkpoint, name: str, first: NDArray[Any], rows: Iterable[int], ignored: Container[int]
+) -> dict[int, NearDuplicate]:
+    """`near` for rows that are finite as far as is known. first: [peak and first numbers, rows]."""
+    import numpy as np
+
+    duplicate_shards = find_duplicate_rank_shards(ckpt, name)
+    middle = first[1:].mean(axis=1, dtype=np.float64)
+    if not np.isfinite(middle).all():
+        middle = first[1:, np.isfinite(first).all(axis=0)].mean(axis=1, dtype=np.float64)
+    mean: NDArray[Any] | None = None
+    neighbours: dict[int, NearDuplicate] = {}
+    for row in rows:
+        slack = PREFIX_TOLERANCE * float(first[0, row])
+        # EMB007 and VAL010 report a rank that was merged twice.
+        excluded = {row, *(shard.matching_row(row) for shard in duplicate_shards)}
+        candidates = [
+            other for other in _find_candidates(first, row, slack) if other not in excluded and other not in ignored
+        ]
+        may_equal_mean = bool((np.abs(middle - first[1:, row]) <= slack).all())
+        if not candidates and not may_equal_mean:
+            continue
+        values = _read_row(ckpt, name, row)
+        length = float(np.linalg.norm(values))
+        reach = min(MAX_DISTANCE * length, MAX_SPREAD_SHARE * _element_spread(first[1:], middle) * sqrt(values.size))
+        if may_equal_mean:
+            mean = compute_mean_row(ckpt, name, jobs=ckpt.jobs) if mean is None else mean
+            if (distance := float(np.linalg.norm(values - mean))) <= reach:
+                neighbours[row] = NearDuplicate(None, distance / length)
+                continue
+        for other in candidates[:MAX_COMPARED_ROWS]:
+            if (distance := float(np.linalg.norm(values - _read_row(ckpt, name, other)))) <= reach:
+                neighbours[row] = NearDuplicate(other, distance / length)
+                break
+    return neighbours
+
+
+def _element_spread(first: NDArray[Any], middle: NDArray[Any]) -> float:
+    """Return the standard deviation of an element over the rows, estimated from the first numbers of each row."""
+    import numpy as np
+
+    squares = np.square(first - middle[:, None])
+    return sqrt(float(squares[np.isfinite(squares)].mean()))
+
+
+def _find_candidates(first: NDArray[Any], row: int, slack: float) -> list[int]:
+    """Return the rows whose first numbers equal those of `row` within the slack, the nearest first."""
+    import numpy as np
+
+    # One element leaves few rows to compare by the others.
+    rows = np.flatnonzero(np.abs(first[1] - first[1, row]) <= slack)
+    distances = np.abs(first[:, rows] - first[:, [row]]).max(axis=0)
+    return [int(rows[index]) for index in np.argsort(distances) if distances[index] <= slack]
+
+
+def _read_row(ckpt: Checkpoint, name: str, row: int) -> NDArray[Any]:
+    """Read a row as float64."""
+    import numpy as np
+
+    tensor = ckpt.tensors[name]
+    nbytes = tensor.nbytes // tensor.shape[0]
+    raw = read_tensor_bytes(ckpt, name, row * nbytes, nbytes)
+    if len(raw) < nbytes:
+        raise Skip(f"{name} shrank while it was being read")
+    return decode(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned)).astype(np.float64)

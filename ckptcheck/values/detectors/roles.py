@@ -1,0 +1,94 @@
+"""Recognises what a tensor is for (norm, router, scale, vocabulary …), which decides what its values may be."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.components import HEAD
+from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.tensor import PLAIN
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+ROUTER = re.compile(
+    r"(^|\.)(gate|router|router\.(classifier|weight|proj|layer)|gate\.wg|moe\.gate|ffn\.router)\.weight$"
+)
+NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$|\.layer_norm_weight$", re.IGNORECASE)
+"""Names of norms. Transformer Engine keeps a norm in the projection that follows it: ``linear_qkv.layer_norm_weight``."""
+BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias)$")
+"""Names of buffers that hold Inf on purpose: ranges of clamps (Gemma 4's audio tower), attention masks."""
+AT_ZERO = re.compile(
+    r"(lora|hira|peanut|lily)_B|(lora|hira)_embedding_[AB]|lora_b(\.|$)|lora[_.]up(\.|$)|lora_E|hada_w2_[ab]|lokr_w[12]"
+    r"|(^|[._])b?oft_(embedding_)?[rR](\.|$)|(^|[._])bone_|miss_block|shadow_up|(fourierft|waveft)_spectrum|randlora_lambda"
+    r"|c3a_kernel|(^|[._])mask_token|zero_point|qzeros|g_idx|relative_attention_bias|(^|\.)exp_avg(_sq)?$"
+)
+"""Names of tensors that are zero by design at the start of training, or always may be: the matrix of an adapter that makes it
+start as a no-op (names of PEFT 0.21, MLX, diffusers, LyCORIS and kohya), the moments of an optimizer."""
+
+
+@cache
+def starts_at_zero(name: str) -> bool:
+    """Whether the name says that a tensor may be zero. Cached, because several rules ask it of every tensor."""
+    return AT_ZERO.search(name) is not None
+
+
+def is_matrix(stats: TensorStats) -> bool:
+    """Whether a tensor is a weight matrix: two dimensions or more, at least 16 elements, plain numbers, not a bias."""
+    shaped = len(stats.shape) >= 2 and prod(stats.shape) >= 16
+    return shaped and stats.dtype in PLAIN and not stats.name.endswith("bias")
+
+
+def is_norm(stats: TensorStats) -> bool:
+    """Whether a tensor is the weight of a norm."""
+    return len(stats.shape) == 1 and stats.shape[0] > 1 and stats.dtype in PLAIN and bool(NORM.search(stats.name))
+
+
+def is_packed(stats: TensorStats) -> bool:
+    """Whether a tensor holds quantized weights as integers: packed words, blocks (also of all experts), or int8."""
+    last = stats.name.rpartition(".")[2]
+    packed = last == "qweight" or last.endswith(("weight_packed", "proj_packed", "_blocks"))
+    words = last == "weight" and stats.dtype in ("I8", "U8", "I32")
+    return len(stats.shape) >= 2 and stats.dtype not in PLAIN and (packed or words)
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor holds scales of a quantization."""
+    return "scale" in name.rpartition(".")[2]
+
+
+def may_be_infinite(stats: TensorStats) -> bool:
+    """Whether a tensor may hold Inf: a scalar, a bound, an attention mask (GPT-2 calls its square mask ``attn.bias``)."""
+    mask = stats.name.endswith(".bias") and len(stats.shape) > 2
+    return not stats.shape or mask or bool(BOUND.search(stats.name))
+
+
+def is_router(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a tensor is a router: its name says so, and it has a row for each of several experts."""
+    experts = ckpt.components.num_experts
+    return (
+        bool(ROUTER.search(stats.name))
+        and len(stats.shape) == 2
+        and (stats.shape[0] == experts if isinstance(experts, int) else stats.shape[0] > 1)
+    )
+
+
+def find_vocabulary_tensors(ckpt: Checkpoint) -> dict[str, str]:
+    """Return tensor → "the token embedding" or "the output head", for the tensors that hold their rows."""
+    wholes: dict[str, tuple[str, ...]] = {
+        name: (name,) for name in (ckpt.components.embedding, ckpt.components.lm_head) if name is not None
+    }
+    return {
+        part: "the output head" if HEAD.search(name) or name.endswith("output_layer.weight") else "the token embedding"
+        for name, parts in (wholes | ckpt.vocabulary_tensors).items()
+        for part in parts
+    }
+
+
+def name_pattern(name: str) -> str:
+    """Return a tensor's name with {} in place of its numbers: siblings in other layers have the same pattern."""
+    return INDEX.sub("{}", name)

@@ -1,0 +1,209 @@
+"""Finds blocks of zero bytes that a failed write or a lost rank left in matrices."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptcheck.values.detectors.roles import (
+    find_vocabulary_tensors,
+    is_matrix,
+    is_packed,
+    is_router,
+    is_scale,
+    starts_at_zero,
+)
+from ckptcheck.values.detectors.structured_tensors import is_diagonal_pattern, is_learned_weight
+from ckptcheck.values.detectors.token_usage import find_ordinary_rows
+from ckptcheck.values.detectors.zeroed_matrices import find_lost_matrices, nonzero_name_patterns
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.stats import MIN_ZERO_RUN, TensorStats
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.header import Shard
+
+MAX_PADDING_SHARE = 1 / 8
+"""Share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
+MIN_TABLE_ROWS = 8
+"""Zero rows of a table other than the vocabulary's that count as a rank's part. Fewer are padding (``padding_idx``)."""
+PATCH_FILTER_SHARE = 8
+"""Adjacent zero filters in a kernel of image patches count as lost from the share 1 / PATCH_FILTER_SHARE; fewer may have died."""
+
+
+class ZeroPart(NamedTuple):
+    """The elements of one tensor that a zero run covers."""
+
+    tensor: str
+    begin: int
+    """First byte, from the start of the data."""
+    end: int
+    """The byte after the last, from the start of the data."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part; negative if the run covers no whole element."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ZeroBlock:
+    """A run of zero bytes in matrices that should not be zero there."""
+
+    begin: int
+    """First byte, from the start of the data."""
+    nbytes: int
+    tensors: tuple[str, ...]
+    """The matrices that the run touches."""
+    is_half: bool
+    """Whether the run is exactly half of one matrix."""
+    lost_tensors: tuple[str, ...] = ()
+    """Those of `tensors` that are zero as a whole."""
+
+
+def find_zero_blocks(ckpt: Checkpoint) -> dict[str, list[ZeroBlock]]:
+    """Return shard → the zero blocks in matrices that are otherwise not zero, and in neighbours that were lost with them."""
+    blocks: dict[str, list[ZeroBlock]] = {}
+    get_nonzero_patterns = cache(lambda: nonzero_name_patterns(ckpt))
+    for name, runs in ckpt.values.zero_runs.items():
+        if runs and name not in ckpt.values.shrunk and name not in ckpt.values.unread:
+            shard_blocks = list(_iter_shard_blocks(ckpt, ckpt.shards[name], runs, get_nonzero_patterns))
+            if shard_blocks:
+                blocks[name] = shard_blocks
+    return blocks
+
+
+def _iter_shard_blocks(
+    ckpt: Checkpoint, shard: Shard, runs: list[tuple[int, int]], get_nonzero_patterns: Callable[[], set[str]]
+) -> Iterator[ZeroBlock]:
+    """Yield the zero blocks of a shard. runs: [begin, end) of its zero runs, from the start of the data."""
+    tensors_by_run = _tensors_by_run(shard, runs)
+    parts_by_run = [
+        [
+            part
+            for tensor in tensors
+            if (part := _part_in_run(shard, tensor, run)).nbytes > 0 and not _may_be_zero(ckpt, shard, part)
+        ]
+        for run, tensors in zip(runs, tensors_by_run, strict=True)
+    ]
+    diagonal = _diagonal_matrices(shard, parts_by_run)
+    for (begin, end), tensors, all_parts in zip(runs, tensors_by_run, parts_by_run, strict=True):
+        parts = [part for part in all_parts if part.tensor not in diagonal]
+        nbytes = sum(part.nbytes for part in parts)
+        is_torn = nbytes >= MIN_ZERO_RUN
+        lost = find_lost_matrices(ckpt, shard, (begin, end), is_torn, tensors, get_nonzero_patterns)
+        if lost:
+            damaged = {*lost, *(part.tensor for part in parts)}
+            names = tuple(tensor for tensor in tensors if tensor in damaged)
+            start = max(begin, shard.tensors[names[0]].data_offsets[0])
+            yield ZeroBlock(start, end - start, names, False, tuple(lost))
+        elif is_torn:
+            names = tuple(part.tensor for part in parts)
+            is_half = len(parts) == 1 and 2 * nbytes == shard.tensors[names[0]].nbytes
+            yield ZeroBlock(parts[0].begin, parts[-1].end - parts[0].begin, names, is_half)
+
+
+def _tensors_by_run(shard: Shard, runs: list[tuple[int, int]]) -> list[list[str]]:
+    """Return for each zero run the tensors that it touches, in the order of the data."""
+    order = sorted(shard.tensors, key=lambda tensor: shard.tensors[tensor].data_offsets)
+    begins = [shard.tensors[tensor].data_offsets[0] for tensor in order]
+    return [order[max(bisect_right(begins, begin) - 1, 0) : bisect_left(begins, end)] for begin, end in runs]
+
+
+def _diagonal_matrices(shard: Shard, parts_by_run: list[list[ZeroPart]]) -> set[str]:
+    """Return the matrices whose zeros lie beside a diagonal."""
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for tensor, begin, end in (part for parts in parts_by_run for part in parts):
+        low = shard.tensors[tensor].data_offsets[0]
+        runs.setdefault(tensor, []).append((begin - low, end - low))
+    matrices = set()
+    for tensor, pieces in runs.items():
+        width = FORMATS[shard.tensors[tensor].dtype].bits // 8
+        if is_diagonal_pattern(pieces, shard.tensors[tensor].shape[-1] * width, width):
+            matrices.add(tensor)
+    return matrices
+
+
+def _part_in_run(shard: Shard, name: str, run: tuple[int, int]) -> ZeroPart:
+    """Return the whole elements of a tensor within a run of zero bytes: a number such as 1.0 has zero bytes too."""
+    tensor = shard.tensors[name]
+    width = max(1, FORMATS[tensor.dtype].bits // 8)
+    low, high = tensor.data_offsets
+    begin, end = max(run[0], low), min(run[1], high)
+    return ZeroPart(name, low + -(-(begin - low) // width) * width, low + (end - low) // width * width)
+
+
+def _may_be_zero(ckpt: Checkpoint, shard: Shard, part: ZeroPart) -> bool:
+    """Whether the zeros of a part may be intended."""
+    name, begin, end = part
+    stats = ckpt.values.tensors.get(name)
+    if stats is None or stats.zero or is_scale(name) or starts_at_zero(name):
+        return True
+    low, high = shard.tensors[name].data_offsets
+    if is_packed(stats):
+        return 2 * (end - begin) != high - low
+    if not is_matrix(stats) or not is_learned_weight(name):
+        return True
+    row = (high - low) // stats.shape[0]
+    if name in find_vocabulary_tensors(ckpt):
+        # A Megatron run holds the vocabulary in parts, with padding in the last one.
+        is_whole_matrix = ckpt.config is not None
+        share = is_whole_matrix and _is_rank_share(
+            begin - low, end - low, high - low, lambda: _has_ordinary_rows(ckpt, begin - low, end - low, row)
+        )
+        return not (share or _is_torn(begin - low, end - low, row))
+    if "embed" in name:
+        return not _is_damaged_table(stats, begin - low, end - low, high - low)
+    at_the_end = end == high and (begin - low) % row == 0 and end - begin <= MAX_PADDING_SHARE * (high - low)
+    return at_the_end and _may_be_padded(ckpt, stats)
+
+
+def _is_damaged_table(stats: TensorStats, begin: int, end: int, nbytes: int) -> bool:
+    """Whether zeros in a table other than the vocabulary's are damage: part of a row, or a rank's part that is not the last.
+
+    Whole rows may be unused. Position 0 of a sinusoidal table is zero for one half of its row. A kernel that cuts an image
+    into patches is called an embedding too; all its filters are in use, except for single ones that died.
+    begin, end: bytes from the start of the tensor.
+    """
+    if len(stats.shape) > 3:
+        return _is_torn(begin, end, nbytes // stats.shape[0]) or PATCH_FILTER_SHARE * (end - begin) >= nbytes
+    row = nbytes * stats.shape[-1] // prod(stats.shape)
+    if row % 2 == 0 and begin % (row // 2) == 0 and end % (row // 2) == 0:
+        several = end - begin >= MIN_TABLE_ROWS * row and begin % row == 0 and end < nbytes
+        return several and _is_rank_share(begin, end, nbytes, lambda: False)
+    return _is_torn(begin, end, row)
+
+
+def _is_torn(begin: int, end: int, row: int) -> bool:
+    """Whether half a row or more is zero next to numbers of the same row: unused rows are zero from end to end."""
+    first, last = -(-begin // row) * row, end // row * row
+    pieces = (end - begin,) if first > last else (first - begin, end - last)
+    return any(2 * piece >= row for piece in pieces)
+
+
+def _is_rank_share(begin: int, end: int, nbytes: int, is_whole: Callable[[], bool]) -> bool:
+    """Whether [begin, end) is exactly the part of one of 2, 4 or 8 ranks.
+
+    The last part of 4 or 8 may be padding, so it counts only if `is_whole` returns that it is not.
+    """
+    return any(
+        ranks * (end - begin) == nbytes and begin % (end - begin) == 0 and (end < nbytes or ranks == 2 or is_whole())
+        for ranks in (2, 4, 8)
+    )
+
+
+def _has_ordinary_rows(ckpt: Checkpoint, begin: int, end: int, row: int) -> bool:
+    """Whether most of the rows belong to ordinary tokens of the tokenizer's own vocabulary."""
+    rows = range(begin // row, end // row)
+    return 2 * len(find_ordinary_rows(ckpt, rows)) > len(rows)
+
+
+def _may_be_padded(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a matrix may be padded with rows: a stack of experts, a router and a matrix of one row per hidden unit may not."""
+    embedding = ckpt.values.tensors.get(ckpt.components.embedding or "")
+    hidden = embedding.shape[-1] if embedding is not None and embedding.shape else None
+    return len(stats.shape) == 2 and stats.shape[0] != hidden and not is_router(ckpt, stats)

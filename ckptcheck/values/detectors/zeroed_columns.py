@@ -1,0 +1,68 @@
+"""Finds columns of a matrix that are zero in every row, as a tensor-parallel rank that was not gathered leaves them.
+
+A rank of a row-parallel layer (o_proj, down_proj) holds columns. In the file its part is a short piece of each row, often
+too short to count as a block of zeros.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
+from ckptcheck.values.detectors.structured_tensors import is_learned_weight
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+COLUMN_PARTS = 8
+"""Parts that columns are judged in: eighths. The parts of 2 or 4 ranks are whole numbers of eighths."""
+MIN_COLUMNS = 128
+"""Columns from which a matrix is judged: a part of fewer would be too narrow."""
+READ_BYTES = 1 << 22
+
+
+def find_zero_columns(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Return matrix → [begin, end) of the columns that are zero in all rows, where these are adjacent eighths of its columns.
+
+    The last eighth alone counts as padding. It reads one row of each matrix, and all rows if that one is suspicious. Returns
+    nothing on the Hub, where each row would be a request. Raises OSError if reading fails.
+    """
+    zero_columns: dict[str, tuple[int, int]] = {}
+    for name, stats in ckpt.values.tensors.items():
+        if ckpt.source.local is None or name not in ckpt.tensor_to_file or not _can_judge(stats):
+            continue
+        lines, columns = prod(stats.shape[:-1]), stats.shape[-1]
+        parts = _find_zero_parts(ckpt, stats, lines // 2, 1)
+        if parts and len(parts) < COLUMN_PARTS and parts == _find_zero_parts(ckpt, stats, 0, lines):
+            begin, end = min(parts) * columns // COLUMN_PARTS, (max(parts) + 1) * columns // COLUMN_PARTS
+            if max(parts) - min(parts) + 1 == len(parts) and parts != {COLUMN_PARTS - 1}:
+                zero_columns[name] = begin, end
+    return zero_columns
+
+
+def _can_judge(stats: TensorStats) -> bool:
+    plain = is_matrix(stats) and not stats.zero and not stats.constant
+    wide = stats.shape[-1] >= MIN_COLUMNS and stats.shape[-1] % COLUMN_PARTS == 0 if plain else False
+    return wide and is_learned_weight(stats.name) and not is_scale(stats.name) and not starts_at_zero(stats.name)
+
+
+def _find_zero_parts(ckpt: Checkpoint, stats: TensorStats, first: int, number: int) -> set[int]:
+    """Return the eighths of the columns that are zero in `number` rows from row `first`."""
+    import numpy as np
+
+    width = stats.shape[-1] * (FORMATS[stats.dtype].bits // 8)
+    step = max(1, READ_BYTES // width)
+    zero = np.ones(COLUMN_PARTS, np.bool_)
+    for row in range(first, first + number, step):
+        raw = read_tensor_bytes(ckpt, stats.name, row * width, min(step, first + number - row) * width)
+        rows = np.frombuffer(raw[: len(raw) // width * width], np.uint8).reshape(
+            -1, COLUMN_PARTS, width // COLUMN_PARTS
+        )
+        zero &= ~rows.any(axis=(0, 2))
+        if not zero.any():
+            break
+    return {int(part) for part in np.flatnonzero(zero)}

@@ -1,0 +1,93 @@
+"""Finds parts of a model that are all zero while similar parts are not.
+
+Such a part is an expert in a packed stack, the adapter of one layer, or the part of a weight that one rank holds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.values.detectors.duplicate_experts import iter_stacked_experts
+from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_packed, is_scale, name_pattern, starts_at_zero
+from ckptcheck.values.stats import clip_runs
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+ADAPTER_SUFFIXES = ("lora_B", "lora_embedding_B")
+MIN_SIBLINGS, MAX_ZERO_SHARE = 4, 4
+"""Siblings that it takes to judge an adapter, and the share of them (1 in 4) that may be zero at most. Where more are zero,
+some layers were left untrained on purpose."""
+
+
+def find_zero_experts(ckpt: Checkpoint) -> dict[str, list[int]]:
+    """Return packed tensor with all experts of a layer → the experts that are all zero, where others are not.
+
+    It finds experts of 1 KiB or more from the zero runs of the value pass, and reads nothing.
+    """
+    zero_experts = {}
+    for name in iter_stacked_experts(ckpt):
+        stats = ckpt.values.tensors.get(name)
+        if stats is None or stats.zero or name not in ckpt.tensor_to_file or not is_packed(stats):
+            continue
+        begin = ckpt.shards[stats.shard].tensors[name].data_offsets[0]
+        size = ckpt.tensors[name].nbytes // stats.shape[0]
+        experts: list[int] = []
+        for low, high in clip_runs(ckpt.values.zero_runs.get(stats.shard, []), begin, begin + size * stats.shape[0]):
+            experts += range(-(-(low - begin) // size), (high - begin) // size)
+        if experts:
+            zero_experts[name] = experts
+    return zero_experts
+
+
+def find_zero_rank_shards(ckpt: Checkpoint) -> dict[str, list[str]]:
+    """Return weight → its parts that are all zero, where another part is not. Raises Skip if values are not read.
+
+    Vectors, tensors that start at zero by design, and as many last rows of a vocabulary as may be padding are left out.
+    """
+    zero_shards: dict[str, list[str]] = {}
+    roles = find_vocabulary_tensors(ckpt)
+    for whole, parts in ckpt.weight_parts.items():
+        if is_scale(whole) or starts_at_zero(whole) or whole.endswith("bias"):
+            continue
+        matrices = [
+            stats for part in parts if (stats := ckpt.values.tensors.get(part)) is not None and len(stats.shape) > 1
+        ]
+        zero = [stats.name for stats in matrices if stats.zero]
+        if not zero or len(zero) == len(matrices):
+            continue
+        last = ckpt.vocabulary_tensors.get(whole, parts)[-len(zero) :]
+        if zero[0] in roles and set(last) == set(zero) and sum(ckpt.tensors[n].shape[0] for n in zero) <= ckpt.padding:
+            continue
+        zero_shards[whole] = zero
+    return zero_shards
+
+
+def find_zero_adapters(ckpt: Checkpoint) -> list[str]:
+    """Return each ``lora_B`` that is all zero where those of most other layers, and another one of its layer, are not.
+
+    A layer that training did not reach is zero throughout (cross-attention trained on text), and so are experts that no token
+    chose: neither is returned.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    trained_layers: set[str] = set()
+    for name, stats in ckpt.values.tensors.items():
+        if any(part in ADAPTER_SUFFIXES for part in name.split(".")) and ".experts." not in name:
+            groups[name_pattern(name)].append(name)
+            if not stats.zero:
+                trained_layers.add(_layer_prefix(name))
+    adapters = []
+    for names in groups.values():
+        lost = [name for name in names if ckpt.values.tensors[name].zero and _layer_prefix(name) in trained_layers]
+        zero = sum(ckpt.values.tensors[name].zero for name in names)
+        if len(names) >= MIN_SIBLINGS and MAX_ZERO_SHARE * zero <= len(names):
+            adapters += lost
+    return sorted(adapters)
+
+
+def _layer_prefix(name: str) -> str:
+    """Return a name up to its last number, which is the number of the layer."""
+    numbers = list(INDEX.finditer(name))
+    return name[: numbers[-1].end()] if numbers else ""

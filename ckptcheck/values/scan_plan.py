@@ -1,0 +1,96 @@
+"""Plans a value pass: cuts the files into pieces, and puts pieces together into batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptcheck.checkpoint.header import Shard
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.worker import Batch, Piece
+
+MAX_BATCH_BYTES = 1 << 27
+"""The most bytes in a batch. Fewer batches mean fewer messages between the processes."""
+BATCHES_PER_WORKER = 16
+"""Batches that each worker should get, so that no worker has much left to do when the others are done."""
+MAX_PIECES = 400
+"""The most pieces in a batch: two batches have to fit into a pipe of 64 KiB."""
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """What a value pass scans."""
+
+    shards: Mapping[str, Shard]
+    """The shards whose every tensor can be read."""
+    batches: list[Batch]
+    rows: Mapping[str, int]
+    """Matrix → bytes of a row, for the matrices whose rows get statistics of their own."""
+    identities: Mapping[str, tuple[int, ...] | None]
+    """Shard → what changes if its file is replaced or written to (see `file_identity`)."""
+    nbytes: int
+    """Bytes of all tensors."""
+
+
+def plan_scan(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> ScanPlan:
+    """Cut shards into batches of about `most` bytes at most.
+
+    rows: matrix → bytes of a row, for the matrices whose rows get statistics of their own.
+    """
+    whole = {name: shard for name, shard in shards.items() if shard.readable and _lies_in_file(shard)}
+    identities = {name: file_identity(source, name) for name in whole}
+    nbytes = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
+    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most)), rows, identities, nbytes)
+
+
+def _lies_in_file(shard: Shard) -> bool:
+    """Whether every tensor lies within the file, so that each can be read."""
+    size = shard.size - shard.data_start
+    return all(
+        0 <= tensor.data_offsets[0] <= tensor.data_offsets[1] <= size
+        and tensor.dtype in FORMATS
+        and tensor.nbytes % (FORMATS[tensor.dtype].bits // 8) == 0
+        for tensor in shard.tensors.values()
+    )
+
+
+def _cut_batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> Iterator[Batch]:
+    """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows."""
+    number = 0
+    for shard in shards.values():
+        path = str(source.local / shard.name) if source.local is not None else shard.name
+        pieces: list[Piece] = []
+        room = most
+        for name, tensor in shard.tensors.items():
+            row = rows.get(name, 0)
+            width = FORMATS[tensor.dtype].bits // 8
+            unit = row or width
+            begin, end = tensor.data_offsets
+            start = begin
+            while start < end:
+                nbytes = min(end - start, room // unit * unit or unit)
+                pieces.append(
+                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, (start - begin) // width, row)
+                )
+                start += nbytes
+                room -= nbytes
+                if room < 8 or len(pieces) == MAX_PIECES:
+                    yield Batch(shard.name, path, shard.size, pieces)
+                    pieces, room = [], most
+            number += 1
+        if pieces:
+            yield Batch(shard.name, path, shard.size, pieces)
+
+
+def file_identity(source: Source, name: str) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or written to; None for files that are not on this machine."""
+    if source.local is None:
+        return None
+    try:
+        status = os.stat(Path(source.local) / name)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

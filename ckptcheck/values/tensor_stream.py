@@ -1,0 +1,120 @@
+"""Streams the bytes of a tensor in blocks of bounded size, whichever way its checkpoint stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item, itemsize
+from ckptcheck.checkpoint.megatron.weights import is_weight
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
+from ckptcheck.errors import EvidenceError
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
+
+BLOCK = 1 << 23
+"""Bytes of a block, at most."""
+
+
+class BrokenTensor(EvidenceError):
+    """The checkpoint is damaged where the tensor should be. A disk that fails is not a broken tensor."""
+
+
+@dataclass(frozen=True)
+class TensorStream:
+    """One tensor whose bytes can be read in blocks."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+    """The file that holds the tensor, or the folder of the files that hold its chunks."""
+    blocks: Callable[[], Iterator[bytes]] = field(repr=False)
+    """Yields the bytes in row-major order. Raises BrokenTensor, or EvidenceError if reading fails."""
+
+
+def open_streams(ckpt: Checkpoint) -> dict[str, TensorStream]:
+    """Return tensor → stream of its bytes, for the tensors of the files that consumers load."""
+    return {name: _file_stream(ckpt, name) for name in ckpt.tensors}
+
+
+def _file_stream(ckpt: Checkpoint, name: str) -> TensorStream:
+    tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
+
+    def blocks() -> Iterator[bytes]:
+        begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
+        while begin < end:
+            try:
+                part = ckpt.source.read(shard.name, begin, min(BLOCK, end - begin))
+            except OSError as error:
+                raise EvidenceError(f"cannot read {shard.name}: {error.strerror or error}") from error
+            if not part:
+                raise BrokenTensor(f"{shard.name} ends before {name} does")
+            yield part
+            begin += len(part)
+
+    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, shard.name, blocks)
+
+
+def open_run_streams(run: Megatron) -> dict[str, TensorStream]:
+    """Return tensor → stream of its bytes, which it joins from the chunks of a Megatron run. Elements in no chunk are zero.
+
+    Weights have the names of Megatron's modules over the whole model. Optimizer states have the keys they are stored under.
+    In a legacy checkpoint every rank's tensors are streams of their own, ``mp_rank_00_001/model/NAME``: the intact copies of
+    other ranks must not hide a copy that is damaged on one rank.
+    """
+    if run.form == "legacy":
+        return {name: _chunk_stream(run, tensor) for name, tensor in _rank_tensors(run)}
+    others = {key: tensor for key, tensor in run.tensors.items() if not is_weight(key)}
+    return {name: _chunk_stream(run, tensor) for name, tensor in (run.weights | others).items()}
+
+
+def _rank_tensors(run: Megatron) -> Iterator[tuple[str, GlobalTensor]]:
+    for rank in run.ranks:
+        item = Item(rank.file, 0, rank.size)
+        for number, tensors in enumerate(rank.chunks):
+            stage = f"model{number}" if len(rank.chunks) > 1 else "model"
+            for name, tensor in tensors.items():
+                chunk = Chunk((0,) * len(tensor.shape), tensor.shape, item, tensor.record, tensor.skip)
+                folder = rank.folder.rpartition("/")[2]
+                yield f"{folder}/{stage}/{name}", GlobalTensor(name, tensor.dtype, tensor.shape, (chunk,))
+
+
+def _chunk_stream(run: Megatron, tensor: GlobalTensor) -> TensorStream:
+    files = {run.path_of(chunk.item) for chunk in tensor.chunks if chunk.item is not None}
+    file = files.pop() if len(files) == 1 else run.iteration or "."
+
+    def blocks() -> Iterator[bytes]:
+        for box in iter_boxes(tensor.shape, max(1, BLOCK // itemsize(tensor.dtype))):
+            try:
+                yield run.read(tensor, box).tobytes()
+            except EvidenceError as error:
+                if isinstance(error.__cause__, UnreadableArchive):
+                    raise BrokenTensor(error.message) from error
+                raise
+
+    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, file, blocks)
+
+
+def iter_boxes(shape: tuple[int, ...], most: int) -> Iterator[list[slice]]:
+    """Yield boxes of at most `most` elements that cover a shape in row-major order. A box is one slice per axis.
+
+    >>> list(iter_boxes((2, 3), 2))
+    [[slice(0, 1, None), slice(0, 2, None)], [slice(0, 1, None), slice(2, 3, None)],
+     [slice(1, 2, None), slice(0, 2, None)], [slice(1, 2, None), slice(2, 3, None)]]
+    """
+    if 0 in shape:
+        return
+    axis = next((axis for axis in range(len(shape)) if prod(shape[axis + 1 :]) <= most), len(shape))
+    if axis == len(shape):
+        yield []
+        return
+    step = max(1, most // prod(shape[axis + 1 :]))
+    for outer in product(*map(range, shape[:axis])):
+        for begin in range(0, shape[axis], step):
+            yield [*(slice(at, at + 1) for at in outer), slice(begin, min(begin + step, shape[axis]))]

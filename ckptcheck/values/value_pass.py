@@ -1,0 +1,264 @@
+"""The value pass: scans the files piece by piece and joins the statistics of the pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
+from ckptcheck.values.device import DeviceScanner
+from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, file_identity, plan_scan
+from ckptcheck.values.stats import StatsAccumulator, ValueStats, merge_runs
+from ckptcheck.values.worker import Batch, ChunkScanner, scan_piece
+from ckptcheck.values.worker_pool import WorkerPool
+
+READ_BYTES = 1 << 23
+"""Bytes read at a time if files are not mapped."""
+MIN_BYTES_FOR_WORKERS = 1 << 28
+"""Bytes from which starting processes (0.2 s) is faster than reading in this one."""
+NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "ceph",
+        "beegfs",
+        "gpfs",
+        "afs",
+        "9p",
+        "fuse",
+        "fuseblk",
+        "virtiofs",
+    )
+)
+"""File systems on which a mapped file may stall or kill the process: another machine may truncate it."""
+
+Progress = Callable[[int, int], None]
+
+
+def run_value_pass(
+    source: Source,
+    plan: ScanPlan,
+    *,
+    jobs: int = 1,
+    pool: WorkerPool | None = None,
+    scan: ChunkScanner = scan_chunk,
+    progress: Progress | None = None,
+) -> ValueStats:
+    """Scan every value that the plan lists.
+
+    pool: processes that map the files, and may have begun. They are killed afterwards; the caller closes the pool.
+    Without a pool, `jobs` threads of this process read the files and scan them with `scan`.
+    progress: called with the bytes scanned so far and the bytes in all.
+
+    A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
+    """
+    tensors = [(shard, name) for shard in plan.shards.values() for name in shard.tensors]
+    values, accumulators = ValueStats(), [StatsAccumulator() for _ in tensors]
+    runs: dict[str, list[tuple[int, int]]] = {}
+    done = 0
+    results = (
+        _scan_mapped(pool, source, plan, values)
+        if pool is not None
+        else _scan_read(source, plan.batches, jobs, values, scan)
+    )
+    for batch, chunks in results:
+        done += batch.nbytes
+        if progress is not None:
+            progress(done, plan.nbytes)
+        for piece, chunk in zip(batch.pieces, chunks, strict=True):
+            accumulators[piece.tensor].add(chunk, piece.offset)
+            start = piece.begin - plan.shards[batch.shard].data_start
+            runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
+    for name, identity in plan.identities.items():
+        if name not in values.shrunk and name not in values.unread and file_identity(source, name) != identity:
+            values.unread[name] = "it was replaced or written to while it was being read"
+    values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
+    values.complete_shards.update(plan.shards.keys() - values.shrunk.keys() - values.unread.keys())
+    for (shard, name), accumulator in zip(tensors, accumulators, strict=True):
+        if shard.name in values.shrunk or shard.name in values.unread:
+            continue
+        tensor = shard.tensors[name]
+        values.tensors[name] = accumulator.to_stats(name, shard.name, tensor.dtype, tensor.shape)
+        if name in plan.rows:
+            values.row_max[name] = accumulator.join_row_max()
+            values.row_fingerprints[name] = accumulator.join_row_fingerprints()
+    return values
+
+
+def _scan_mapped(
+    pool: WorkerPool, source: Source, plan: ScanPlan, values: ValueStats
+) -> Iterator[tuple[Batch, list[ChunkStats]]]:
+    """Let the workers of a pool map and scan the files; a batch over which a worker died is read by this process."""
+    lost_shards: set[str] = set()
+    try:
+        pool.submit(plan.batches)
+        for batch, chunks in pool.iter_results(lost_shards):
+            if chunks is not None:
+                yield batch, chunks
+            elif batch.shard not in lost_shards:
+                lost_shards.add(batch.shard)
+                yield from _scan_read(source, [batch], 1, values, scan_chunk)
+    finally:
+        pool.kill()
+
+
+def _scan_read(
+    source: Source, batches: list[Batch], jobs: int, values: ValueStats, scan: ChunkScanner
+) -> Iterator[tuple[Batch, list[ChunkStats]]]:
+    """Read the files and scan what was read, several batches at a time."""
+
+    def read(batch: Batch) -> list[ChunkStats] | None:
+        if batch.shard in values.shrunk or batch.shard in values.unread:
+            return None
+        chunks = []
+        try:
+            for piece in batch.pieces:
+                raw = source.read(batch.shard, piece.begin, piece.nbytes)
+                if len(raw) < piece.nbytes:
+                    values.shrunk[batch.shard] = "the file shrank while it was being read"
+                    return None
+                chunks.append(scan_piece(np.frombuffer(raw, np.uint8), piece, scan))
+        except FileNotFoundError:
+            values.shrunk[batch.shard] = "the file disappeared while it was being read"
+            return None
+        except OSError as error:
+            values.unread[batch.shard] = error.strerror or str(error)
+            return None
+        return chunks
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for batch, chunks in zip(batches, pool.map(read, batches), strict=True):
+            if chunks is not None:
+                yield batch, chunks
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _can_map(source: Source) -> bool:
+    """Whether the files lie on a disk of this machine."""
+    return source.local is not None and not _is_remote(source.local)
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether a folder lies on a network file system. Only Linux tells; elsewhere the answer is no."""
+    try:
+        device = os.stat(folder).st_dev
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    device_number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2] == device_number:
+            return rest.split()[0].partition(".")[0] in NETWORK_FILE_SYSTEMS
+    return False
+
+
+def _row_sizes(ckpt: Checkpoint) -> dict[str, int]:
+    """Return embedding or head, or part of one → bytes of a row."""
+    sizes = {}
+    for name in (part for parts in ckpt.vocabulary_tensors.values() for part in parts):
+        if ckpt.tensors[name].has_rows:
+            sizes[name] = ckpt.tensors[name].nbytes // ckpt.tensors[name].shape[0]
+    return sizes
+
+
+class ValuePass:
+    """Reads the values of one checkpoint when a rule first asks for them: a `checkpoint.value_reader.ValueReader`."""
+
+    def __init__(
+        self,
+        *,
+        jobs: int | None = None,
+        use_mmap: bool = True,
+        device: str = "cpu",
+        read_remote: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Choose how to read.
+
+        Args:
+            jobs: worker processes or threads; None for the number of cores.
+            use_mmap: map large local files into memory, in worker processes; False to read them in threads.
+            device: where to scan, as torch names it.
+            read_remote: read the values of checkpoints on the Hub too.
+            progress: called with the bytes scanned so far and the bytes in all.
+
+        Raises CkptcheckError if torch has no such device.
+        """
+        self._jobs = jobs or os.cpu_count() or 1
+        self._use_mmap = use_mmap
+        self._read_remote = read_remote
+        self._progress = progress
+        self._device_scanner = DeviceScanner(device) if device != "cpu" else None
+        self._pool: WorkerPool | None = None
+        self._submitted: ScanPlan | None = None
+
+    def unavailable_reason(self, source: Source) -> str | None:
+        """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
+        if source.local is None and not self._read_remote:
+            return "values on the Hub are read only with --values"
+        return None
+
+    def start(self, ckpt: Checkpoint) -> None:
+        """Start the worker processes now, so that they scan while the rules on headers run. The caller calls `close`.
+
+        Does nothing for a checkpoint that no worker processes read.
+        """
+        if not self._is_mapped(ckpt) or self.unavailable_reason(ckpt.source) is not None:
+            return
+        # The pool forks before the headers are read, while this process is small.
+        self._pool = WorkerPool(self._jobs)
+        self._submitted = self._plan(ckpt)
+        self._pool.submit(self._submitted.batches)
+
+    def read(self, ckpt: Checkpoint) -> ValueStats:
+        """Read all values and return their statistics. Raises Skip where they are not read."""
+        if (reason := self.unavailable_reason(ckpt.source)) is not None:
+            raise Skip(reason)
+        pool = self._pool or (WorkerPool(self._jobs) if self._is_mapped(ckpt) else None)
+        plan = self._submitted or self._plan(ckpt)
+        scan = self._device_scanner or scan_chunk
+        try:
+            return run_value_pass(ckpt.source, plan, jobs=self._jobs, pool=pool, scan=scan, progress=self._progress)
+        finally:
+            if pool is not None and pool is not self._pool:
+                pool.close()
+
+    def close(self) -> None:
+        """End the worker processes that `start` started."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _is_mapped(self, ckpt: Checkpoint) -> bool:
+        """Whether worker processes map the files into memory."""
+        return (
+            self._device_scanner is None
+            and self._use_mmap
+            and _count_tensor_bytes(ckpt) >= MIN_BYTES_FOR_WORKERS
+            and _can_map(ckpt.source)
+        )
+
+    def _plan(self, ckpt: Checkpoint) -> ScanPlan:
+        most = READ_BYTES
+        if self._is_mapped(ckpt):
+            share = _count_tensor_bytes(ckpt) // (BATCHES_PER_WORKER * self._jobs)
+            most = min(MAX_BATCH_BYTES, max(READ_BYTES, share))
+        return plan_scan(ckpt.source, ckpt.shards, _row_sizes(ckpt), most)
+
+
+def _count_tensor_bytes(ckpt: Checkpoint) -> int:
+    """Return the size of all files that hold tensors."""
+    return sum(file.size for name, file in ckpt.files.items() if name.endswith(ckpt.tensor_suffixes))

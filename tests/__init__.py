@@ -1,0 +1,1 @@
+"""The tests: their packages mirror ckptcheck's; factories/ builds evidence, doubles/ plays engines and servers."""

@@ -1,0 +1,173 @@
+"""The parts of the read model that rules do not show by themselves."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.index import parse_index
+from ckptcheck.checkpoint.layout import parse_layout
+from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.torch_bin import UnreadablePickle, read_tensor_shapes
+from tests.conftest import needs
+
+
+def test_layout_reads_stacks_groups_and_the_rest() -> None:
+    layout = parse_layout(
+        [
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.experts.0.up.weight",
+            "model.layers.0.mlp.experts.0.down.weight",
+            "model.layers.0.mlp.experts.1.up.weight",
+            "model.layers.0.mlp.experts.11.up.weight",
+            "model.layers.10.mlp.experts.1.up.weight",
+            "model.layers.1.norm.weight",
+            "model.layers.01.norm.weight",
+            "a.0.b.1.c.2.weight",
+            "a.0.b.2.c.3.weight",
+            "0.weight",
+        ]
+    )
+    stack = layout.stacks["model.layers"]
+    assert layout.main is stack
+    assert stack.groups[0] == {"mlp.experts": {"up.weight": {0, 1, 11}, "down.weight": {0}}}
+    assert stack.groups[10] == {"mlp.experts": {"up.weight": {1}}}
+    assert stack.layers[0] == {"mlp.experts.{}.up.weight", "mlp.experts.{}.down.weight"}
+    assert stack.layers[1] == {"norm.weight"}
+    assert layout.stacks["a"].groups[0] == {"b": {"c.{}.weight": {1, 2}}}
+    assert layout.stacks[""].layers[0] == {"weight"}
+    assert layout.outside == ("model.embed_tokens.weight", "model.layers.01.norm.weight")
+
+
+def test_layout_does_not_depend_on_the_order_of_names() -> None:
+    names = [
+        f"m.layers.{i}.x.{j}.{part}"
+        for i in range(3)
+        for j in range(12)
+        for part in ("a.weight", "b.0.weight", "b.1.bias")
+    ]
+    straight = parse_layout(names)
+    for other in (sorted(names), sorted(names, reverse=True), sorted(names, key=lambda name: name[::-1])):
+        assert parse_layout(other).stacks == straight.stacks
+
+
+def test_siblings() -> None:
+    whole, torn = frozenset({"attn.q", "attn.k", "mlp.up"}), frozenset({"attn.q", "mlp.up"})
+    without = frozenset({"attn.q", "attn.k"})
+    assert find_incomplete_layers({0: whole, 1: whole, 2: whole}, {}) == {}
+    assert find_incomplete_layers({0: whole, 1: torn, 2: whole}, {}) == {1: (frozenset({"attn.k"}), [0, 2])}
+    assert find_incomplete_layers({0: whole, 1: torn}, {}) == {}, "nobody can tell which of two is right"
+    assert find_incomplete_layers({0: whole, 1: without, 2: whole, 3: without, 4: whole}, {}) == {}, "a kind of its own"
+    assert find_incomplete_layers({0: whole, 1: without, 2: whole}, {0: "a", 1: "b", 2: "a"}) == {}, (
+        "its kind may lack a component"
+    )
+    assert set(find_incomplete_layers({0: whole, 1: torn, 2: whole}, {0: "a", 1: "b", 2: "a"})) == {1}
+    many = {layer: frozenset({f"x.{layer}"}) for layer in range(3000)}
+    assert find_incomplete_layers(many, {}) == {}
+
+
+def test_kinds() -> None:
+    assert layer_kinds({"layer_types": ["a", "b"], "sizes": [1, 2, 3], "name": "x", "dense": [0]}, 2) == {
+        0: 'dense=true;layer_types="a"',
+        1: 'dense=false;layer_types="b"',
+    }
+
+
+def test_config_looks_into_the_language_models_part_first() -> None:
+    config = Config(
+        "config.json", {"hidden_size": 1, "text_config": {"hidden_size": 2}, "vocab_size": 3}, readable=True
+    )
+    assert config.integer("hidden_size") == 2
+    assert config.key_path("hidden_size") == "text_config.hidden_size"
+    assert config.integer("vocab_size") == 3
+    assert config.key_path("vocab_size") == "vocab_size"
+    assert Config("c", {"n": True, "m": "3", "k": 1.0}).integer("n", "m", "k") is None
+    omni = Config("c", {"thinker_config": {"text_config": {"hidden_size": 5}}})
+    assert (omni.integer("hidden_size"), omni.key_path("hidden_size")) == (5, "thinker_config.text_config.hidden_size")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"metadata": {"total_size": 1}, "weight_map": {"a": "x", "a": "y"}}',
+        b'{"weight_map": {"a": "x"}, "weight_map": {"b": "x"}, "metadata": {"total_size": 1}}',
+        b'{"metadata": {"total_size": 1, "total_size": 2}, "weight_map": {"a": "x"}}',
+        b'{"metadata": {"total_size": 1}, "weight_map": {"a": "x", "\\u0061": "y"}}',
+    ],
+)
+def test_a_key_that_stands_twice_is_seen_in_an_index(raw: bytes) -> None:
+    assert [defect.kind for defect in parse_index("i", raw).defects] == ["duplicate-key"]
+
+
+def _zip(pickled: bytes, name: str = "archive/data.pkl") -> io.BytesIO:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, pickled)
+    buffer.seek(0)
+    return buffer
+
+
+def test_names_and_shapes_of_a_real_torch_file(tmp_path: Path) -> None:
+    needs("torch")
+    import torch
+
+    state = {
+        "a.weight": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "b": torch.nn.Parameter(torch.ones(4)),
+        "c": torch.arange(6).reshape(2, 3).t(),
+        "d": torch.zeros(()),
+    }
+    for name, value in (("plain.bin", state), ("nested.bin", {"state_dict": state, "epoch": 3})):
+        torch.save(value, tmp_path / name)
+        with (tmp_path / name).open("rb") as file:
+            assert read_tensor_shapes(file) == {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+
+class _Evil:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pickle.dumps(_Evil(eval, "open('owned', 'w')")),
+        pickle.dumps(_Evil(__import__("os").system, "touch owned")),
+        pickle.dumps({"a": _Evil(open, "owned", "w")}, protocol=4),
+        b'cbuiltins\nexec\n(S\'open("owned","w")\'\ntR.',
+        b"ctorch\nload\n(S'x'\ntR.",
+        b"ctorch\nhub.Storage\n.",
+        pickle.dumps([1, 2, 3]),
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"",
+        b"(" * 100_000,
+        b"\x80\x02]q\x00" + b"(l" * 50_000 + b".",
+    ],
+)
+def test_nothing_in_a_pickle_is_executed(hostile: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnreadablePickle):
+        read_tensor_shapes(_zip(hostile))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zip_bomb_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\0" * (1 << 28))
+    with pytest.raises(UnreadablePickle, match="too long"):
+        read_tensor_shapes(buffer)
+    for raw in (b"", b"PK\x03\x04" + b"\0" * 50, b"no zip at all"):
+        with pytest.raises(UnreadablePickle):
+            read_tensor_shapes(io.BytesIO(raw))
+    with pytest.raises(UnreadablePickle, match=r"no data\.pkl"):
+        read_tensor_shapes(_zip(b".", "other"))

@@ -1,0 +1,166 @@
+"""How the command starts and ends: versions, help, errors, signals, and what it imports."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptcheck
+from tests.factories.command_line import RULE, run
+
+
+def test_version(here: Path) -> None:
+    for arguments in (["--version"], ["--version", "--version"]):
+        result = run(here, *arguments)
+        assert (result.returncode, result.stdout) == (0, f"ckptcheck {ckptcheck.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["scan", "nowhere"], "ckptcheck: nowhere does not exist\n"),
+        (["scan", "empty"], "ckptcheck: empty holds no file that can be checked\n"),
+        (["scan", "pickles"], "ckptcheck: pickles holds no safetensors file, only pytorch_model.bin\n"),
+        (["scan", "sound/config.json"], "ckptcheck: sound/config.json is neither a .safetensors file nor an index"),
+        (["scan", "sound", "--selct", "IDX"], "ckptcheck: No such option: --selct"),
+        (["scan", "sound", "--select", "IDX01x"], "ckptcheck: no rule has the code 'IDX01x'; did you mean IDX01"),
+        (["scan", "sound", "--ignore", "misssing-shard"], "did you mean missing-shard?"),
+        (["scan", "sound", "--format", "yaml"], "ckptcheck: Invalid value for '--format'"),
+        (["scan", "sound", "--fix", "--diff"], "choose one\n"),
+        (["scan", "sound", "--baseline", "none.json"], "ckptcheck: cannot read the baseline none.json"),
+        (["scan", "sound", "--rules", "empty"], "ckptcheck: the rule folder empty holds no rule\n"),
+        (["scan", "sound", "-o", "nowhere/report.txt"], "ckptcheck: cannot write nowhere/report.txt"),
+        (
+            ["scan", "sound", "--stats", "x.json", "-o", "sound/../x.json"],
+            "ckptcheck: --stats and -o would both write sound/../x.json",
+        ),
+        (
+            ["scan", "sound", "--write-baseline", "x", "-o", "x"],
+            "ckptcheck: --write-baseline and -o would both write x",
+        ),
+        (["scan", "sound", "--config", "none.toml"], "ckptcheck: cannot read none.toml"),
+        (["rule", "XYZ"], "ckptcheck: no rule has the code 'XYZ'"),
+        (["rule", "IDX01"], "ckptcheck: IDX01 is the beginning of 3 codes: IDX010, IDX011, IDX012"),
+        (["scna"], "Did you mean 'scan'?\n"),
+        (["scan"], "ckptcheck: Missing argument 'TARGET"),
+        (["parity", "judge", "x", "--max-k", "1"], "\n           see ckptcheck parity judge --help\n"),
+        (["parity", "judge", "--max-kl"], "\n           see ckptcheck parity judge --help\n"),
+        (["refit", "sound", "--attach"], "\n           see ckptcheck refit --help\n"),
+        (["refit", "history", "-o"], "\n           see ckptcheck refit history --help\n"),
+        (["--versio"], "\n           see ckptcheck --help, ckptcheck scan --help\n"),
+        (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
+        (["scan", "~nobody-of-that-name/x"], "ckptcheck: ~nobody-of-that-name/x does not exist\n"),
+        (
+            ["diff", "sound", "sound", "--atol", "inf"],
+            "Invalid value for '--atol': inf is no finite number from 0 on\n",
+        ),
+        (
+            ["diff", "sound", "sound", "--rtol", "nan"],
+            "Invalid value for '--rtol': nan is no finite number from 0 on\n",
+        ),
+        (["diff", "sound", "sound", "--atol", "-1"], "Invalid value for '--atol': -1 is no finite number from 0 on\n"),
+        (["scan", "sound", "--near-zero-threshold", "nan"], "'--near-zero-threshold': nan is no finite number"),
+        (["scan", "sound", "--near-zero-threshold", "-1"], "'--near-zero-threshold': -1 is no finite number"),
+        (["scan", "sound", "--identical-threshold", "inf"], "'--identical-threshold': inf is no finite number"),
+        (["refit", "x", "--bucket-mb", "nan"], "'--bucket-mb': nan is no finite number"),
+        (["refit", "x", "--bucket-mb", "inf"], "'--bucket-mb': inf is no finite number"),
+        (["refit", "x", "--perturb", "nan"], "'--perturb': nan is no finite number"),
+        (["refit", "x", "--engine-gpus", "x"], "'--engine-gpus': 'x' is no GPU: they are numbers or UUIDs"),
+        (["refit", "x", "--trainer-gpus", "0,,1"], "'--trainer-gpus': '' is no GPU: they are numbers or UUIDs"),
+        (["refit", "x", "--trainer-gpus", "1,0,1"], "'--trainer-gpus': 1,0,1 names a GPU twice"),
+        (["parity", "localize", "x", "--timeout", "inf"], "'--timeout': inf is no finite number"),
+        (["parity", "record", "x", "-o", "y", "--temperature", "nan"], "'--temperature': nan is no finite number"),
+        (["parity", "record", "x", "-o", "y", "--top-p", "nan"], "'--top-p': nan is no finite number"),
+        (["parity", "judge", "x", "--max-kl", "nan"], "'--max-kl': nan is no finite number"),
+        (["parity", "judge", "x", "--max-floor-multiple", "nan"], "'--max-floor-multiple': nan is no finite number"),
+    ],
+)
+def test_trouble_is_a_sentence_and_exit_2(here: Path, arguments: list[str], sentence: str) -> None:
+    (here / "empty").mkdir()
+    (here / "pickles").mkdir()
+    (here / "pickles/pytorch_model.bin").write_bytes(b"\x80\x02.")
+    result = run(here, *arguments)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+    assert result.stdout == ""
+
+
+def test_an_output_nobody_reads_to_the_end(here: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptcheck", "rules"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 2
+
+
+def test_ctrl_c_exits_at_once_and_leaves_nothing(here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine/bob001_other_name.py").write_text(
+        RULE.format(
+            body='import sys, threading\n    print("ready", file=sys.stderr, flush=True)\n    threading.Event().wait()\n    yield'
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptcheck", "scan", "sound", "--rules", "mine", "-o", "report.txt"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors == "ckptcheck: interrupted\n"
+    assert sorted(path.name for path in here.iterdir()) == ["broken", "mine", "sound"]
+
+
+def test_a_scan_loads_no_framework(here: Path) -> None:
+    program = (
+        "import os, sys; sys.argv = ['ckptcheck', 'scan', 'sound', *sys.argv[1:]]\n"
+        "os._exit = sys.exit\n"  # its way out, which would leave no time to look
+        "from ckptcheck.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert stop.code == 0, stop.code\n"
+        "heavy = {'torch', 'transformers', 'vllm', 'sglang', 'megatron', 'ray', 'huggingface_hub', 'numpy', 'safetensors'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    for flags, loaded in ((["--headers-only"], "[]"), ([], "['numpy']")):
+        command = [sys.executable, "-c", program, *flags]
+        result = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == loaded
+
+
+def test_the_version_loads_nothing(here: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['ckptcheck', '--version']\nfrom ckptcheck.__main__ import main\nmain()\n"
+        "print('typer' in sys.modules, 'rich' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("words", [[], ["refit"], ["scan"], ["parity"], ["parity", "matrix"], ["engine", "install"]])
+def test_help_cuts_no_word_where_the_terminal_is_narrow(here: Path, words: list[str]) -> None:
+    wide, narrow = (run(here, *words, "--help", COLUMNS=columns).stdout for columns in ("200", "60"))
+    assert re.sub(r"\s", "", narrow) == re.sub(r"\s", "", wide)
+    assert "--help" in narrow
+
+
+@pytest.mark.parametrize("words", [[], ["parity"], ["engine"]])
+def test_no_command_is_answered_with_the_help_and_2(here: Path, words: list[str]) -> None:
+    result = run(here, *words)
+    assert (result.returncode, result.stderr) == (2, "")
+    assert result.stdout.rstrip("\n") == run(here, *words, "--help").stdout.rstrip("\n")

@@ -1,0 +1,108 @@
+"""What the command prints where: formats, files and terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.factories.command_line import SCHEMA, run
+
+
+def test_clean(here: Path) -> None:
+    result = run(here, "scan", "sound")
+    assert result.returncode == 0
+    assert result.stdout.startswith("sound\nLlamaForCausalLM · 3 files · 30 tensors · 8.03 kB\n\n✓ clean · ")
+    assert result.stderr == ""
+
+
+def test_findings(here: Path) -> None:
+    result = run(here, "scan", "broken")
+    assert result.returncode == 1
+    assert "  error   IDX001 missing-shard\n          model.safetensors.index.json weight_map\n" in result.stdout
+    assert "→ fetch model-00002-of-00003.safetensors again" in result.stdout
+    assert "skipped CFG003" in result.stdout
+    assert "ckptcheck rule IDX001 explains the first one" in result.stdout
+    assert not any(line.endswith(" ") for line in result.stdout.splitlines())
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("form", ["text", "json", "sarif", "junit", "github"])
+def test_every_format_goes_to_stdout_or_to_a_file(here: Path, form: str) -> None:
+    printed = run(here, "scan", "broken", "--format", form)
+    assert printed.returncode == 1
+    assert "IDX001" in printed.stdout
+    filed = run(here, "scan", "broken", "--format", form, "-o", "report")
+    assert (filed.returncode, filed.stdout, filed.stderr) == (1, "", "")
+    assert (here / "report").read_text(encoding="utf-8") == printed.stdout
+    assert not list(here.glob(".report*"))
+
+
+def test_json_report(here: Path) -> None:
+    report = json.loads(run(here, "scan", "broken", "--format", "json").stdout)
+    jsonschema.validate(report, SCHEMA)
+    assert report["subject"].startswith("LlamaForCausalLM · ")
+    assert report["counts"] == {"error": 1, "warning": 0, "info": 0, "files": 2, "tensors": 20, "bytes": 5920}
+    assert report["findings"][0] == {
+        "code": "IDX001",
+        "name": "missing-shard",
+        "severity": "error",
+        "message": "model-00002-of-00003.safetensors is missing, but the index places 10 tensors in it",
+        "file": "model.safetensors.index.json",
+        "key": "weight_map",
+        "hint": "fetch model-00002-of-00003.safetensors again, or find out why it was never uploaded",
+    }
+    codes = {*report["passed"], *(entry["code"] for entry in report["skipped"]), "IDX001"}
+    assert len(codes) == len(report["passed"]) + len(report["skipped"]) + 1
+
+
+def _terminal(here: Path, *arguments: str, columns: int, bar_delay: float) -> str:
+    """Run in a real terminal of some width and return what it receives. bar_delay: seconds before a progress bar appears."""
+    program = (
+        f"import sys; sys.argv[0] = 'ckptcheck'; from ckptcheck.cli import output; output.BAR_DELAY = {bar_delay}\n"
+        "from ckptcheck.__main__ import main; main()"
+    )
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.chdir(here)
+        os.environ.update(COLUMNS=str(columns), TERM="xterm-256color")
+        os.execv(sys.executable, [sys.executable, "-c", program, *arguments])
+    shown = b""
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.waitpid(pid, 0)
+    os.close(descriptor)
+    return shown.decode()
+
+
+@pytest.mark.parametrize("bar_delay", [-1, 3600], ids=["slow machine", "fast machine"])
+def test_a_narrow_terminal_has_colour_and_no_line_is_too_long(here: Path, bar_delay: float) -> None:
+    """On a slow machine a progress bar is drawn and taken away again before the report."""
+    shown = _terminal(here, "scan", "broken", columns=44, bar_delay=bar_delay)
+    assert ("\x1b[?25l" in shown) == (bar_delay < 0), "hides the cursor while a bar is drawn"
+    assert "\x1b[1;31merror" in shown
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+    assert max(map(len, lines)) <= 44
+    assert "IDX001" in "".join(lines)
+
+
+def test_names_cannot_draw_on_the_terminal(here: Path) -> None:
+    index = here / "sound/model.safetensors.index.json"
+    value = json.loads(index.read_text(encoding="utf-8"))
+    value["weight_map"]["\x1b[31mred\nline"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(value))
+    result = run(here, "scan", "sound")
+    assert "\x1b" not in result.stdout
+    assert "\\x1b[31mred\\nline" in result.stdout

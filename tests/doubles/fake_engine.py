@@ -1,0 +1,151 @@
+"""An engine in memory that can have every fault of a weight update. For tests of what finds them; it checks nothing real."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.runtime.engines.base import Bucket, EngineInfo, SequenceScores, UpdateResult
+from ckptcheck.runtime.engines.transports import Transport
+from tests.doubles import fake_model as model
+from tests.doubles.fake_fault import Fault
+from tests.doubles.fake_memory import FakeMemory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class FakeEngine(FakeMemory):
+    """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it.
+
+    empty: its parameters that it packs at every start.
+    """
+
+    transports: tuple[Transport, ...] = (
+        Transport("reload", "reads the buckets from files", supports_inflight=True),
+        Transport("gloo", "the same, and reports a weight version"),
+        Transport("stream", "the same, as one stream", joins_buckets=True),
+    )
+
+    def __init__(
+        self,
+        tensors: Mapping[str, NDArray[Any]],
+        faults: Sequence[Fault] = (),
+        *,
+        ranks: int = 1,
+        draft: bool = False,
+        device: str = "memory",
+        empty: Collection[str] = (),
+    ) -> None:
+        facts = {"block_size": "1", "device": device}
+        self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", facts)
+        super().__init__(tensors, faults, ranks=ranks, draft=draft, empty=empty)
+
+    def restart(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Load other tensors."""
+        super().restart(tensors)
+        self._cache: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._forwards = 0
+
+    @property
+    def ignored_switches(self) -> Mapping[str, str]:
+        """It has no switches."""
+        return {}
+
+    def update_weights(
+        self, parcels: Sequence[Bucket], transport: str, *, timeout: float | None = None
+    ) -> UpdateResult:
+        """Take the parcels from files, whatever the transport."""
+        import numpy as np
+
+        self._live("refit")
+        self._updates += 1
+        version = str(self._updates - 2 * len(list(self._has("version")))) if transport == "gloo" else None
+        if any(self._has("silent")):
+            return UpdateResult(True, "", 0.0, None, version)
+        returned = []
+        for number, parcel in enumerate(parcels):
+            for place, (name, values) in enumerate(_opened(parcel)):
+                if name not in self._spans:
+                    if any(self._has("ignores")):
+                        continue
+                    return UpdateResult(False, f"ValueError: there is no parameter named {name}", 0.0, None, version)
+                if number and not place and any(self._has("bucket")):
+                    values = values.copy()
+                    values.ravel()[-1] = 0
+                self._write(name, np.asarray(values, np.float32), faulty=True)
+                returned.append(self._spans[name][0])
+        self._finish()
+        if any(self._has("lying")):
+            return UpdateResult(False, "TimeoutError: the update did not finish in time", 0.0, None, version)
+        return UpdateResult(
+            True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version
+        )
+
+    def _state(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        if any(self._has("blind")):
+            return model.state(self._true, model.derived(self._true)[model.PACKED])
+        held = {name: self._ranks[0][name] for name in self._shapes}
+        rows, head = model.state(held, self._derived[0][model.PACKED])
+        for fault in self._has("path"):
+            rows = rows * float(fault.other or 1.01)
+        if any(self._has("noisy")):
+            rows = rows * (1 + 1e-6 * (self._forwards % 2 + self._updates))
+        return rows, head
+
+    def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
+        """Score by the fake model. The cache keeps the state that a sequence was first decoded with."""
+        self._live("score")
+        self._forwards += 1
+        found = []
+        for tokens in sequences:
+            table = model.logprobs(*self._state(), tokens)
+            prompt = tuple(float(table[place, token]) for place, token in enumerate(tokens[1:]))
+            decoded: list[int] = []
+            values: list[float] = []
+            cached = len(tokens) - 1 if decode and tuple(tokens) in self._cache else 0
+            state = self._cache.setdefault(tuple(tokens), self._state()) if decode else self._state()
+            for _ in range(decode):
+                row = model.logprobs(*state, [(decoded or list(tokens))[-1]])[0]
+                decoded.append(int(row.argmax()))
+                values.append(float(row.max()))
+            found.append(SequenceScores(prompt, tuple(decoded), tuple(values), cached))
+        return found
+
+    def score_by_decode(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
+        """Return logprobs of the tokens after the prompt."""
+        off = 0.01 * any(self._has("decode"))
+        return [tuple(value - off for value in each.prompt_logprobs[prompt - 1 :]) for each in self.score(sequences)]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the states."""
+        self._live("reset_prefix_cache")
+        if not any(self._has("cache")):
+            self._cache.clear()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory away, and keep what was in it; 2: but for the weights."""
+        self._live("sleep")
+        for held in self._ranks if level == 2 else ():
+            for values in held.values():
+                values[...] = 0
+        lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
+        if "" in lost:
+            self._rotary = self._rotary * 0
+        for held in self._ranks:
+            for name in lost & held.keys():
+                held[name][...] = 0
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Take it again."""
+        self._live("wake")
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def _opened(parcel: Bucket) -> Iterator[tuple[str, NDArray[Any]]]:
+    from safetensors.numpy import load_file
+
+    found = load_file(parcel.address["path"])
+    yield from ((name, found[name]) for name in parcel.names)

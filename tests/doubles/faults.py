@@ -1,0 +1,28 @@
+"""Starts engines with a worker that can be told to have a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ckptcheck.runtime.engines.remote import RemoteEngine
+from ckptcheck.runtime.engines.sglang import SglangEngine
+from ckptcheck.runtime.engines.vllm import VllmEngine
+from tests.paths import DOUBLES
+
+
+@contextmanager
+def faulty_engines() -> Iterator[None]:
+    """Engines that start in this block can have faults."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VllmEngine, "module", DOUBLES / "faulty_vllm.py")
+        patch.setattr(SglangEngine, "module", DOUBLES / "faulty_sglang.py")
+        yield
+
+
+def flip_bit(engine: RemoteEngine[Any], name: str, index: int, bit: int) -> None:
+    """Flip a bit of a tensor on every rank of an engine that was started with `faulty_engines`."""
+    engine._call_ranks("flip_bit", name, index, bit)

@@ -1,0 +1,34 @@
+"""The SGLang worker with faults, and with SGLang's own weight checker usable on a CPU, where it asks for CUDA."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ckptcheck_worker import sglang_engine
+
+DOUBLES = str(Path(__file__).parent)
+
+
+def register() -> None:
+    """Leave tensors on the CPU, and add a fault to the methods of a rank. A plugin of every process of SGLang."""
+    import torch
+    from ckptcheck_worker import sglang_worker
+    from tensor_faults import flip_bit
+
+    def stay(tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
+    def flip(view: sglang_worker.RankView, name: str, index: int, bit: int) -> None:
+        flip_bit(view.tensors(), name, index, bit)
+
+    torch.Tensor.cuda = stay
+    sglang_worker.METHODS["flip_bit"] = flip
+
+
+sys.path.append(DOUBLES)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), DOUBLES)))
+sglang_engine.PLUGINS["faults"] = f"{Path(__file__).stem}:register"
+RPC_METHODS = sglang_engine.RPC_METHODS

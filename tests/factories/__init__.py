@@ -1,0 +1,1 @@
+"""Builds the evidence that tests look at."""

@@ -1,0 +1,132 @@
+"""The records of the history rules' cases: a tiny model, synced once for every table of ``syncs``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.refit.history.history import History, open_history
+from ckptcheck.refit.history.record import Record, SyncRecord
+from tests.factories.case_table import CaseTable, StrictTable
+
+LAYERS = 3
+NAMES = ["model.embed_tokens.weight"] + [
+    f"model.layers.{layer}.{name}.weight"
+    for layer in range(LAYERS)
+    for name in (
+        "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate",
+        "mlp.experts.0.gate_proj", "mlp.experts.0.up_proj", "mlp.experts.0.down_proj",
+    )
+]  # fmt: skip
+ENGINE = ["model.embed_tokens.weight"] + [
+    f"model.layers.{layer}.{name}"
+    for layer in range(LAYERS)
+    for name in (
+        "input_layernorm.weight", "self_attn.qkv_proj.weight", "self_attn.o_proj.weight", "mlp.gate.weight",
+        "mlp.experts.w13_weight", "mlp.experts.w2_weight", "self_attn.attn.scale",
+    )
+]  # fmt: skip
+
+
+class SyncTable(StrictTable, kw_only=True):
+    """A sync. What it sends is another number in every tensor, except for those of `same` and `like`."""
+
+    step: int | None = None
+    """The step of the trainer; without one the number of the sync, if it has no loss."""
+    version: str | None = None
+    loss: float | None = None
+    ok: bool = True
+    message: str = ""
+    run: str = "one"
+    alike: bool = False
+    """As in `SyncRecord`, like the fields above."""
+    same: list[str] = []
+    """Patterns of names that are sent as at the sync before."""
+    like: int | None = None
+    """The sync from which all, or the names in `of`, are sent again."""
+    of: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    stale: list[str] = []
+    """Patterns of the engine's tensors that stay as they were."""
+    garbled: list[str] = []
+    """Patterns of the engine's tensors that come out as something else."""
+    lack: list[str] = []
+    """Patterns of names that are not sent."""
+    extra: list[str] = []
+    """Further names that are sent."""
+    held: bool = True
+    """False: nobody asked the engine what it holds."""
+
+
+class HistoryCase(CaseTable, kw_only=True):
+    """A case of a rule on a record of syncs."""
+
+    syncs: list[SyncTable]
+    damage: dict[str, str] = {}
+    """Number of a line, from 1 → text in its place."""
+    cut: int = 0
+    """How many bytes are off the end."""
+
+
+def build_history(table: Mapping[str, Any], path: Path) -> History:
+    """Write the record of a case and read it again."""
+    case = msgspec.convert(table, HistoryCase)
+    syncs: list[SyncRecord] = []
+    record = Record(path, keep=1000)
+    for index, wanted in enumerate(case.syncs):
+        syncs.append(_sync(index, wanted, syncs))
+        record.append(syncs[-1])
+    raw = path.read_bytes()
+    lines = raw.split(b"\n")
+    for number, text in case.damage.items():
+        lines[int(number) - 1] = text.encode()
+    raw = b"\n".join(lines)
+    path.write_bytes(raw[: len(raw) - case.cut])
+    return open_history(path)
+
+
+def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord:
+    sent = {name: _digest(f"{name} {index}") for name in (*NAMES, *wanted.extra)}
+    last = before[-1] if before else None
+    for name in list(sent):
+        if last is not None and _matches_any(name, wanted.same):
+            sent[name] = last.sent[name]
+        if wanted.like is not None and _matches_any(name, wanted.of):
+            sent[name] = before[wanted.like].sent[name]
+        if _matches_any(name, wanted.lack):
+            del sent[name]
+    held = {
+        f"0/{name}": _digest(*(sent.get(part, "old") for part in find_source_tensors(name, sent))) for name in ENGINE
+    }
+    for key in held:
+        if last is not None and _matches_any(key.partition("/")[2], wanted.stale):
+            held[key] = last.held[key]
+        if _matches_any(key.partition("/")[2], wanted.garbled):
+            held[key] = _digest(f"{key} garbled {index}")
+    return SyncRecord(
+        step=index if wanted.step is None and wanted.loss is None else wanted.step,
+        version=wanted.version,
+        loss=wanted.loss,
+        ok=wanted.ok,
+        message=wanted.message,
+        run=wanted.run,
+        time="2026-01-01T00:00:00Z",
+        sent=sent,
+        held=held if wanted.held else {},
+        alike=wanted.alike,
+    )
+
+
+def _matches_any(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _digest(*parts_: str) -> str:
+    if len(parts_) == 1 and len(parts_[0]) == 32:
+        return parts_[0]  # a tensor by itself is held as it was sent
+    return hashlib.md5(" ".join(parts_).encode(), usedforsecurity=False).hexdigest()

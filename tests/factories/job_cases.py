@@ -1,0 +1,44 @@
+"""The cases of rules about a job's configuration: the files are written, and read as the command line would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ckptcheck.preflight.job import Job
+from ckptcheck.preflight.open_job import open_job
+from tests.factories.checkpoint_cases import CheckpointChanges, write_checkpoint
+
+
+class JobCase(CheckpointChanges, kw_only=True):
+    """A case of a rule on a job's configuration. The changes are those made to the base, if it has one."""
+
+    base: str = ""
+    """The checkpoint in the folder model beside the configuration; empty for none."""
+    job: str
+    """The text of the configuration."""
+    name: str = "job.yaml"
+    """The name of the file with the configuration."""
+    files: dict[str, str] = {}
+    """Further files: name → text."""
+    overrides: list[str] = []
+    """``key=value`` on the command line."""
+    told: dict[str, str] = {}
+    """engine_version, te_version: what the user says of the job's machines."""
+
+
+def read_job(table: Mapping[str, Any], folder: Path) -> Job:
+    """Write the files of a case, with a checkpoint in the folder ``model`` where it has a base, and open the job."""
+    case = msgspec.convert(table, JobCase)
+    folder.mkdir(exist_ok=True)
+    if case.base:
+        write_checkpoint(table, folder / "model")
+    path = folder / case.name
+    path.write_text(case.job, encoding="utf-8")
+    for name, text in case.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return open_job([str(path), *case.overrides], **case.told)

@@ -1,0 +1,246 @@
+"""Plays a trial with a fake engine that has faults, and a fake trainer that has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck.refit.settings import TrialSettings
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trial import RefitTrial
+from ckptcheck.runtime.engines.base import Bucket, Engine
+from ckptcheck.runtime.engines.digest import digest
+from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
+from ckptcheck.runtime.process.errors import RemoteError
+from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+from tests.doubles import fake_model as model
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fake_fault import Fault
+from tests.doubles.fake_serving import FakeServing
+from tests.factories.case_table import CaseTable
+
+LAYERS, VOCABULARY = 3, 32
+
+
+def weights() -> dict[str, np.ndarray]:
+    """Return a tiny model: attention with fused parts, experts, norms."""
+    shapes: dict[str, tuple[int, ...]] = {model.EMBED: (VOCABULARY, 8), model.HEAD: (VOCABULARY, 8)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        shapes[f"{at}.input_layernorm.weight"] = (8,)
+        for part, rows in (("q", 8), ("k", 4), ("v", 4), ("o", 8)):
+            shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, 8)
+        for expert in (0, 1):
+            for part, shape in (("gate", (6, 8)), ("up", (6, 8)), ("down", (8, 6))):
+                shapes[f"{at}.mlp.experts.{expert}.{part}_proj.weight"] = shape
+    draw = np.random.default_rng(0)
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+class FakeTrainer:
+    """Holds weights as the fake engine computes with them.
+
+    unsteady: each forward pass differs by that many nats. apart: it computes otherwise than the engine. drifting: its training
+    does, by that many. device: where it says that it computes.
+    babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
+    has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
+    says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
+    whose copies of a norm differ from that step on.
+    """
+
+    info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        unsteady: float = 0.0,
+        apart: bool = False,
+        drifting: float = 0.0,
+        babbling: float | None = None,
+        extra: str = "",
+        packs: str = "",
+        inputs: bool = False,
+        dtype: str = "F32",
+        megatron: bool = False,
+        unlike: int | None = None,
+        device: str = "",
+    ) -> None:
+        self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
+        self._megatron, self._packs = megatron, packs
+        if device:
+            self.info = replace(self.info, facts={"device": device})
+        if inputs:
+            self.info = replace(self.info, facts={"inputs": "the engine rounds them"})
+        if megatron:
+            self.info = TrainerInfo("megatron", "1", "float32", "TP2·PP2", "FakeForCausalLM")
+        self._held, self._folder = weights(), folder
+        self._number, self._passes = 0, 0
+        self._unsteady, self._apart = unsteady, apart
+        self._steps, self._unlike = 0, unlike
+        if unlike is not None:
+            self.info = replace(self.info, layout="TP2")
+
+    def weights(self) -> list[Weight]:
+        held = dict(self._held) | ({self._extra: np.zeros(4, np.float32)} if self._extra else {})
+        return [
+            Weight(name, values.shape, self._dtype, *(megatron_names(name) if self._megatron else ()))
+            for name, values in held.items()
+        ]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        self._passes += 1
+        moved = (1e-3 if self._apart else 0.0) + self._unsteady * self._passes
+        scored = self._cold().score(sequences)
+        found = [tuple(value - moved for value in each.prompt_logprobs) for each in scored]
+        if self._babbling is not None and len(found) == 2:  # the two ways on from where greedy texts part
+            found[0] = (*found[0][:-1], found[1][-1] + self._babbling)
+        return found
+
+    def decode_greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:
+        said = self._cold().score([tokens], decode=number)[0].decoded_tokens
+        if self._babbling is None:
+            return said
+        self._said = (said[2] + 1) % VOCABULARY
+        return (*said[:2], self._said, *said[3:])
+
+    def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0) -> OptimizerStep:
+        scores = tuple(tuple(value + self._drifting for value in each) for each in self.score(sequences))
+        self.perturb(0.05, seed=seed)
+        return OptimizerStep(1.0, 1.0, scores)
+
+    def perturb(self, scale: float, *, seed: int = 0) -> None:
+        self._steps += 1
+        draw = np.random.default_rng(seed)
+        self._held = {
+            name: (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
+            for name, values in self._held.items()
+        }
+
+    def plan_buckets(self, bucket_bytes: int) -> list[Bucket]:
+        return self.export(bucket_bytes)
+
+    def export(self, bucket_bytes: int) -> list[Bucket]:
+        groups: list[dict[str, np.ndarray]] = [{}]
+        extra = {self._extra: np.zeros(4, np.float32)} if self._extra else {}
+        for name, values in (self._exported() | extra).items():
+            if groups[-1] and sum(each.nbytes for each in groups[-1].values()) + values.nbytes > bucket_bytes:
+                groups.append({})
+            groups[-1][name] = values
+        parcels = []
+        for group in groups:
+            self._number += 1
+            path = self._folder / f"bucket{self._number}.safetensors"
+            save_file(group, path)
+            shapes = tuple(values.shape for values in group.values())
+            nbytes = sum(values.nbytes for values in group.values())
+            parcels.append(Bucket({"path": str(path)}, tuple(group), ("F32",) * len(group), shapes, nbytes))
+        return parcels
+
+    def send(self, group: Mapping[str, Any], bucket_bytes: int) -> None:
+        raise NotImplementedError
+
+    def digests(self) -> dict[str, str]:
+        return {name: digest(values) for name, values in self._exported().items()}
+
+    def _exported(self) -> dict[str, np.ndarray]:
+        weight = f"{self._packs}.weight"
+        if weight not in self._held:
+            return dict(self._held)
+        packed = {f"{weight}_packed": self._held[weight], f"{weight}_scale": np.ones(1, np.float32)}
+        return {name: values for name, values in self._held.items() if name != weight} | packed
+
+    def mismatched_replicas(self) -> tuple[str, ...]:
+        return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
+
+    def save(self, folder: Path) -> None:
+        save_file(self._held, folder / "model.safetensors")
+
+    def close(self) -> None:
+        pass
+
+    def _cold(self) -> FakeEngine:
+        return FakeEngine(self._held)
+
+
+def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the name that Megatron has for a weight, as far as the cases need it, and the ranks that hold it."""
+    own = re.sub(r"self_attn\.[qkv]_proj", "self_attention.linear_qkv", name.replace("model.layers", "decoder.layers"))
+    own = own.replace("self_attn.o_proj", "self_attention.linear_proj")
+    own = re.sub(r"experts\.(\d+)\.(gate|up)_proj", r"experts.local_experts.\1.linear_fc1", own)
+    own = re.sub(r"experts\.(\d+)\.down_proj", r"experts.local_experts.\1.linear_fc2", own)
+    return (own,), (2, 3) if ".layers." in name and ".layers.0." not in name else (0, 1)
+
+
+def refuse_forced_decoding(*_: Any) -> Any:
+    """Be an engine that cannot be made to decode given tokens."""
+    raise RemoteError("fake", "follow", "RuntimeError", "it has a draft", "")
+
+
+class TrialCase(CaseTable, kw_only=True):
+    """A case of a rule on a trial of weight syncs, or on its engine."""
+
+    faults: list[Fault] = []
+    """What the fake engine does wrong."""
+    ranks: int = 1
+    """On how many ranks it is."""
+    draft: bool = False
+    """It has a draft model."""
+    empty: list[str] = []
+    """Its tensors that have no elements."""
+    device: str = "memory"
+    """Where it says that it computes."""
+    flaws: list[str] | None = None
+    """It serves requests meanwhile, and does these things wrong, see `FakeServing`."""
+    cache: bool = False
+    """It keeps prefixes."""
+    speculates: bool = False
+    """It cannot be made to decode given tokens."""
+    version: tuple[str, str] | None = None
+    """The name and the version that it says of itself."""
+    length: int = DEFAULT_CONTEXT_LEN
+    """How many tokens the model has room for."""
+    trainer: dict[str, Any] = {}
+    """What is wrong with the trainer, see `FakeTrainer`."""
+    settings: dict[str, Any] = {}
+    """Settings of the trial, see refit/settings.py."""
+
+
+def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
+    """Play the trial of a case."""
+    case = msgspec.convert(table, TrialCase)
+    folder.mkdir(exist_ok=True)
+    # msgspec refuses an unknown kind of fault, and the dataclass an unknown key.
+    faults = [Fault(**fault) for fault in table.get("faults", [])]
+    started: list[bool] = []
+
+    def start(checkpoint: Path) -> Engine:
+        """Start the engine; the first one has the faults, those that give the reference have none."""
+        own = [] if started else faults
+        started.append(True)
+        tensors = load_file(checkpoint / "model.safetensors")
+        engine = FakeEngine(tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty)
+        if case.settings.get("pause") or case.flaws is not None:
+            engine = FakeServing(tensors, case.flaws or ())
+            engine.faults = tuple(own)
+        if case.speculates:
+            engine.info = replace(engine.info, facts={**engine.info.facts, "follows": "False"})
+            engine.score_by_decode = refuse_forced_decoding  # type: ignore[method-assign]
+        if case.version is not None:
+            name, version = case.version
+            engine.info = replace(engine.info, name=name, version=version)
+        return engine
+
+    trainer = FakeTrainer(folder, **case.trainer)
+    settings = TrialSettings(**{"bucket_bytes": 1000, "second_bucket_bytes": 300, "decode": 4, **case.settings})
+    block = 4 if case.cache else 0
+    return RefitTrial(
+        "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder
+    ).run()

@@ -1,0 +1,162 @@
+"""Builds the rollouts of a case: what an engine drew and a trainer scored, and what the case does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from ckptcheck.parity.metrics.noise_floor import NoiseFloor
+from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
+from ckptcheck.parity.rollouts.validation import find_defects
+from ckptcheck.parity.series import RolloutSeries, SeriesMember
+from ckptcheck.parity.thresholds import Thresholds
+from tests.factories.case_table import CaseTable, StrictTable
+
+
+class ColumnChange(StrictTable, kw_only=True):
+    """What is done to a column, or to a part of it: one of drop, rows, shift, ramp, value, or times and add."""
+
+    column: str
+    drop: bool = False
+    """The column is removed."""
+    rows: list[Any] | Literal["ones", "zeros", "response", "early", ""] = ""
+    """The numbers in its place; or for a mask: ones, zeros, those of the response, or those a token earlier."""
+    dtype: str = ""
+    """The dtype of `rows`, as numpy calls it."""
+    shift: int = 0
+    """By how many tokens the values are moved."""
+    ramp: float = 0.0
+    """What is taken away grows by so much with each token of the response."""
+    value: float | str | None = None
+    """The value of every token; ``nan`` and ``inf`` as text."""
+    times: float = 1
+    add: float = 0
+    sequence: int | None = None
+    """The sequence that alone is changed."""
+    at: int = 0
+    """The first token in that sequence."""
+    number: int | None = None
+    """How many tokens from there on; all without it."""
+
+
+class RolloutCase(CaseTable, kw_only=True):
+    """A case of a rule on rollouts."""
+
+    rollouts: dict[str, Any] = {}
+    """Arguments of `draw_rollouts`."""
+    changes: list[ColumnChange] = []
+    gates: dict[str, Any] = {}
+    """Limits, see parity/thresholds.py."""
+    floor: dict[str, float] | None = None
+    """The noise floor that was measured: metric → value."""
+    floor_of: dict[str, Any] = {}
+    """What it was measured with, see `NoiseFloor`."""
+
+
+class RolloutSeriesCase(CaseTable, kw_only=True):
+    """A case of a rule on a series of files with rollouts."""
+
+    files: list[dict[str, Any]]
+    """The arguments of `draw_rollouts` for each file."""
+    gates: dict[str, Any] = {}
+    """Limits, see parity/thresholds.py."""
+
+
+def draw_rollouts(
+    sequences: int = 4,
+    prompt: int = 4,
+    response: int = 32,
+    noise: float = 0.001,
+    seed: int = 0,
+    mean: float = 0.3,
+    versions: str | Sequence[str] = "",
+    layers: int = 0,
+    top: int = 0,
+    full: int = 0,
+    reference: bool = False,
+    trainer: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+) -> Rollouts:
+    """Draw rollouts. noise: of the trainer, in nats. mean: of minus the logprobs. top, full: how many ids are recorded."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for _ in range(sequences):
+        engine = -draw.exponential(mean, response)
+        scored = np.minimum(engine + noise * draw.standard_normal(response), 0.0)
+        routing = draw.integers(0, 8, (prompt + response, layers, 2)) if layers else None
+        rows = np.sort(-draw.exponential(3, (response, max(top, 2))), 1)[:, ::-1] if top else None
+        ids = np.tile(np.arange(max(top, 2)), (response, 1))
+        each = Rollout(draw.integers(0, 100, prompt + response), prompt, engine)  # type: ignore[arg-type]
+        each.trainer = scored if trainer else None  # type: ignore[assignment]
+        each.reference = scored if reference else None  # type: ignore[assignment]
+        words = [versions] if isinstance(versions, str) and versions else list(versions)
+        each.versions = [words[place * len(words) // response] for place in range(response)] if words else ()
+        each.engine_routing = each.trainer_routing = routing
+        each.engine_top = each.trainer_top = None if rows is None else (ids, rows)
+        made.append(each)
+    found = build_rollouts(made, msgspec.convert(dict(metadata or {}), Metadata))
+    if full:
+        logits = draw.standard_normal((3, full))
+        rows = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
+        places = np.array([prompt, prompt + 1, prompt + 2])
+        found = found.with_columns(full_positions=places, engine_full_logprobs=rows, trainer_full_logprobs=rows)
+    return found
+
+
+def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
+    """Do one thing to a column, as `ColumnChange` says."""
+    name = change["column"]
+    if change.get("drop"):
+        return Rollouts(rollouts.metadata, {key: value for key, value in rollouts.columns.items() if key != name})
+    if "rows" in change:
+        rows = change["rows"]
+        if isinstance(rows, str):
+            (block,) = rollouts.blocks()
+            early = block.positions >= rollouts.prompt_lengths[block.owners] - 1
+            rows = {"ones": np.ones, "zeros": np.zeros}[rows](len(early)) if rows in ("ones", "zeros") else early
+            rows = block.after_prompt if change["rows"] == "response" else rows
+        return rollouts.with_columns(**{name: np.array(rows, change["dtype"])})
+    values = np.array(rollouts.columns[name])
+    where = slice(None)
+    if "sequence" in change:
+        inside = rollouts.sequence(change["sequence"])
+        begin = inside.start + change.get("at", 0)
+        where = slice(begin, min(inside.stop, begin + change.get("number", inside.stop)))
+    part = values[where]
+    if "shift" in change:
+        part = np.roll(part, change["shift"], 0)
+    elif "ramp" in change:
+        (block,) = rollouts.blocks()
+        part = part - change["ramp"] * np.maximum(block.positions - rollouts.prompt_lengths[block.owners], 0)
+    elif "value" in change:
+        part = np.full_like(part, float(change["value"]))
+    else:
+        part = part * change.get("times", 1) + change.get("add", 0)
+    values[where] = part
+    return rollouts.with_columns(**{name: values})
+
+
+def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
+    """Make the evidence of a case: draw the rollouts and change them."""
+    case = msgspec.convert(table, RolloutCase)
+    found = draw_rollouts(**case.rollouts)
+    for change in table.get("changes", []):
+        found = change_column(found, change)
+    wrong = tuple(find_defects(found.columns, found.metadata))
+    found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
+    floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
+    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor)
+
+
+def build_rollout_series(table: Mapping[str, Any]) -> RolloutSeries:
+    """Make the series of files of a case."""
+    case = msgspec.convert(table, RolloutSeriesCase)
+    members = []
+    for number, arguments in enumerate(case.files):
+        each = build_rollout_evidence({"rollouts": arguments})
+        members.append(SeriesMember.of(RolloutEvidence(f"step{number}.safetensors", each.rollouts)))
+    return RolloutSeries.of(members, Thresholds(**case.gates))

@@ -1,0 +1,110 @@
+"""What the runner makes of rules: which view they get, in which order they run, what a crash costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.open import open_checkpoint, open_target
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Rule
+from ckptcheck.linter.runner import run_rules
+from tests.paths import FIXTURES
+
+PARTS = {
+    "tiny-llama": {"checkpoint", "values", "config", "layers"},
+    "tiny-llama-sharded": {"checkpoint", "values", "config", "layers", "index"},
+    "tiny-chat": {"checkpoint", "values", "config", "layers", "tokenizer"},
+    "tiny-w4a16": {"checkpoint", "values", "config", "layers", "quantization"},
+}
+KINDS = {"checkpoint", "values", "config", "layers", "index", "tokenizer", "quantization", "megatron", "dcp", "job"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_checkpoint_offers_a_view_of_each_part_that_it_has(name: str) -> None:
+    ckpt = open_checkpoint(str(FIXTURES / "checkpoints" / name))
+    assert {kind for kind in KINDS if ckpt.view_for(kind) is not None} == PARTS[name]
+    assert {id(ckpt.view_for(kind)) for kind in PARTS[name]} == {id(ckpt)}, "the view is the checkpoint itself"
+
+
+def test_a_megatron_checkpoint_offers_its_weights_to_rules_about_values() -> None:
+    run = open_target(str(FIXTURES / "megatron" / "tp2-pp2"))
+    assert {kind for kind in KINDS if run.view_for(kind) is not None} == {"megatron", "dcp", "values"}
+    weights = run.view_for("values")
+    assert weights is not run
+    assert getattr(weights, "view_for")("checkpoint") is None  # noqa: B009 - the type is the view's own
+
+
+class Played(EvidenceDefaults):
+    kind = "played"
+    target = "somewhere"
+    subject = ""
+
+    def __init__(self, unread: dict[str, str] | None = None) -> None:
+        self.unread = unread or {}
+        self.counts = {"files": 0, "tensors": 0, "bytes": 0}
+        self.asked: list[str] = []
+
+    def view_for(self, kind: str) -> object | None:
+        if kind == "broken":
+            raise ValueError("no such part")
+        return self if kind in ("played", "values") else None
+
+
+def made(code: str, on: str = "played", outcome: object = None, **options: Any) -> Rule[Played]:
+    @rule(code, code.lower(), severity="error", on=on, **options)
+    def check(evidence: Played) -> Iterator[Problem]:
+        evidence.asked.append(code)
+        if isinstance(outcome, Problem):
+            yield outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+
+    return check
+
+
+def test_rules_about_values_run_last_and_findings_keep_the_order_of_the_rules() -> None:
+    evidence = Played()
+    rules = [made("A001", "values", Problem("a")), made("B001", outcome=Problem("b")), made("C001", "elsewhere")]
+    report = run_rules(evidence, rules)
+    assert evidence.asked == ["B001", "A001"]
+    assert [finding.code for finding in report.findings] == ["A001", "B001"]
+    assert report.passed == ()
+
+
+def test_each_rule_has_one_outcome_and_a_crash_stops_no_other() -> None:
+    rules = [
+        made("A001"),
+        made("B001", outcome=Skip("nothing to look at")),
+        made("C001", outcome=ZeroDivisionError("x")),
+        made("D001", outcome=EvidenceError("the disk is gone")),
+        made("E001", "broken"),
+        made("F001", when=lambda evidence: False),
+        made("G001", when=lambda evidence: evidence.missing),
+        made("H001"),
+    ]
+    report = run_rules(Played(), rules, ignored={"H001": "we know"})
+    assert report.passed == ("A001",)
+    assert report.skipped == (("B001", "nothing to look at"), ("H001", "we know"))
+    crashed = dict(report.crashed)
+    assert crashed.keys() == {"C001", "D001", "E001", "G001"}
+    assert crashed["D001"] == "the disk is gone"
+    assert crashed["E001"].startswith("ValueError: no such part")
+    assert report.verdict == "incomplete"
+
+
+def test_no_rule_passes_while_something_could_not_be_read() -> None:
+    report = run_rules(Played({"a.json": "Permission denied"}), [made("A001"), made("B001", outcome=Problem("b"))])
+    assert report.passed == ()
+    assert report.crashed == (("A001", "could not read a.json: Permission denied"),)
+    assert [finding.code for finding in report.findings] == ["B001"]
+
+
+def test_a_report_on_nothing_is_no_pass() -> None:
+    report = run_rules(Played(), [made("A001", "elsewhere")])
+    assert report.error == "no selected rule looked at this target"
+    assert report.verdict == "incomplete"

@@ -1,0 +1,65 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import (
+    expand_home,
+    open_for_replace,
+    replace_file,
+    require_distinct_outputs,
+    require_output_apart,
+    require_writable,
+)
+
+
+def test_a_file_keeps_its_permissions_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["index.json"]
+
+
+def test_what_fails_on_the_way_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with open_for_replace(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["index.json"]
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CkptcheckError, match=r"cannot write .*nowhere/x: No such file or directory"):
+        replace_file(tmp_path / "nowhere/x", b"")
+    with pytest.raises(CkptcheckError, match="it is a folder"):
+        require_writable(tmp_path)
+
+
+def test_an_output_is_neither_an_input_nor_another_output(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "report.json").touch()
+    with pytest.raises(CkptcheckError, match="is what the command reads"):
+        require_output_apart(tmp_path / "model.safetensors", tmp_path)
+    require_output_apart(tmp_path / "report.json", None, tmp_path / "gone")
+    with pytest.raises(CkptcheckError, match="--stats and -o would both write"):
+        require_distinct_outputs({"--stats": tmp_path / "a", "-o": tmp_path / "b/../a", "--x": None})
+
+
+def test_a_home_that_nobody_has_stays_as_it_is() -> None:
+    assert expand_home("~nobody-of-that-name/x") == "~nobody-of-that-name/x"
+    assert expand_home("a\0b") == "a\0b"

@@ -1,0 +1,74 @@
+"""Worker processes start early, are replaced when they die, and never outlive the scan."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import ckptcheck.values.value_pass as value_pass
+import ckptcheck.values.worker_pool as worker_pool
+from ckptcheck.values.worker import Batch
+from ckptcheck.values.worker_pool import WorkerPool
+from tests.factories.checkpoint_cases import edit_tensors
+from tests.factories.value_cases import read_values, start_value_pass
+
+
+def test_workers_start_before_a_rule_asks_for_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets as many batches as fit into its pipe; the others are scanned later, and none is lost or scanned twice."""
+    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
+    monkeypatch.setattr(value_pass, "MAX_BATCH_BYTES", 64)
+    assigned: list[Batch] = []
+    monkeypatch.setattr(
+        WorkerPool,
+        "_assign",
+        lambda self, process, batch, give=WorkerPool._assign: (give(self, process, batch), assigned.append(batch)),
+    )
+    plain = read_values(folder, use_mmap=False)
+    reader, ckpt = start_value_pass(folder)
+    assert len(assigned) == 2 * worker_pool.PREFILL_ROUNDS
+    assert ckpt.values == plain
+    reader.close()
+    monkeypatch.setattr(worker_pool, "PIPE_BYTES", 100)
+    assigned.clear()
+    reader, ckpt = start_value_pass(folder)
+    assert len(assigned) < 2 * worker_pool.PREFILL_ROUNDS
+    assert ckpt.values == plain
+    reader.close()
+
+
+def test_no_worker_outlives_the_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+
+    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
+    before = children()
+    assert read_values(folder, jobs=2).tensors
+    assert children() == before
+    reader, ckpt = start_value_pass(folder)
+    assert len(children() - before) == 2
+    assert ckpt.values.tensors
+    reader.close()
+    assert children() == before
+
+
+def test_a_worker_that_sigbus_kills_does_not_kill_the_scan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file shrinks while a worker has it mapped, so the system kills the worker by SIGBUS."""
+    big = folder / "model-00001-of-00003.safetensors"
+    edit_tensors(big, {"big": {"dtype": "F32", "shape": [1 << 20]}})
+    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
+    monkeypatch.setattr(value_pass, "MAX_BATCH_BYTES", 1 << 16)
+    cut = []
+
+    def shrink(done: int, total: int) -> None:
+        if not cut:
+            cut.append(done)
+            with big.open("r+b") as file:
+                file.truncate(1 << 18)
+
+    stats = read_values(folder, jobs=1, progress=shrink)
+    assert stats.shrunk == {big.name: "the file shrank while it was being read"}
+    assert {tensor.shard for tensor in stats.tensors.values()} == {
+        f"model-0000{number}-of-00003.safetensors" for number in (2, 3)
+    }
