@@ -88,7 +88,7 @@ def test_sglang(models: Models) -> None:
 
         found = report(models, attaching.probe_server(other.server, ASKED), reference)
         assert codes(found) == {"REF030": NORM, "REF031": None}
-        assert f"in 2 tensors of 19: {NORM}, {MATRIX}" in found.findings[0].message
+        assert f"in 2 of 19 tensors: {NORM}, {MATRIX}" in found.findings[0].message
         assert found.skipped == ()
 
         before = attaching.probe_server(other.server, ASKED)
@@ -122,7 +122,7 @@ def test_vllm(models: Models) -> None:
 
         found = report(models, attaching.probe_server(other.server, ASKED), reference)
         assert codes(found) == {"REF030": NORM, "REF031": None, "REF032": "model.layers.0.self_attn.qkv_proj.weight"}
-        assert f"in 1 tensor of 11: {NORM}" in found.findings[0].message, (
+        assert f"in 1 of 11 tensors: {NORM}" in found.findings[0].message, (
             "the matrix is packed: its checksum is of nothing"
         )
 
