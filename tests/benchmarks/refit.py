@@ -57,7 +57,7 @@ def syncs(source: Path) -> None:
                 trainer.perturb(0.01, seed=number)
                 sent.append(_seconds(trainer.digests))
                 sync = _seconds(lambda: send_weights(trainer, engine, BUCKET, "reload", ""))
-                process = engine._ask("memory")[0][0]
+                process = engine._call_ranks("memory_bytes")[0][0]
                 before = _resident(process, peak=False)
                 _forget_peak(process)
                 check = _seconds(engine.digest_tensors)
