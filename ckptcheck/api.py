@@ -636,10 +636,10 @@ def attach(
     from contextlib import ExitStack
 
     from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.refit.live_trial import clean_up_folder
     from ckptcheck.refit.running_servers.attach import AttachOptions, attach_to_servers
     from ckptcheck.refit.source import add_source_errors, open_source
     from ckptcheck.refit.timeouts import parse_timeouts
-    from ckptcheck.refit.work_folder import clean_up_folder
     from ckptcheck.runtime.process.signal_guard import SignalGuard
     from ckptcheck.runtime.trainers.layout import ParallelLayout
     from ckptcheck.runtime.trainers.registry import start_trainer

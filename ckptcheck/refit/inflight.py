@@ -81,16 +81,17 @@ class InflightUpdate:
     request: InflightRequest | None = None
     """How the request ended; None until the update is over."""
 
-    def refit(self, engine: Engine, parcels: Sequence[Bucket]) -> UpdateResult:
-        """Update the weights once the request has a few tokens.
+    def refit(self, engine: Engine, parcels: Sequence[Bucket], transport: str) -> UpdateResult:
+        """Update the weights by a transport once the request has a few tokens.
 
         The same request runs to its end before, so that the response of the old weights is known.
         """
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         (old,) = engine.generate([self.prompt], sampling, salt=f"before-{self.version}")
         result = engine.update_inflight(
-            [self.prompt], sampling, parcels, pause=self.pause, clear_cache=True, after=AFTER, version=self.version
-        )
+            [self.prompt], sampling, parcels, transport=transport, pause=self.pause, clear_cache=True, after=AFTER,
+            version=self.version,
+        )  # fmt: skip
         (response,) = result.generations
         self.request = self._locate_switch(engine, old, response, ok=result.update.ok)
         return result.update

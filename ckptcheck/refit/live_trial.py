@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,6 @@ def run_live_trial(
     from ckptcheck.refit.source import open_source
     from ckptcheck.refit.tokenizer import TrialTokenizer
     from ckptcheck.refit.trial import RefitTrial
-    from ckptcheck.refit.work_folder import clean_up_folder
     from ckptcheck.runtime.engines import registry
     from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN, default_context_len
@@ -162,6 +162,16 @@ def run_live_trial(
         trace = trial.run()
         signal_guard.ignore_signals()
         yield trace
+
+
+def clean_up_folder(folder: Path, keep: bool, observer: Observer) -> None:
+    """Remove the folder of a trial's checkpoints and its content, or say where it is kept."""
+    if keep and any(folder.iterdir()):
+        observer.log(f"kept {folder}")
+        return
+    if keep:
+        observer.log("nothing was written that could be kept")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:

@@ -53,13 +53,13 @@ def _send_files(
     bucket_bytes: int,
     transport: Transport,
     key: str,
-    update: Callable[[Engine, list[Bucket]], UpdateResult] | None = None,
+    update: Callable[[Engine, list[Bucket], str], UpdateResult] | None = None,
 ) -> Sent:
     """Write the weights to files, which the engine's worker reads."""
     buckets = trainer.export(bucket_bytes)
     try:
         if update is not None:
-            return buckets, update(engine, buckets)
+            return buckets, update(engine, buckets, transport.name)
         return buckets, engine.update_weights(buckets, transport.name)
     finally:
         # the files of many syncs would fill the memory

@@ -206,6 +206,7 @@ class FakeServing(FakeEngine):
         sampling: Sampling | Sequence[Sampling],
         parcels: Sequence[Bucket],
         *,
+        transport: str,
         pause: str,
         clear_cache: bool,
         after: int,
@@ -219,7 +220,7 @@ class FakeServing(FakeEngine):
             for p, one in zip(prompts, asked, strict=True)
         ]
         old = self._version
-        answer = self.update_weights(parcels, self.transports[0].name)
+        answer = self.update_weights(parcels, transport)
         self._version, self._kept = (version, {}) if answer.ok else (old, self._kept)
         if "grumbles" in self._flaws:
             answer = replace(answer, ok=False, message="the cache was not flushed")

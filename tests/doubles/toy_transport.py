@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from ckptcheck_worker import vllm_engine, vllm_update
+from ckptcheck_worker import vllm_engine, vllm_generate, vllm_update
 
 
 def take_by_toy(llm: Any, call_ranks: Any, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
@@ -14,6 +15,20 @@ def take_by_toy(llm: Any, call_ranks: Any, buckets: list[dict[str, Any]], versio
     names = [name for bucket in present for name in bucket["names"]]
     error = "" if present == buckets else "FileNotFoundError: a bucket"
     return {"ok": not error, "message": error, "seconds": 0.0, "loaded_names": names, "weight_version": version}
+
+
+def update_inflight(
+    llm: Any,
+    prompts: list[list[int]],
+    samplings: list[dict[str, Any]],
+    pause: str,
+    clear_cache: bool,
+    after: int,
+    update: Callable[[], dict[str, Any]],
+    version: str,
+) -> dict[str, Any]:
+    """Update the weights; no request runs."""
+    return {"update": update(), "generations": []}
 
 
 def start(**_: Any) -> dict[str, Any]:
@@ -30,4 +45,5 @@ def start(**_: Any) -> dict[str, Any]:
 
 
 vllm_update.TRANSPORTS["toy"] = take_by_toy
+vllm_generate.update_inflight = update_inflight
 RPC_METHODS = {**vllm_engine.RPC_METHODS, "start": start}

@@ -36,7 +36,7 @@ class Engine:
 
 def passed(made: Generation, *, old: Generation = OLD, ok: bool = True, pause: str = "keep") -> InflightRequest:
     busy = InflightUpdate(pause, (1, 2), "1")
-    busy.refit(Engine(old, made, ok), [])  # type: ignore[arg-type]
+    busy.refit(Engine(old, made, ok), [], "reload")  # type: ignore[arg-type]
     assert busy.request is not None
     return busy.request
 

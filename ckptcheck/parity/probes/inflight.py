@@ -112,21 +112,24 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
     engine = yield environment.setup
     updates = environment.updates()
     prompt = environment.prompts[0]
+    transport = next(row.name for row in engine.transports if row.supports_inflight)
     responses = []
     for number, (pause, clear) in enumerate((pause, clear) for pause in engine.pause_modes for clear in (False, True)):
         old, new = updates[number % 2], updates[1 - number % 2]
-        engine.update_weights(old, engine.transports[0].name)
+        engine.update_weights(old, transport)
         engine.reset_prefix_cache()
         version = f"probe-{number}"
         sampling = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
         result = engine.update_inflight(
-            [prompt], sampling, new, pause=pause, clear_cache=clear, after=AFTER, version=version
+            [prompt], sampling, new, transport=transport, pause=pause, clear_cache=clear, after=AFTER, version=version
         )
         generation = result.generations[0]
         responses.append(
-            _measure_response(engine, prompt, generation, pause, clear, result.update.ok, version, (old, new))
+            _measure_response(
+                engine, prompt, generation, pause, clear, result.update.ok, version, (old, new), transport
+            )
         )
-    engine.update_weights(updates[0], engine.transports[0].name)
+    engine.update_weights(updates[0], transport)
     engine.reset_prefix_cache()
     return InflightResult(tuple(responses), logprob_tolerance(engine.info))
 
@@ -140,10 +143,12 @@ def _measure_response(
     ok: bool,
     version: str,
     updates: tuple[Sequence[object], Sequence[object]],
+    transport: str,
 ) -> InflightResponse:
     """Decode the response again under the old and the new weights, and find the token at which the new weights take over.
 
-    updates: the buckets of the old and of the new weights. version: the name that the update gave to the new weights.
+    updates: the buckets of the old and of the new weights, which travel by the transport. version: the name that the update gave
+    to the new weights.
     """
     reported_from = next(
         (position for position, weight_version in enumerate(generation.weight_versions) if weight_version == version),
@@ -152,7 +157,7 @@ def _measure_response(
     sequence = (*prompt, *generation.tokens)
     reference_logprobs = []
     for buckets in updates:
-        engine.update_weights(buckets, engine.transports[0].name)  # type: ignore[arg-type]
+        engine.update_weights(buckets, transport)  # type: ignore[arg-type]
         engine.reset_prefix_cache()
         reference_logprobs.append(engine.score_by_decode([sequence], len(prompt))[0] if generation.tokens else ())
     before, after = reference_logprobs

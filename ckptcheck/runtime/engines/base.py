@@ -225,12 +225,16 @@ class Generator(Running, Protocol):
         sampling: Sampling | Sequence[Sampling],
         buckets: Sequence[Bucket],
         *,
+        transport: str,
         pause: str,
         clear_cache: bool,
         after: int,
         version: str,
     ) -> InflightResult:
-        """Update the weights while requests run, once the first response has `after` tokens. pause: one of `pause_modes`."""
+        """Update the weights while requests run, once the first response has `after` tokens.
+
+        transport: one of `transports` that supports it. pause: one of `pause_modes`.
+        """
         ...
 
 

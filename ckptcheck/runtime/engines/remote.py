@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +38,7 @@ from ckptcheck.runtime.process.gpus import gpu_variables
 Options = TypeVar("Options", bound=LaunchOptions)
 
 
-class RemoteEngine(Generic[Options]):
+class RemoteEngine(ABC, Generic[Options]):
     """A running engine; satisfies `base.Engine`. Use it as a context manager. Make it as `VllmEngine` or `SglangEngine`.
 
     Args:
@@ -107,14 +108,14 @@ class RemoteEngine(Generic[Options]):
         self.close()
 
     @classmethod
+    @abstractmethod
     def default_options(cls) -> Options:
         """Return the options of an engine that is started without any."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def options_for(cls, checkpoint: Path, concurrent_sequences: int, **options: Any) -> Options:
         """Return options with a KV cache for so many sequences of `context_len` tokens. options: fields of `LaunchOptions`."""
-        raise NotImplementedError
 
     def restart(self, checkpoint: Path, options: Options | None = None, *, timeout: float | None = None) -> None:
         """Load another checkpoint, or the same one again: a cold load in the same worker, without the imports.
@@ -183,6 +184,7 @@ class RemoteEngine(Generic[Options]):
         sampling: Sampling | Sequence[Sampling],
         buckets: Sequence[Bucket],
         *,
+        transport: str,
         pause: str,
         clear_cache: bool,
         after: int,
@@ -190,14 +192,19 @@ class RemoteEngine(Generic[Options]):
     ) -> InflightResult:
         """Update the weights while requests run, once the first response has `after` tokens. pause: one of `pause_modes`.
 
-        The weights travel by the engine's transport that supports it (`Transport.supports_inflight`).
+        transport: one of `transports` that supports it (`Transport.supports_inflight`). Raises CkptcheckError for any other.
         """
-        transport = next(row.name for row in transports_of(self.name) if row.supports_inflight)
+        usable = [row for row in self.transports if row.supports_inflight]
+        if transport not in [row.name for row in usable]:
+            raise CkptcheckError(
+                f"{self.title} takes no weights by {transport} while requests run", f"there is {join_names(usable)}"
+            )
         reply = self._call(
             "update_inflight",
             prompts=_as_lists(prompts),
             samplings=[asdict(settings) for settings in sampling_per_prompt(sampling, len(prompts))],
             buckets=self._encode_buckets(buckets, transport),
+            transport=transport,
             pause=pause,
             clear_cache=clear_cache,
             after=after,

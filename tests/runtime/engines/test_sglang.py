@@ -160,8 +160,9 @@ def test_requests_that_run_while_weights_change(
         engine.weight_version("before")
         engine.scramble_weights()
         done = engine.update_inflight(
-            [TOKENS[:20]], GREEDY, parcels, pause=pause, clear_cache=True, after=4, version=f"after-{pause}"
-        )
+            [TOKENS[:20]], GREEDY, parcels, transport="tensor", pause=pause, clear_cache=True, after=4,
+            version=f"after-{pause}",
+        )  # fmt: skip
     assert not engine.find_unwritten(), "the weights are written, whatever is said of it"
     (response,) = done.generations
     seen = list(dict.fromkeys(response.weight_versions))

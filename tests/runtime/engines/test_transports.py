@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.sync import SENDERS, send_weights
 from ckptcheck.runtime.engines import registry, remote, transports
+from ckptcheck.runtime.engines.sampling import Sampling
 from ckptcheck.runtime.engines.transports import TRANSPORTS, Transport, available_transports, find_transport
 from ckptcheck.runtime.engines.vllm import VllmEngine
 from ckptcheck.runtime.environments.interpreter import Interpreter
@@ -43,7 +45,9 @@ def test_an_engine_has_a_default_for_every_device_and_one_for_running_requests(e
     default = find_transport(engine, None)
     assert (default.sender, default.devices) == ("files", ("cpu", "cuda"))
     assert not default.needs_launch
-    assert any(row.supports_inflight for row in TRANSPORTS[engine])
+    inflight = [row for row in TRANSPORTS[engine] if row.supports_inflight]
+    assert inflight
+    assert {row.sender for row in inflight} == {"files"}, "an update of running requests writes the weights to files"
 
 
 def test_a_running_engine_has_the_transports_of_its_device() -> None:
@@ -115,7 +119,7 @@ def test_vllm_on_gpus_is_not_started_for_gloo() -> None:
 
 
 def test_a_toy_transport_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Transport("toy", "a toy", joins_buckets=True)
+    row = Transport("toy", "a toy", joins_buckets=True, supports_inflight=True)
     monkeypatch.setattr(transports, "TRANSPORTS", {**TRANSPORTS, "vllm": (*TRANSPORTS["vllm"], row)})
     monkeypatch.setattr(VllmEngine, "module", DOUBLES / "toy_transport.py")
     monkeypatch.setattr(remote, "find_interpreter", lambda *_: interpreter("2.13.0+cpu"))
@@ -139,6 +143,21 @@ def test_a_toy_transport_goes_the_whole_way(tmp_path: Path, monkeypatch: pytest.
         assert not list(exchange.folder.iterdir())
         with pytest.raises(CkptcheckError, match="weights do not reach vllm by ipc"):
             send_weights(trainer, engine, 16, "ipc", "two")
+        update = partial(
+            engine.update_inflight,
+            [],
+            Sampling(),
+            trainer.export(16),
+            pause="keep",
+            clear_cache=True,
+            after=1,
+            version="7",
+        )
+        result = update(transport="toy").update
+        assert (result.ok, result.loaded_names, result.weight_version) == (True, ("a", "b", "c"), "7")
+        with pytest.raises(CkptcheckError, match="vLLM takes no weights by load_weights while requests run") as caught:
+            update(transport="load_weights")
+        assert caught.value.hint == "there is reload, toy"
 
 
 def test_the_fake_engine_declares_its_transports_itself() -> None:

@@ -151,12 +151,13 @@ def update_inflight(
     clear_cache: bool,
     after: int,
     buckets: list[dict[str, Any]],
+    transport: str,
     version: str,
 ) -> dict[str, Any]:
-    """Update the weights by update_weights_from_tensor while requests run."""
+    """Update the weights by a transport while requests run."""
 
     async def update() -> dict[str, Any]:
-        return await _update(buckets, "tensor", clear_cache, version)
+        return await _update(buckets, transport, clear_cache, version)
 
     return dict(_run(sglang_generate.update_inflight(_engine(), prompts, samplings, pause, after, update)))
 

@@ -154,12 +154,13 @@ def update_inflight(
     clear_cache: bool,
     after: int,
     buckets: list[dict[str, Any]],
+    transport: str,
     version: str,
 ) -> dict[str, Any]:
-    """Update the weights by reload_weights while requests run."""
+    """Update the weights by a transport while requests run."""
 
     def update() -> dict[str, Any]:
-        return vllm_update.reload(_llm(), call_ranks, buckets, version)
+        return vllm_update.TRANSPORTS[transport](_llm(), call_ranks, buckets, version)
 
     return vllm_generate.update_inflight(_llm(), prompts, samplings, pause, clear_cache, after, update, version)
 
