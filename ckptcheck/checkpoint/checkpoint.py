@@ -29,6 +29,7 @@ from ckptcheck.text.formatting import count, format_bytes, join_truncated
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.checkpoint.tokenizer import Tokenizer
+    from ckptcheck.checkpoint.torch_bin import TorchBin
     from ckptcheck.values.stats import ValueStats
 
 
@@ -138,6 +139,19 @@ class Checkpoint(EvidenceDefaults):
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 
         return Tokenizer.read(self)
+
+    @cached_property
+    def torch_bins(self) -> dict[str, TorchBin]:
+        """Every file of pickles on disk with what it holds; files that cannot be read are in `unread`."""
+        if self.source.local is None:
+            return {}
+        from ckptcheck.checkpoint.torch_bin import SUFFIXES, read_torch_bin
+
+        bins = {}
+        for name in self.files:
+            if name.endswith(SUFFIXES) and self.files[name].outside_link is None:
+                bins[name] = self._parts.read(name, read_torch_bin)
+        return {name: content for name, content in bins.items() if content is not None}
 
     @cached_property
     def quantization_files(self) -> dict[str, Config]:

@@ -1,77 +1,164 @@
-"""Lists the tensors of a PyTorch .bin file without torch and without executing anything in it.
+"""Lists the tensors of a PyTorch .bin file, and the globals that its pickles name, without executing anything in it.
 
-A torch.save file is a zip whose ``data.pkl`` is a pickle. A pickle is a program; this reader runs it on an unpickler that
-knows a handful of constructors and refuses every other name. Format: torch/serialization.py, torch/_utils.py.
+A torch.save file is a zip whose ``data.pkl`` is a pickle; before PyTorch 1.6 it was a row of pickles. A pickle is a program:
+`unpickle` reads it with stubs. Where that refuses the pickle, its opcodes are only listed. Format: torch/serialization.py.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
-import zipfile
-from collections import OrderedDict
-from typing import Any
+import pickletools
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-MAX_PICKLE = 1 << 27
-"""Longest data.pkl that is read, in uncompressed bytes; this limit stops a zip bomb."""
+from ckptcheck.checkpoint.megatron.stubs import ORDINARY, StoredTensor, load_persistent, stub_for
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.torch_archive import Read, UnreadableArchive, open_archive
+from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
+
+SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""How files are named that may hold pickles."""
+WEIGHTS = re.compile(r"(pytorch_|adapter_|consolidated|value_head|v_head|model)[\w.-]*\.(bin|pt|pth|ckpt)")
+"""Files that hold nothing but tensors. Others, training_args.bin say, hold objects of a trainer's classes too."""
+MAX_LISTED = 1 << 24
+"""Bytes of a pickle whose opcodes are listed where `unpickle` refuses it."""
+MAX_PICKLES = 8
+"""Pickles in a row that are listed: torch.save wrote five before version 1.6."""
+
+_HARMLESS = frozenset(
+    (
+        *ORDINARY,
+        ("_codecs", "encode"),
+        ("builtins", "dict"),
+        ("builtins", "frozenset"),
+        ("builtins", "list"),
+        ("builtins", "object"),
+        ("builtins", "range"),
+        ("builtins", "tuple"),
+        ("builtins", "bytearray"),
+        ("collections", "Counter"),
+        ("collections", "OrderedDict"),
+        ("collections", "defaultdict"),
+        ("collections", "deque"),
+        ("copyreg", "_reconstructor"),
+        ("datetime", "date"),
+        ("datetime", "timezone"),
+        ("decimal", "Decimal"),
+        ("enum", "auto"),
+        ("fractions", "Fraction"),
+        ("functools", "partial"),
+        ("logging", "Logger"),
+        ("logging", "getLogger"),
+        ("pathlib", "Path"),
+        ("pathlib", "WindowsPath"),
+        ("random", "Random"),
+        ("threading", "Lock"),
+        ("uuid", "UUID"),
+    )
+)
+"""What objects of Python's own library are made of."""
+_LOADERS = re.compile(
+    r"torch\.(load|hub\.\w+|jit\.\w+|serialization\.load|package\.\w+|utils\.cpp_extension\.\w+|ops\.load_library)$"
+    r"|numpy\.(load|testing\.|f2py\.|ctypeslib\.)|(joblib|dill|cloudpickle)\b|pip\b|setuptools\b"
+)
+"""Functions of other libraries that run code or load further files."""
 
 
-class UnreadablePickle(Exception):
-    """The file is no torch.save zip, or its pickle names a global that a state dict does not need."""
+@dataclass(frozen=True)
+class TorchBin:
+    """What a file of pickles holds."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Each top-level tensor, or each one of its ``state_dict``, with its shape."""
+    foreign_globals: tuple[str, ...] = ()
+    """The globals that its pickles name and a state dict does not need, in order."""
+    unreadable_reason: str | None = None
+    """Why the tensors could not be listed, as the end of a sentence."""
 
 
-def _tensor(storage: Any, offset: int, size: tuple[int, ...], *_: Any) -> tuple[int, ...]:
-    return tuple(size)
+def read_torch_bin(source: Source, name: str) -> TorchBin | None:
+    """Describe a file; None where it holds no pickle at all. Raises OSError from reading."""
+    return describe_pickles(lambda start, length: source.read(name, start, length), source.files[name].size)
 
 
-def _parameter(data: Any, *_: Any) -> Any:
-    return data
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-            ("torch._utils", "_rebuild_tensor"): _tensor,
-            ("torch._utils", "_rebuild_parameter"): _parameter,
-        }
-        if (module, name) in known:
-            return known[module, name]
-        if module == "torch" and (name.endswith("Storage") or name in DTYPES):
-            return name
-        raise UnreadablePickle(f"it asks for {module}.{name}, which a list of tensors does not need")
-
-    def persistent_load(self, pid: Any) -> Any:
-        return None
-
-
-DTYPES = frozenset(["float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"])
-
-
-def read_tensor_shapes(file: io.BufferedIOBase) -> dict[str, tuple[int, ...]]:
-    """Map each top-level tensor of a torch.save file (or of its ``state_dict``) to its shape.
-
-    Raises UnreadablePickle with the reason for any other file, and OSError from reading.
-    """
+def describe_pickles(read: Read, size: int) -> TorchBin | None:
+    """Describe `size` bytes; None where they hold no pickle at all. Raises OSError from reading."""
+    start = read(0, 4)
+    if start.startswith(b"PK\x03\x04"):
+        try:
+            archive = open_archive(read, size)
+        except UnreadableArchive as error:
+            return TorchBin(unreadable_reason=str(error))
+        try:
+            value, foreign = archive.describe(stub_for, load_persistent)
+        except UnreadableArchive as error:
+            return TorchBin({}, _list_foreign(archive.pickle[:MAX_LISTED]), str(error))
+        return _describe_state(value, foreign)
+    raw = read(0, min(size, MAX_LISTED))
     try:
-        with zipfile.ZipFile(file) as archive:
-            pickles = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
-            if len(pickles) != 1:
-                raise UnreadablePickle("it holds no data.pkl")
-            if archive.getinfo(pickles[0]).file_size > MAX_PICKLE:
-                raise UnreadablePickle("its data.pkl is too long")
-            with archive.open(pickles[0]) as member:
-                raw = member.read(MAX_PICKLE)
-        value = _Reader(io.BytesIO(raw)).load()
+        unpickled = unpickle(raw, stub_for)
     except UnreadablePickle:
-        raise
-    except OSError:
-        raise
-    except Exception as error:  # a hostile pickle or zip may raise anything at all
-        raise UnreadablePickle(f"it is no torch.save file ({type(error).__name__})") from error
+        foreign = _list_foreign(raw)
+        if foreign or start[:1] == b"\x80":
+            return TorchBin({}, foreign, "it is not in the zip format of torch.save")
+        return None
+    return _describe_state(unpickled.value, unpickled.unexpected_globals)
+
+
+def is_dangerous(name: str) -> bool:
+    """Whether a global, such as ``os.system``, runs code or reaches beyond the program that loads it.
+
+    That is every function of Python's own library but those that plain objects are made of, and what loads further code.
+
+    >>> is_dangerous("os.system"), is_dangerous("builtins.set"), is_dangerous("trl.trainer.GRPOConfig")
+    (True, False, False)
+    """
+    module, _, function = name.rpartition(".")
+    if module.partition(".")[0] in sys.stdlib_module_names or module == "__builtin__":
+        return (module.replace("__builtin__", "builtins"), function) not in _HARMLESS
+    return bool(_LOADERS.match(name))
+
+
+def _describe_state(value: object, foreign: tuple[str, ...]) -> TorchBin:
     if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
         value = value["state_dict"]
     if not isinstance(value, dict):
-        raise UnreadablePickle("it holds no state dict")
-    return {name: shape for name, shape in value.items() if isinstance(name, str) and isinstance(shape, tuple)}
+        return TorchBin({}, foreign, "it holds no state dict")
+    shapes = {name: part.shape for name, part in value.items() if type(name) is str and isinstance(part, StoredTensor)}
+    return TorchBin(shapes, foreign)
+
+
+def _list_foreign(raw: bytes) -> tuple[str, ...]:
+    """List the globals that a row of pickles names and a state dict does not need, as far as its opcodes can be read."""
+    return tuple(dict.fromkeys(f"{module}.{name}" for module, name in _list_globals(raw) if not stub_for(module, name)))
+
+
+def _list_globals(raw: bytes) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each global. STACK_GLOBAL takes them from the stack: the last two texts put there."""
+    stream = io.BytesIO(raw)
+    for _ in range(MAX_PICKLES):
+        texts: list[str] = []
+        memo: dict[int, str | None] = {}
+        top: str | None = None  # the text on top of the stack
+        try:
+            for op, argument, _at in pickletools.genops(stream):
+                if op.name in ("GLOBAL", "INST"):
+                    module, _, name = str(argument).partition(" ")
+                    yield module, name
+                    top = None
+                elif op.name == "STACK_GLOBAL":
+                    if len(texts) > 1:
+                        yield texts[-2], texts[-1]
+                    top = None
+                elif op.name == "MEMOIZE" or "PUT" in op.name:
+                    memo[argument if isinstance(argument, int) else len(memo)] = top
+                elif op.name == "POP":
+                    del texts[-1:]
+                else:
+                    top = memo.get(argument) if "GET" in op.name and isinstance(argument, int) else None
+                    top = argument if isinstance(argument, str) else top
+                    texts = [*texts[-7:], top] if top is not None else texts
+        except Exception:  # a hostile pickle may raise anything at all; what was listed until then counts
+            return

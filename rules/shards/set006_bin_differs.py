@@ -24,12 +24,10 @@ huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import parse_object
-from ckptcheck.checkpoint.torch_bin import UnreadablePickle, read_tensor_shapes
 from ckptcheck.text.formatting import count, join_truncated
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -78,8 +76,10 @@ def _names(ckpt: Checkpoint, file: str) -> set[str]:
         return set(names)
     if ckpt.source.local is None:
         raise Skip(f"{file} is not fetched from the Hub")
-    try:
-        with (Path(ckpt.source.local) / file).open("rb") as opened:
-            return set(read_tensor_shapes(opened))
-    except UnreadablePickle as error:
-        raise Skip(f"the names in {file} could not be read: {error}") from error
+    content = ckpt.torch_bins.get(file)
+    reason = "it is no torch.save file" if content is None else content.unreadable_reason
+    if content is None or reason is not None:
+        raise Skip(f"the names in {file} could not be read: {reason}")
+    if content.foreign_globals:
+        raise Skip(f"{file} holds more than tensors: it asks for {content.foreign_globals[0]}")
+    return set(content.shapes)

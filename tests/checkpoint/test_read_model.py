@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import zipfile
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.index import parse_index
 from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
-from ckptcheck.checkpoint.torch_bin import UnreadablePickle, read_tensor_shapes
-from tests.conftest import needs
 
 
 def test_layout_reads_stacks_groups_and_the_rest() -> None:
@@ -103,71 +95,3 @@ def test_config_looks_into_the_language_models_part_first() -> None:
 )
 def test_a_key_that_stands_twice_is_seen_in_an_index(raw: bytes) -> None:
     assert [defect.kind for defect in parse_index("i", raw).defects] == ["duplicate-key"]
-
-
-def _zip(pickled: bytes, name: str = "archive/data.pkl") -> io.BytesIO:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(name, pickled)
-    buffer.seek(0)
-    return buffer
-
-
-def test_names_and_shapes_of_a_real_torch_file(tmp_path: Path) -> None:
-    needs("torch")
-    import torch
-
-    state = {
-        "a.weight": torch.zeros(2, 3, dtype=torch.bfloat16),
-        "b": torch.nn.Parameter(torch.ones(4)),
-        "c": torch.arange(6).reshape(2, 3).t(),
-        "d": torch.zeros(()),
-    }
-    for name, value in (("plain.bin", state), ("nested.bin", {"state_dict": state, "epoch": 3})):
-        torch.save(value, tmp_path / name)
-        with (tmp_path / name).open("rb") as file:
-            assert read_tensor_shapes(file) == {key: tuple(tensor.shape) for key, tensor in state.items()}
-
-
-class _Evil:
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        pickle.dumps(_Evil(eval, "open('owned', 'w')")),
-        pickle.dumps(_Evil(__import__("os").system, "touch owned")),
-        pickle.dumps({"a": _Evil(open, "owned", "w")}, protocol=4),
-        b'cbuiltins\nexec\n(S\'open("owned","w")\'\ntR.',
-        b"ctorch\nload\n(S'x'\ntR.",
-        b"ctorch\nhub.Storage\n.",
-        pickle.dumps([1, 2, 3]),
-        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
-        b"",
-        b"(" * 100_000,
-        b"\x80\x02]q\x00" + b"(l" * 50_000 + b".",
-    ],
-)
-def test_nothing_in_a_pickle_is_executed(hostile: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnreadablePickle):
-        read_tensor_shapes(_zip(hostile))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_zip_bomb_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/data.pkl", b"\0" * (1 << 28))
-    with pytest.raises(UnreadablePickle, match="too long"):
-        read_tensor_shapes(buffer)
-    for raw in (b"", b"PK\x03\x04" + b"\0" * 50, b"no zip at all"):
-        with pytest.raises(UnreadablePickle):
-            read_tensor_shapes(io.BytesIO(raw))
-    with pytest.raises(UnreadablePickle, match=r"no data\.pkl"):
-        read_tensor_shapes(_zip(b".", "other"))

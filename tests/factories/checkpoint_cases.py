@@ -118,7 +118,7 @@ class CheckpointChanges(CaseTable, kw_only=True):
     """Megatron tensor → bytes to overwrite in its chunks."""
     patch: list[Patch] = []
     append: dict[str, str] = {}
-    """File → hex of bytes to append."""
+    """File → hex of bytes to append; a file that does not exist is created."""
     truncate: dict[str, int] = {}
     """File → number of bytes that stay."""
     link: dict[str, str] = {}
@@ -199,7 +199,8 @@ def write_checkpoint(table: Mapping[str, Any], folder: Path) -> None:
         raw[patch["at"] : patch["at"] + len(new)] = new
         (folder / patch["file"]).write_bytes(raw)
     for name, tail in table.get("append", {}).items():
-        (folder / name).write_bytes((folder / name).read_bytes() + bytes.fromhex(tail))
+        with (folder / name).open("ab") as file:
+            file.write(bytes.fromhex(tail))
     for name, stay in table.get("truncate", {}).items():
         (folder / name).write_bytes((folder / name).read_bytes()[:stay])
     for name, goal in table.get("link", {}).items():

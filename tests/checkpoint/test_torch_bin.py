@@ -1,0 +1,142 @@
+"""What a .bin file holds, read without executing anything in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.checkpoint.torch_bin import TorchBin, describe_pickles, is_dangerous
+from tests.conftest import needs
+from tests.factories.torch_archives import open_bytes, write_archive
+
+
+def describe(raw: bytes) -> TorchBin | None:
+    return describe_pickles(*open_bytes(raw))
+
+
+def describe_archive(pickled: bytes) -> TorchBin:
+    content = describe(write_archive({"data.pkl": pickled}))
+    assert content is not None
+    return content
+
+
+class Call:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_names_and_shapes_of_a_real_torch_file(tmp_path: Path) -> None:
+    needs("torch")
+    import torch
+
+    state = {
+        "a.weight": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "b": torch.nn.Parameter(torch.ones(4)),
+        "c": torch.arange(6).reshape(2, 3).t(),
+        "d": torch.zeros(()),
+    }
+    for name, value in (("plain.bin", state), ("nested.bin", {"state_dict": state, "epoch": 3})):
+        torch.save(value, tmp_path / name)
+        content = describe((tmp_path / name).read_bytes())
+        assert content == TorchBin({key: tuple(tensor.shape) for key, tensor in state.items()})
+
+
+def test_the_format_before_torch_1_6_is_named_and_its_globals_are_listed(tmp_path: Path) -> None:
+    needs("torch")
+    import torch
+
+    for value, foreign in (
+        ({"a": torch.zeros(2)}, ()),
+        ({"a": torch.zeros(2), "b": Call(os.system, "")}, ("posix.system",)),
+    ):
+        torch.save(value, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+        content = describe((tmp_path / "old.bin").read_bytes())
+        assert content == TorchBin({}, foreign, "it is not in the zip format of torch.save")
+
+
+@pytest.mark.parametrize(
+    ("hostile", "name"),
+    [
+        (pickle.dumps(Call(eval, "open('owned', 'w')")), "builtins.eval"),
+        (pickle.dumps(Call(os.system, "touch owned")), "posix.system"),
+        (pickle.dumps({"a": Call(open, "owned", "w")}, protocol=4), "io.open"),
+        (b'cbuiltins\nexec\n(S\'open("owned","w")\'\ntR.', "builtins.exec"),
+        (b"(S'touch owned'\nios\nsystem\n.", "os.system"),
+        (b"ctorch\nload\n(S'x'\ntR.", "torch.load"),
+        (b"ctorch\nhub.Storage\n.", "torch.hub.Storage"),
+        # The name is put together on the stack, with other texts between and out of the memo.
+        (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x8c\x01x0h\x00h\x01\x93\x8c\x04true\x85R0I1\n.", "os.system"),
+    ],
+)
+def test_nothing_in_a_pickle_is_executed_and_what_it_asks_for_is_listed(
+    hostile: bytes, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for content in (describe_archive(hostile), describe(hostile), describe(hostile[:-1] + b"\xff")):
+        assert content is not None
+        assert content.foreign_globals == (name,)
+        assert not content.shapes
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pickle.dumps([1, 2, 3]),
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"",
+        b"(" * 100_000,
+        b"\x80\x02]q\x00" + b"(l" * 50_000 + b".",
+        b"\x80\x02" + b")\x85" * 1 + b"\x85" * 200_000 + b"}q\x00K\x01s.",
+        b"\x80\x02Nr\xff\xff\xff\x7f.",
+        b"\x80\x02]" + b"\x8b\x00\x00\x00\x01" + b"\x01" * (1 << 24) + b"a.",
+    ],
+)
+def test_a_broken_or_greedy_pickle_is_no_state_dict(broken: bytes) -> None:
+    content = describe_archive(broken)
+    assert content.unreadable_reason is not None
+    assert content.foreign_globals == ()
+
+
+def test_an_archive_that_torch_does_not_write_is_refused() -> None:
+    bomb = describe(write_archive({"data.pkl": b"\0" * (1 << 26)}, method=zipfile.ZIP_DEFLATED))
+    assert bomb == TorchBin(unreadable_reason="its records are compressed, which torch.save never does")
+    broken = describe(b"PK\x03\x04" + b"\0" * 50)
+    assert broken == TorchBin(unreadable_reason="it is not a readable zip archive (BadZipFile)")
+    assert describe(write_archive({"other": b"."})) == TorchBin(unreadable_reason="it holds no data.pkl")
+
+
+@pytest.mark.parametrize("raw", [b"", b"no pickle at all", b"GGUF\x03\0\0\0", b"hello world\n", b"\0" * 100])
+def test_a_file_that_holds_no_pickle(raw: bytes) -> None:
+    assert describe(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dangerous"),
+    [
+        ("os.system", True),
+        ("nt.system", True),
+        ("__builtin__.eval", True),
+        ("subprocess.Popen", True),
+        ("runpy._run_code", True),
+        ("operator.attrgetter", True),
+        ("torch.hub.load", True),
+        ("numpy.testing._private.utils.runstring", True),
+        ("argparse.Namespace", False),
+        ("__builtin__.set", False),
+        ("pathlib.PosixPath", False),
+        ("trl.trainer.grpo_config.GRPOConfig", False),
+        ("torch.optim.lr_scheduler.LambdaLR", False),
+        ("oscar.system", False),
+    ],
+)
+def test_dangerous_globals(name: str, dangerous: bool) -> None:
+    assert is_dangerous(name) is dangerous
