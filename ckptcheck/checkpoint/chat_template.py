@@ -20,8 +20,12 @@ MOST_CHARACTERS = 1 << 20
 MARKER = re.compile(r"<[|｜][^<>\s|｜]{1,60}[|｜]>")
 """The usual form of a control token: <|im_end|>, <｜User｜>."""
 
+QUOTED = re.compile(r"'([^']{1,100})'")
+
 QUESTION, ANSWER, AGAIN, ORDER = "Zebras ask alpha", "Quokkas answer beta", "Zebras ask gamma", "Otters order delta"
 """The texts of the test conversations; no template contains them."""
+ROLES = ("user", "assistant", "system", "tool")
+"""The roles of the test conversations. The child asks once more in each other role that the template knows."""
 TOOL = {
     "type": "function",
     "function": {
@@ -76,6 +80,8 @@ class ChatTemplate:
             templates={"": self.text},
             conversations=list(_conversations()),
             variables=self.variables,
+            roles=ROLES,
+            question=QUESTION,
         )
 
     def _lines(self, key: str) -> list[dict[str, Any]]:
@@ -130,16 +136,32 @@ class ChatTemplate:
         return not self.text.strip("\ufeff \t\r\n")
 
     @cached_property
+    def escapes(self) -> tuple[str, ...]:
+        """The names by which the template reaches for Python's machinery or for files, whether or not it gets there."""
+        found = [str(name) for line in self._lines("escapes") for name in line["escapes"]]
+        refusals = [str(line["failed"]) for line in self._lines("failed")]
+        refused = [name for text in refusals if text.startswith("SecurityError") for name in QUOTED.findall(text)[:1]]
+        return tuple(dict.fromkeys(found + refused))
+
+    @cached_property
+    def shows_questions(self) -> bool:
+        """Whether the user's text is in what the template writes, in whatever role the user asks."""
+        outputs = [*self.rendered.values(), *(str(line["text"]) for line in self._lines("text"))]
+        return any(text.lower() in output.lower() for text in (QUESTION, AGAIN) for output in outputs)
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """Whether the template writes the same text whatever the conversation is."""
+        outputs = {text for name, text in self.rendered.items() if name != "asked, no prompt"}
+        return len(self.rendered) > 2 and len(outputs) == 1 and not self.shows_questions
+
+    @cached_property
     def loses_questions(self) -> bool:
         """Whether the template writes the user's turns without the user's text.
 
-        A template that writes the same for one question and for two is made for other roles (``query``, ``document``).
+        A template that shows what is asked in another role (``query``, ``document``) is made for that role.
         """
-        one, two = (self.rendered.get(name) for name in ("asked", "asked again"))
-        shows_question = any(
-            text.lower() in output.lower() for text in (QUESTION, AGAIN) for output in self.rendered.values()
-        )
-        return one is not None and two is not None and one != two and not shows_question
+        return {"asked", "asked again"} <= self.rendered.keys() and not self.shows_questions
 
     @cached_property
     def literals(self) -> str:

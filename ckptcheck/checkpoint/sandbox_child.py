@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterable
@@ -22,6 +23,11 @@ MOST_TEXT = 1 << 18
 """Longest rendered conversation that is written to the answer, in characters."""
 MOST_OUTPUT = 1 << 25
 """Longest answer, in bytes: the system ends a child that writes more."""
+MOST_NAMES, MOST_NAME = 64, 100
+"""Most names of a kind that are taken from one template, and their length."""
+DUNDER = re.compile(r"__\w+__")
+ROLE = re.compile(r"[A-Za-z][\w-]{0,30}")
+FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 TODAY = datetime.datetime(2025, 1, 1)
 
 
@@ -137,13 +143,52 @@ def literals(tree: Any) -> Iterable[str]:
             yield text
 
 
+def as_role(role: str, question: str) -> dict[str, Any]:
+    """Return a conversation in which somebody in a role of the template's own asks."""
+    messages = [{"role": role, "content": question}]
+    return {"name": f"as {role}", "input": {"messages": messages, "add_generation_prompt": True, "tools": None}}
+
+
+def escapes(tree: Any) -> Iterable[str]:
+    """Yield the names by which a parsed template reaches for Python's machinery, or for other files."""
+    from jinja2 import nodes
+
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Filter, nodes.Const)):
+        names = []
+        if isinstance(node, nodes.Getattr):
+            names = [node.attr]
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+            names = [node.arg.value]
+        elif (
+            isinstance(node, nodes.Filter)
+            and node.name == "attr"
+            and node.args
+            and isinstance(node.args[0], nodes.Const)
+        ):
+            names = [node.args[0].value]
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            names = [name for field in FORMAT_FIELD.findall(node.value) for name in DUNDER.findall(field)]
+        yield from (name for name in names if isinstance(name, str) and DUNDER.fullmatch(name))
+    for kind in (nodes.Import, nodes.FromImport, nodes.Include, nodes.Extends):
+        yield from (f"{{% {kind.__name__.lower()} %}}" for _ in tree.find_all(kind))
+
+
+def list_roles(tree: Any, known: Iterable[str]) -> list[str]:
+    """Return the texts of a parsed template that may be roles other than the known ones."""
+    from jinja2 import nodes
+
+    texts = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    return [text for text in dict.fromkeys(texts) if ROLE.fullmatch(text) and text not in known][:MOST_NAMES]
+
+
 def templates(job: dict[str, Any]) -> None:
     """Parse every template, then render each conversation with it."""
     made, refusal = environment()
     confine(job["seconds"], job["memory"], threads=False)
     for name, source in job["templates"].items():
         try:
-            text = "\0".join(literals(made.parse(source)))
+            tree = made.parse(source)
+            text = "\0".join(literals(tree))
             template = made.from_string(source)
         except MemoryError:
             say(template=name, bound="memory")
@@ -152,7 +197,12 @@ def templates(job: dict[str, Any]) -> None:
             say(template=name, broken=words(error), line=getattr(error, "lineno", None))
             continue
         say(template=name, literals=text[:MOST_TEXT])
-        for talk in job["conversations"]:
+        if names := list(dict.fromkeys(escapes(tree)))[:MOST_NAMES]:
+            say(template=name, escapes=[part[:MOST_NAME] for part in names])
+        for talk in (
+            *job["conversations"],
+            *(as_role(role, job["question"]) for role in list_roles(tree, job["roles"])),
+        ):
             answer: dict[str, Any] = {"template": name, "conversation": talk["name"]}
             try:
                 rendered = str(template.render(**talk["input"], **job["variables"]))

@@ -5,7 +5,7 @@ The templates are chat_template.jinja, those of additional_chat_templates, and `
 - Each is UTF-8 text, and parses with jinja as transformers uses it. If there are several, one is called `default`.
 - The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt, an
   answer, tools; contents as texts and as lists of parts).
-- The default one is not empty, and in a text model it writes what the user says.
+- The default one is not empty, and in a text model it depends on the conversation and writes what the user says.
 
 It renders them in transformers' sandbox, in a separate process with hard limits of time and memory, and reports a template that
 exceeds them.
@@ -22,7 +22,7 @@ Take the template of the model this one was made from. Check that `{{` survives 
 ## When it can be wrong
 - A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own words
   (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
-- A template for other roles (`query`, `document`) writes the same for one question and for two, and is left out.
+- A template for other roles (`query`, `document`) writes what is asked in a role that it compares with, and is left out.
 - An older or newer jinja than the installed one may parse differently.
 
 ## Seen in
@@ -66,11 +66,16 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             yield Problem(f"{text} the tokenizer", file=template.file, hint=HINT)
         elif (reason := _fault_of(template)) is not None:
             yield Problem(f"the chat template {reason}", file=template.file, key=template.key, hint=HINT)
-        elif name in RENDERED_TEMPLATES and template.failure is not None:
+        elif name in RENDERED_TEMPLATES and template.failure is not None and not template.escapes:
             text = f"the chat template fails on every conversation: {template.failure}"
             yield Problem(text, file=template.file, key=template.key, hint=HINT)
         elif name == "default" and template.is_empty:
             text = "the chat template is empty: every chat becomes an empty prompt"
+            yield Problem(text, file=template.file, key=template.key, hint=HINT)
+        elif name == "default" and for_text and template.is_constant:
+            text = (
+                "the chat template writes the same text for every conversation: the model never sees what the user says"
+            )
             yield Problem(text, file=template.file, key=template.key, hint=HINT)
         elif name == "default" and for_text and template.loses_questions:
             text = "the chat template writes the user's turns without what the user says"

@@ -29,25 +29,26 @@ def in_transformers(folder: Path, *, tools: bool) -> str | None:
 
 
 JINJA = "{% for m in messages %}<|im_start|>{{ m.role + m.content }}<|im_end|>{% endfor %}"
+SAID = "{{ messages[-1].content }}"
 WRITTEN: dict[str, tuple[bool, dict[str, str], Any]] = {
     "a file": (True, {}, None),
     "a file, and others beside it": (True, {"tool_use": "tools", "rag": "rag"}, None),
-    "a default among the others counts": (True, {"default": "another"}, None),
+    "a default among the others counts": (True, {"default": "another" + SAID}, None),
     "only others, one of them the default": (False, {"default": JINJA, "tool_use": "tools"}, None),
     "only others, and no default": (False, {"tool_use": "tools"}, None),
-    "a file and the settings": (True, {}, "of the settings"),
-    "others and the settings": (False, {"rag": "rag"}, "of the settings"),
-    "the settings": (False, {}, "of the settings"),
-    "an object": (False, {}, {"default": "a", "tool_use": "b"}),
+    "a file and the settings": (True, {}, "of the settings" + SAID),
+    "others and the settings": (False, {"rag": "rag"}, "of the settings" + SAID),
+    "the settings": (False, {}, "of the settings" + SAID),
+    "an object": (False, {}, {"default": "a" + SAID, "tool_use": "b"}),
     "an object without a default": (False, {}, {"rag": "b"}),
-    "a list": (False, {}, [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]),
+    "a list": (False, {}, [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a" + SAID}]),
     "a list with one name twice": (
         False,
         {},
-        [{"name": "default", "template": "b"}, {"name": "default", "template": "a"}],
+        [{"name": "default", "template": "b" + SAID}, {"name": "default", "template": "a" + SAID}],
     ),
     "a list without a default": (False, {}, [{"name": "tool_use", "template": "b"}]),
-    "an entry without a template": (False, {}, [{"name": "default", "template": "b"}, {"name": "rag"}]),
+    "an entry without a template": (False, {}, [{"name": "default", "template": "b" + SAID}, {"name": "rag"}]),
     "a list of texts": (False, {}, ["a"]),
     "a number": (False, {}, 5),
     "no text for the default": (False, {}, {"default": 5, "rag": "a"}),
