@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.options import TARGET_FORMS, FailOn, FailOnSeverity, Format, Output, ReportFormat, Verbose, finite
-
-
-class BridgeChoice(enum.StrEnum):
-    """Which mapping pairs Megatron's tensors with Hugging Face's."""
-
-    builtin = "builtin"
-    mbridge = "mbridge"
-    both = "both"
+from ckptcheck import api
+from ckptcheck.cli.options import TARGET_FORMS, FailOn, Format, Output, Verbose, finite
 
 
 def diff(
@@ -40,12 +32,12 @@ def diff(
         bool, typer.Option("--critic", help="One side is a critic: only the heads may be missing or extra.")
     ] = False,
     bridge: Annotated[
-        BridgeChoice,
+        api.Bridge,
         typer.Option(help="Map Megatron's tensors by the built-in tables, by mbridge, or compare both mappings."),
-    ] = BridgeChoice.builtin,
-    format: Format = ReportFormat.text,
+    ] = "builtin",
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     jobs: Annotated[int | None, typer.Option(min=1, help="Threads that compare.", show_default="cores")] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -53,11 +45,10 @@ def diff(
 
     Exit codes: 0 equal, 1 different, 2 could not compare.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     report = api.diff(
-        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, critic=critic, bridge=bridge.value, jobs=jobs,
+        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, critic=critic, bridge=bridge, jobs=jobs,
         observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)

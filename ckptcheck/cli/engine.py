@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,11 +22,8 @@ STUB_KINDS = ("stand-in", "patch")
 """The differences from upstream's environment that the text form lists; the JSON form lists all."""
 
 
-class ListFormat(StrEnum):
-    """Formats of the list of environments."""
-
-    text = "text"
-    json = "json"
+ListFormat = Literal["text", "json"]
+"""Formats of the list of environments."""
 
 
 @engine.command()
@@ -61,7 +57,7 @@ def install(
 
 
 @engine.command("list")
-def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")] = ListFormat.text) -> None:
+def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")] = "text") -> None:
     """List the environments: their state, and what is stubbed in each and why."""
     import json
 
@@ -72,7 +68,7 @@ def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")
     from ckptcheck.text.formatting import format_bytes
 
     environments = [find_environment(recipe) for recipe in recipes.builtin_recipes()]
-    if format is ListFormat.json:
+    if format == "json":
         rows = [
             {
                 "name": environment.recipe.name,

@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.options import FailOn, FailOnSeverity, Format, Output, ReportFormat
+from ckptcheck import api
+from ckptcheck.cli.options import FailOn, Format, Output
 
 
 def history(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The record that refit --record or ckptcheck.watch wrote.")
     ],
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Also list every changed tensor, and the rules that passed.")
     ] = False,
@@ -25,7 +26,6 @@ def history(
 
     Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
-    out.finish(api.history(file), format.value, output, fail_on.value, verbose=verbose)
+    out.finish(api.history(file), format, output, fail_on, verbose=verbose)

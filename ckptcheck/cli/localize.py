@@ -7,22 +7,18 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
-    Dtype,
     EngineMode,
-    EngineModeName,
     EngineName,
     EnginePython,
     EngineSource,
     EngineTp,
     FailOn,
-    FailOnSeverity,
     Format,
     Output,
-    ReportFormat,
     TrainerEp,
-    TrainerName,
     TrainerPp,
     TrainerPython,
     TrainerTp,
@@ -47,13 +43,13 @@ def localize(
     ] = None,
     engine: EngineName = "vllm",
     engine_source: EngineSource = None,
-    trainer: Annotated[TrainerName, typer.Option(help="The reference.")] = TrainerName.transformers,
+    trainer: Annotated[api.TrainerName, typer.Option(help="The reference.")] = "transformers",
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     engine_tp: EngineTp = 1,
-    engine_mode: EngineMode = EngineModeName.plain,
-    dtype: ComputeDtype = Dtype.float32,
+    engine_mode: EngineMode = "plain",
+    dtype: ComputeDtype = "float32",
     tokens: Annotated[
         str | None,
         typer.Option(metavar="IDS", help="The prompt as ids, 1,2,3.", show_default="48 made-up ones, always the same"),
@@ -73,28 +69,27 @@ def localize(
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for each side.")] = 900.0,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Send one prompt through trainer and engine and name the first module whose output differs, and how.
 
     Exit codes: 0 they agree up to rounding, 1 they differ, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_writable
 
     reject_unused_localize_options(WrittenOptions(ctx), has_dumps=dumps is not None)
     require_writable(output)
     report = api.localize(
-        source, dumps=dumps, engine=engine, engine_source=engine_source, trainer=trainer.value, tp=tp, pp=pp, ep=ep,
-        engine_tp=engine_tp, engine_mode=engine_mode.value, dtype=dtype.value, tokens=_parse_tokens(tokens) if tokens else None,
+        source, dumps=dumps, engine=engine, engine_source=engine_source, trainer=trainer, tp=tp, pp=pp, ep=ep,
+        engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype, tokens=_parse_tokens(tokens) if tokens else None,
         limit=limit, plots=plots, engine_python=engine_python, trainer_python=trainer_python, timeout=timeout,
         observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
 
 
 def _parse_tokens(text: str) -> tuple[int, ...]:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.options import FailOn, FailOnSeverity, Format, Output, OutputFile, ReportFormat, Target, TensorJobs
+from ckptcheck import api
+from ckptcheck.cli.options import FailOn, Format, Output, OutputFile, Target, TensorJobs
 
 
 def manifest(target: Target, output: OutputFile, jobs: TensorJobs = None) -> None:
     """Write dtype, shape and digest (xxh3-128) of every tensor to a file."""
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     api.manifest(target, output, jobs=jobs, observer=out.TERMINAL)
@@ -21,17 +21,16 @@ def manifest(target: Target, output: OutputFile, jobs: TensorJobs = None) -> Non
 def verify(
     target: Target,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote.")],
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     jobs: TensorJobs = None,
 ) -> None:
     """Say which tensors changed, moved or vanished since a manifest was written.
 
     Exit codes: 0 the same, 1 findings at or above --fail-on, 2 could not verify.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     report = api.verify(target, manifest, jobs=jobs, observer=out.TERMINAL)
-    out.finish(report, format.value, output, fail_on.value)
+    out.finish(report, format, output, fail_on)

@@ -5,7 +5,6 @@ A command takes an option by its type here (``tp: TrainerTp = 1``); the default 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -13,71 +12,10 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter import report, reporters
 from ckptcheck.unused_options import reject_flags
-
-
-class ReportFormat(enum.StrEnum):
-    """Formats of a report."""
-
-    text = "text"
-    json = "json"
-    sarif = "sarif"
-    junit = "junit"
-    github = "github"
-
-
-class FailOnSeverity(enum.StrEnum):
-    """The lightest severity that makes the exit code 1."""
-
-    error = "error"
-    warning = "warning"
-    info = "info"
-    never = "never"
-
-
-class TrainerName(enum.StrEnum):
-    """The trainers that ckptcheck can start."""
-
-    megatron = "megatron"
-    transformers = "transformers"
-
-
-class QuantizationScheme(enum.StrEnum):
-    """The schemes that a weight sync can quantize to."""
-
-    w4a16 = "w4a16"
-    w8a8 = "w8a8"
-    fp8 = "fp8"
-
-
-class Quantizer(enum.StrEnum):
-    """Whose reading of the ignore list decides which modules are quantized."""
-
-    compressed_tensors = "compressed-tensors"
-    slime = "slime"
-
-
-class EngineModeName(enum.StrEnum):
-    """How the engine stores its weights on a CPU."""
-
-    plain = "plain"
-    stock = "stock"
-
-
-class Dtype(enum.StrEnum):
-    """The dtypes that trainers and engines can compute in."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Device(enum.StrEnum):
-    """The devices that a trainer can compute on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def finite(value: float | None) -> float | None:
@@ -116,9 +54,9 @@ def split_list(values: Sequence[str]) -> list[str]:
 
 
 # The report: every verb that runs rules has these.
-Format = Annotated[ReportFormat, typer.Option(help="Format of the report.")]
+Format = Annotated[reporters.ReportFormat, typer.Option(help="Format of the report.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")]
-FailOn = Annotated[FailOnSeverity, typer.Option(help="Exit with 1 on findings of this severity or a worse one.")]
+FailOn = Annotated[report.FailOn, typer.Option(help="Exit with 1 on findings of this severity or a worse one.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")]
 Select = Annotated[list[str], typer.Option(help="Run only these rules: codes or prefixes of codes, IDX,CFG003.")]
 Ignore = Annotated[list[str], typer.Option(help="Leave these rules out; the report lists them as skipped.")]
@@ -134,7 +72,7 @@ TensorJobs = Annotated[int | None, typer.Option(min=1, help="Tensors read at a t
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine: vllm or sglang.")]
 EngineTp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the engine.")]
 EngineMode = Annotated[
-    EngineModeName, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
+    api.EngineMode, typer.Option(help="plain keeps weights readable on a CPU; stock leaves the engine as it is.")
 ]
 EngineSource = Annotated[
     Path | None,
@@ -154,7 +92,7 @@ EngineSwitches = Annotated[
 ]
 
 # The trainer.
-Trainer = Annotated[TrainerName, typer.Option(help="The trainer that scores.")]
+Trainer = Annotated[api.TrainerName, typer.Option(help="The trainer that scores.")]
 TrainerTp = Annotated[int, typer.Option(min=1, help="Tensor parallelism of the trainer.")]
 TrainerPp = Annotated[int, typer.Option(min=1, help="Pipeline parallelism of the trainer.")]
 TrainerEp = Annotated[int, typer.Option(min=1, help="Expert parallelism of the trainer.")]
@@ -163,12 +101,12 @@ TrainerPython = Annotated[
     typer.Option(help="A Python of yours that has the trainer.", show_default="the one installed by ckptcheck"),
 ]
 TrainerDtype = Annotated[
-    Dtype | None, typer.Option(help="The dtype that the trainer computes in.", show_default="as --dtype")
+    api.Dtype | None, typer.Option(help="The dtype that the trainer computes in.", show_default="as --dtype")
 ]
 HeadFp32 = Annotated[bool, typer.Option("--trainer-head-fp32", help="The trainer's output head computes in float32.")]
 
 # Both.
-ComputeDtype = Annotated[Dtype, typer.Option("--dtype", help="The dtype that engine and trainer compute in.")]
+ComputeDtype = Annotated[api.Dtype, typer.Option("--dtype", help="The dtype that engine and trainer compute in.")]
 Timeout = Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for any one call.")]
 
 # Prompts and sampling.

@@ -4,25 +4,15 @@ neither; parity_live.py, parity_matrix.py, parity_probe.py, parity_why.py and lo
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
 from ckptcheck.cli.command_groups import CommandGroup
-from ckptcheck.cli.options import (
-    FailOn,
-    FailOnSeverity,
-    FloorFile,
-    Format,
-    Output,
-    ReportFormat,
-    Verbose,
-    WrittenOptions,
-    finite,
-)
+from ckptcheck.cli.options import FailOn, FloorFile, Format, Output, Verbose, WrittenOptions, finite
 from ckptcheck.unused_options import reject_unused_judge_options
 
 parity = typer.Typer(
@@ -76,16 +66,15 @@ def judge(
         Path | None, typer.Option(metavar="DIR", help="A checkpoint whose tokenizer.json decodes the worst tokens.")
     ] = None,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw plots (needs the extra plots).")] = None,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Judge saved rollouts: no engine, no trainer, no GPU. The same files give the same report, byte for byte.
 
     Exit codes: 0 within the limits, 1 findings, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_output_apart
 
@@ -96,34 +85,7 @@ def judge(
         max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
         no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish(reports, format.value, output, fail_on.value, verbose=verbose)
-
-
-class RolloutSource(enum.StrEnum):
-    """The frameworks and engines whose rollouts can be converted."""
-
-    slime = "slime"
-    slime_train = "slime-train"
-    verl = "verl"
-    prime_rl = "prime-rl"
-    sglang = "sglang"
-    vllm = "vllm"
-    ckptcheck = "ckptcheck"
-
-
-class TokenSampler(enum.StrEnum):
-    """The side that sampled the tokens."""
-
-    engine = "engine"
-    trainer = "trainer"
-
-
-class LogprobKind(enum.StrEnum):
-    """The distribution of the engine's logprobs."""
-
-    raw = "raw"
-    processed = "processed"
-    unknown = "unknown"
+    out.finish(reports, format, output, fail_on, verbose=verbose)
 
 
 @parity.command()
@@ -135,14 +97,14 @@ def convert(
         Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write: .jsonl gives JSON lines.")
     ],
     source: Annotated[
-        RolloutSource | None,
+        api.RolloutFormat | None,
         typer.Option(
             "--from", help="The framework or engine that wrote them.", show_default="detected by their content"
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name, kept with the rollouts.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The step of the run, from 0.")] = None,
-    logprobs: Annotated[LogprobKind | None, typer.Option(help="The distribution of the engine's logprobs.")] = None,
+    logprobs: Annotated[api.LogprobKind | None, typer.Option(help="The distribution of the engine's logprobs.")] = None,
     temperature: Annotated[
         float | None, typer.Option(callback=finite, help="The engine's sampling temperature.")
     ] = None,
@@ -153,7 +115,7 @@ def convert(
         int | None, typer.Option(min=0, help="Version of the trainer's weights, as the engine counts them.")
     ] = None,
     sampled_by: Annotated[
-        TokenSampler | None,
+        api.TokenSampler | None,
         typer.Option(help="Who sampled the tokens.", show_default="what the file says, else engine"),
     ] = None,
 ) -> None:
@@ -161,11 +123,10 @@ def convert(
 
     Exit codes: 0 written (a message says what was left out, and the file keeps it for judge), 2 nothing could be taken over.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     api.convert_rollouts(
-        sources, output, source=source.value if source else None, model=model, step=step,
-        logprobs=logprobs.value if logprobs else None, temperature=temperature, trainer_temperature=trainer_temperature,
-        trainer_version=trainer_version, sampled_by=sampled_by.value if sampled_by else None, observer=out.TERMINAL,
+        sources, output, source=source, model=model, step=step,
+        logprobs=logprobs, temperature=temperature, trainer_temperature=trainer_temperature,
+        trainer_version=trainer_version, sampled_by=sampled_by, observer=out.TERMINAL,
     )  # fmt: skip

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
-    Dtype,
     EngineMode,
-    EngineModeName,
     EngineName,
     EnginePython,
     EngineSwitches,
@@ -28,7 +27,6 @@ from ckptcheck.cli.options import (
     Trainer,
     TrainerDtype,
     TrainerEp,
-    TrainerName,
     TrainerPp,
     TrainerPython,
     TrainerTp,
@@ -58,22 +56,21 @@ def record(
     routing: Annotated[bool, typer.Option("--routing", help="Also keep which experts tokens went to.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end tokens.")] = False,
     step: Annotated[int | None, typer.Option(min=0, help="Step of the training run, kept with the rollouts.")] = None,
-    dtype: ComputeDtype = Dtype.float32,
+    dtype: ComputeDtype = "float32",
     switch: EngineSwitches = None,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     timeout: Timeout = 900.0,
 ) -> None:
     """Have an engine answer prompts, and write tokens and logprobs to a file. No trainer is loaded."""
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     reject_unused_length(WrittenOptions(ctx), has_prompts=prompts is not None)
     api.record_rollouts(
         source, output, engine=engine, prompts=prompts, number=number, length=length, response=response, batch=batch,
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, full=full, routing=routing, ignore_eos=ignore_eos,
-        step=step, dtype=dtype.value, switch=switch or (), engine_mode=engine_mode.value, engine_tp=engine_tp,
+        step=step, dtype=dtype, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
         engine_python=engine_python, timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
 
@@ -82,7 +79,7 @@ def score(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Rollouts, as record or convert wrote them.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The checkpoint that scores them.")],
     output: OutputFile,
-    trainer: Trainer = TrainerName.transformers,
+    trainer: Trainer = "transformers",
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -96,7 +93,7 @@ def score(
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
-    dtype: ComputeDtype = Dtype.float32,
+    dtype: ComputeDtype = "float32",
     head_fp32: HeadFp32 = False,
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens that the trainer is handed at once, padding included.")
@@ -105,12 +102,11 @@ def score(
     timeout: Timeout = 900.0,
 ) -> None:
     """Have a trainer score rollouts, and write them with its logprobs. No engine is loaded."""
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     api.score_rollouts(
-        file, source, output, trainer=trainer.value, temperature=temperature, trainer_version=trainer_version, tp=tp, pp=pp,
-        ep=ep, dtype=dtype.value, head_fp32=head_fp32, tokens=tokens, trainer_python=trainer_python, timeout=timeout,
+        file, source, output, trainer=trainer, temperature=temperature, trainer_version=trainer_version, tp=tp, pp=pp,
+        ep=ep, dtype=dtype, head_fp32=head_fp32, tokens=tokens, trainer_python=trainer_python, timeout=timeout,
         observer=out.TERMINAL,
     )  # fmt: skip
 
@@ -120,19 +116,19 @@ def calibrate(
     source: Source,
     output: OutputFile,
     engine: EngineName = "vllm",
-    trainer: Trainer = TrainerName.transformers,
+    trainer: Trainer = "transformers",
     prompts: Prompts = None,
     number: Annotated[int, typer.Option("--number", min=1, help="Prompts to answer.")] = 8,
     length: Annotated[int, typer.Option(min=4, help="Tokens of a built-in prompt, at most.")] = 96,
     response: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 32,
-    dtype: ComputeDtype = Dtype.float32,
+    dtype: ComputeDtype = "float32",
     trainer_dtype: TrainerDtype = None,
     head_fp32: HeadFp32 = False,
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     switch: EngineSwitches = None,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
@@ -141,15 +137,14 @@ def calibrate(
     """Measure the noise floor of a model: the gap that equal weights have between both sides, and of each side with itself."""
     from rich.console import Console
 
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.linter.reporters import tables
 
     reject_unused_length(WrittenOptions(ctx), has_prompts=prompts is not None)
     measurement = api.calibrate_floor(
-        source, output, engine=engine, trainer=trainer.value, prompts=prompts, number=number, length=length,
-        response=response, dtype=dtype.value, trainer_dtype=trainer_dtype.value if trainer_dtype else None,
-        head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode.value, engine_tp=engine_tp,
+        source, output, engine=engine, trainer=trainer, prompts=prompts, number=number, length=length,
+        response=response, dtype=dtype, trainer_dtype=trainer_dtype,
+        head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
         engine_python=engine_python, trainer_python=trainer_python, timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
     tables.write(Console(), measurement.section())

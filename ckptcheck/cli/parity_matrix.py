@@ -7,21 +7,18 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
-    Dtype,
     EngineMode,
-    EngineModeName,
     EnginePython,
     EngineSwitches,
     EngineTp,
     FailOn,
-    FailOnSeverity,
     FloorFile,
     Format,
     HeadFp32,
     Output,
-    ReportFormat,
     Seed,
     Source,
     Temperature,
@@ -67,10 +64,10 @@ def matrix(
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     engine_tp: EngineTp = 1,
-    dtype: ComputeDtype = Dtype.float32,
+    dtype: ComputeDtype = "float32",
     head_fp32: HeadFp32 = False,
     switch: EngineSwitches = None,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     max_mult_prob_error: Annotated[
@@ -85,16 +82,15 @@ def matrix(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table in Markdown.")] = None,
     timeout: Timeout = 900.0,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Measure the gap between trainers and engines over lengths, data, decoding and batches, with the variance over runs.
 
     Exit codes: 0 all cells are within the limits, 1 findings, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_output_apart, require_writable
 
@@ -112,12 +108,12 @@ def matrix(
         source, lengths=_parse_numbers(lengths, "--lengths"), data=split_list([data]), decoding=split_list([decoding]),
         batch=_parse_numbers(batch, "--batch"), pairs=split_list([pairs]), directions=split_list([directions]),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
-        calibrate=calibrate, floor=floor, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, dtype=dtype.value, head_fp32=head_fp32,
-        switch=switch or (), engine_mode=engine_mode.value, engine_python=engine_python, trainer_python=trainer_python,
+        calibrate=calibrate, floor=floor, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, dtype=dtype, head_fp32=head_fp32,
+        switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
         max_mult_prob_error=max_mult_prob_error, max_floor_multiple=max_floor_multiple, resume=resume, markdown=markdown,
         timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
 
 
 def _parse_numbers(text: str, option: str) -> list[int]:

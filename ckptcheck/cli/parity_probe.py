@@ -6,27 +6,23 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
-    Dtype,
     EngineMode,
-    EngineModeName,
     EngineName,
     EnginePython,
     EngineSwitches,
     FailOn,
-    FailOnSeverity,
     Format,
     HeadFp32,
     Output,
     Prompts,
-    ReportFormat,
     Source,
     Temperature,
     Timeout,
     TopK,
     TopP,
-    TrainerName,
     TrainerPython,
     Verbose,
     WrittenOptions,
@@ -48,7 +44,7 @@ def probe(
         bool, typer.Option("--compilation", help="Also run the probes that compile: graphs, inductor, casts.")
     ] = False,
     trainer: Annotated[
-        TrainerName | None,
+        api.TrainerName | None,
         typer.Option(help="The trainer.", show_default="transformers, where a probe needs one"),
     ] = None,
     prompts: Prompts = None,
@@ -61,23 +57,22 @@ def probe(
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
-    dtype: ComputeDtype = Dtype.float32,
+    dtype: ComputeDtype = "float32",
     head_fp32: HeadFp32 = False,
     switch: EngineSwitches = None,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     timeout: Timeout = 900.0,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Probe an engine for the known ways in which its logprobs drift from a trainer's.
 
     Exit codes: 0 no findings, 1 findings, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_writable
 
@@ -85,9 +80,9 @@ def probe(
     require_writable(output)
     report = api.parity_probe(
         source, engine=engine, only=only or (), without=without or (), compilation=compilation,
-        trainer=(trainer or TrainerName.transformers).value, prompts=prompts, length=length, response=response, long=long,
-        room=room, temperature=temperature, top_p=top_p, top_k=top_k, dtype=dtype.value, head_fp32=head_fp32,
-        switch=switch or (), engine_mode=engine_mode.value, engine_python=engine_python, trainer_python=trainer_python,
+        trainer=trainer or "transformers", prompts=prompts, length=length, response=response, long=long,
+        room=room, temperature=temperature, top_p=top_p, top_k=top_k, dtype=dtype, head_fp32=head_fp32,
+        switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
         timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish_long_run(report, format, output, fail_on, verbose=verbose)

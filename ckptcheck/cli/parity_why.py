@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
-    Dtype,
     EngineMode,
-    EngineModeName,
     EnginePython,
     EngineSource,
     EngineSwitches,
     EngineTp,
     FailOn,
-    FailOnSeverity,
     Format,
     HeadFp32,
     Output,
-    ReportFormat,
     Timeout,
     Trainer,
     TrainerEp,
-    TrainerName,
     TrainerPp,
     TrainerPython,
     TrainerTp,
@@ -45,7 +41,7 @@ def why(
         str, typer.Option("--engine", help="The inference engine; none: only the trainer runs.")
     ] = "vllm",
     engine_source: EngineSource = None,
-    trainer: Trainer = TrainerName.transformers,
+    trainer: Trainer = "transformers",
     floor: Annotated[
         Path | None,
         typer.Option(
@@ -55,24 +51,25 @@ def why(
         ),
     ] = None,
     dtype: Annotated[
-        Dtype | None, typer.Option("--dtype", help="The dtype that the engine computes in.", show_default="as recorded")
+        api.Dtype | None,
+        typer.Option("--dtype", help="The dtype that the engine computes in.", show_default="as recorded"),
     ] = None,
     trainer_dtype: Annotated[
-        Dtype | None, typer.Option(help="The dtype that the trainer computes in.", show_default="as recorded")
+        api.Dtype | None, typer.Option(help="The dtype that the trainer computes in.", show_default="as recorded")
     ] = None,
     head_fp32: HeadFp32 = False,
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     switch: EngineSwitches = None,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     engine_tp: EngineTp = 1,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     timeout: Timeout = 900.0,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Name the layer of a gap's cause (semantics, weights, path, precision, routing, objective), and the experiment that shows it.
@@ -82,7 +79,6 @@ def why(
 
     Exit codes: 0 no gap, or one that is no error, 1 findings, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_output_apart, require_writable
 
@@ -90,9 +86,9 @@ def why(
     require_writable(output)
     require_output_apart(output, file, floor)
     report = api.parity_why(
-        file, source, engine=engine, engine_source=engine_source, trainer=trainer.value, floor=floor,
-        dtype=dtype.value if dtype else None, trainer_dtype=trainer_dtype.value if trainer_dtype else None,
-        head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode.value, engine_tp=engine_tp,
+        file, source, engine=engine, engine_source=engine_source, trainer=trainer, floor=floor,
+        dtype=dtype, trainer_dtype=trainer_dtype,
+        head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
         engine_python=engine_python, trainer_python=trainer_python, timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish_long_run(report, format, output, fail_on, verbose=verbose)

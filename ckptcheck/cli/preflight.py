@@ -6,17 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ckptcheck.cli.options import (
-    FailOn,
-    FailOnSeverity,
-    Format,
-    Ignore,
-    Output,
-    ReportFormat,
-    Select,
-    Verbose,
-    split_list,
-)
+from ckptcheck import api
+from ckptcheck.cli.options import FailOn, Format, Ignore, Output, Select, Verbose, split_list
 
 
 def preflight(
@@ -51,20 +42,19 @@ def preflight(
     ] = False,
     select: Select = [],  # noqa: B006
     ignore: Ignore = [],  # noqa: B006
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Read the configuration of an RL job and say what will go wrong, then how to check it on the real engine and trainer.
 
     Nothing is executed. Exit codes: 0 nothing graver than --fail-on, 1 findings, 2 the configuration cannot be read.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
 
     report = api.preflight(
         *job, framework=framework, engine_version=engine_version, te_version=te_version, scan_checkpoints=scan_checkpoints,
         show_settings=show_settings, select=split_list(select), ignore=split_list(ignore),
     )  # fmt: skip
-    out.finish(report, format.value, output, fail_on.value, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)

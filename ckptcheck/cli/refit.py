@@ -7,23 +7,16 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
-    Device,
-    Dtype,
     EngineMode,
-    EngineModeName,
     EnginePython,
     EngineTp,
     FailOn,
-    FailOnSeverity,
     Format,
     Output,
-    QuantizationScheme,
-    Quantizer,
-    ReportFormat,
     TrainerEp,
-    TrainerName,
     TrainerPp,
     TrainerPython,
     TrainerTp,
@@ -67,14 +60,14 @@ def refit(
         bool, typer.Option("--allow-remote", help="Also attach to servers on other machines.")
     ] = False,
     trainer: Annotated[
-        TrainerName | None,
+        api.TrainerName | None,
         typer.Option(help="The trainer that holds the weights.", show_default="megatron; with --attach transformers"),
     ] = None,
     tp: TrainerTp = 1,
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     engine_tp: EngineTp = 1,
-    engine_mode: EngineMode = EngineModeName.plain,
+    engine_mode: EngineMode = "plain",
     transport: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +76,7 @@ def refit(
         ),
     ] = None,
     quantize: Annotated[
-        QuantizationScheme | None,
+        api.Scheme | None,
         typer.Option(
             help="Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them."
         ),
@@ -97,15 +90,16 @@ def refit(
         ),
     ] = None,
     trainer_quantizer: Annotated[
-        Quantizer,
+        api.Quantizer,
         typer.Option(
             help="Whose reading of the ignore list decides: compressed-tensors, as the engine reads it, or slime."
         ),
-    ] = Quantizer.compressed_tensors,
-    dtype: ComputeDtype = Dtype.float32,
+    ] = "compressed-tensors",
+    dtype: ComputeDtype = "float32",
     device: Annotated[
-        Device, typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank.")
-    ] = Device.auto,
+        api.Device,
+        typer.Option(help="Where the trainer computes; auto: on GPUs where there are any, one for each rank."),
+    ] = "auto",
     trainer_gpus: Annotated[
         str | None,
         typer.Option(metavar="N,…", callback=gpus, help="GPUs that the trainer may see.", show_default="all"),
@@ -174,16 +168,15 @@ def refit(
         typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them."),
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that the trial writes.")] = False,
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
-    fail_on: FailOn = FailOnSeverity.error,
+    fail_on: FailOn = "error",
     verbose: Verbose = False,
 ) -> None:
     """Sync a trainer's weights into a live engine, at step 0 and after steps, and compare with a cold load of the same weights.
 
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.refit.recording import RecordError
     from ckptcheck.text.file_io import require_output_apart, require_writable
@@ -192,13 +185,13 @@ def refit(
     if attach:
         written.reject(TRIAL_OPTIONS, ATTACHED)
         reject_unused_attach_options(
-            written, device=device.value, has_source=source is not None, checks_weights=check_weights,
+            written, device=device, has_source=source is not None, checks_weights=check_weights,
             checks_logprobs=check_logprobs, timeouts=timeout or (),
         )  # fmt: skip
     else:
         written.reject(SERVER_OPTIONS, "without servers that run already", "name them with --attach")
         reject_unused_refit_options(
-            written, device=device.value, quantizes=quantize is not None, steps=steps, checks_weights=check_weights,
+            written, device=device, quantizes=quantize is not None, steps=steps, checks_weights=check_weights,
             checks_logprobs=check_logprobs, timeouts=timeout or (),
         )  # fmt: skip
     if source is None and not attach:
@@ -208,19 +201,19 @@ def refit(
     if attach:
         report = api.attach(
             *attach, source=source, allow_write=allow_write, allow_remote=allow_remote,
-            trainer=(trainer or TrainerName.transformers).value, tp=tp, pp=pp, ep=ep, device=device.value,
+            trainer=trainer or "transformers", tp=tp, pp=pp, ep=ep, device=device,
             trainer_gpus=trainer_gpus, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (),
             despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
         )  # fmt: skip
-        out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose)
+        out.finish_long_run(report, format, output, fail_on, verbose=verbose)
     assert source is not None
     record_error = None
     try:
         report = api.refit(
-            source, engine=engine, trainer=(trainer or TrainerName.megatron).value, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp,
-            engine_mode=engine_mode.value, transport=transport, quantize=quantize.value if quantize else None, ignore=ignore,
-            trainer_quantizer=trainer_quantizer.value, dtype=dtype.value, device=device.value, trainer_gpus=trainer_gpus,
+            source, engine=engine, trainer=trainer or "megatron", tp=tp, pp=pp, ep=ep, engine_tp=engine_tp,
+            engine_mode=engine_mode, transport=transport, quantize=quantize, ignore=ignore,
+            trainer_quantizer=trainer_quantizer, dtype=dtype, device=device, trainer_gpus=trainer_gpus,
             engine_gpus=engine_gpus, switch=switch or (), bucket_mb=bucket_mb, pause=pause, sleep_level=sleep_level, steps=steps,
             perturb=perturb, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
@@ -228,4 +221,4 @@ def refit(
         )  # fmt: skip
     except RecordError as error:
         report, record_error = error.report, error
-    out.finish_long_run(report, format.value, output, fail_on.value, verbose=verbose, record_error=record_error)
+    out.finish_long_run(report, format, output, fail_on, verbose=verbose, record_error=record_error)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,28 +20,24 @@ if TYPE_CHECKING:
 RULE_FOLDERS = typer.Option("--rules", metavar="DIR", help="Load further rules from this folder. Their code runs.")
 
 
-class RuleListFormat(enum.StrEnum):
-    """Formats of the list of rules."""
-
-    text = "text"
-    json = "json"
-    markdown = "markdown"
+RuleListFormat = Literal["text", "json", "markdown"]
+"""Formats of the list of rules."""
 
 
 def rules(
-    format: Annotated[RuleListFormat, typer.Option(help="Format of the list.")] = RuleListFormat.text,
+    format: Annotated[RuleListFormat, typer.Option(help="Format of the list.")] = "text",
     folders: Annotated[list[Path], RULE_FOLDERS] = [],  # noqa: B006
 ) -> None:
     """List every rule with its severity."""
     from ckptcheck.linter import rule_loader, settings
 
     rules = rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *folders])
-    if format is RuleListFormat.json:
+    if format == "json":
         keys = ("code", "name", "severity", "on", "summary")
         json.dump([{key: getattr(rule, key) for key in keys} for rule in rules], sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    if format is RuleListFormat.markdown:
+    if format == "markdown":
         sys.stdout.write(markdown_table(rules))
         return
     from rich.console import Console

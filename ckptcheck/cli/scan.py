@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from ckptcheck import api
 from ckptcheck.cli.options import (
     TARGET_FORMS,
-    FailOnSeverity,
     Format,
     Ignore,
     Output,
-    ReportFormat,
     Select,
     Verbose,
     WrittenOptions,
@@ -22,6 +21,7 @@ from ckptcheck.cli.options import (
     split_list,
 )
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import FailOn
 from ckptcheck.unused_options import VALUE_OPTIONS, reject_unused_scan_options
 
 REPORT_OPTIONS = (
@@ -74,10 +74,10 @@ def scan(
     rules: Annotated[
         list[Path], typer.Option(metavar="DIR", help="Load further rules from this folder. Their code runs.")
     ] = [],  # noqa: B006
-    format: Format = ReportFormat.text,
+    format: Format = "text",
     output: Output = None,
     fail_on: Annotated[
-        FailOnSeverity | None,
+        FailOn | None,
         typer.Option(help="Exit with 1 on findings of this severity or a worse one.", show_default="error"),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Files read at a time.", show_default="cores")] = None,
@@ -104,7 +104,6 @@ def scan(
 
     Exit codes: 0 clean, 1 findings at or above --fail-on, 2 could not check.
     """
-    from ckptcheck import api
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_distinct_outputs
 
@@ -129,4 +128,4 @@ def scan(
         select=split_list(select), ignore=split_list(ignore), rules=rules, jobs=jobs, fix=fix, baseline=baseline,
         write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish(reports, format.value, output, fail_on.value if fail_on else None, verbose=verbose)
+    out.finish(reports, format, output, fail_on, verbose=verbose)

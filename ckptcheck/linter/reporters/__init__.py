@@ -6,12 +6,14 @@ Every format is one file with ``render(reports, rules) -> str``, and what it ret
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 
-FORMATS = ("text", "json", "sarif", "junit", "github")
+ReportFormat = Literal["text", "json", "sarif", "junit", "github"]
+FORMATS: tuple[ReportFormat, ...] = get_args(ReportFormat)
 
 
 def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str:
