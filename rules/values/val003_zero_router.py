@@ -3,7 +3,9 @@
 ## What it checks
 - The token embedding, the output head and the routers (the tensors that choose experts) are not all zero.
 - A router holds more than one number.
-- A checkpoint that looks freshly initialised as a whole is left out: some architectures start routers at zero.
+- In a checkpoint that looks freshly initialised as a whole, routers may be zero or constant in all layers, for some architectures
+  start them so. One layer whose router is zero while others are not is reported, and so are the embedding and the head.
+- VAL016 reports a checkpoint of nothing but zeros.
 
 ## Why it matters
 - With a zero or constant router all experts score the same, and the engine's sort decides by accident which ones it takes.
@@ -29,7 +31,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
+from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_router
 from ckptcheck.values.detectors.zeroed_slices import find_zero_rank_shards
 
@@ -44,17 +47,19 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     roles = find_vocabulary_tensors(ckpt)
     wholes = {part: whole for whole, parts in ckpt.weight_parts.items() for part in parts}
     reported: set[str] = set()
-    partial_shards = {name for parts in find_zero_rank_shards(ckpt).values() for name in parts}
+    elsewhere = {name for parts in find_zero_rank_shards(ckpt).values() for name in parts} | find_blank_tensors(ckpt)
+    initial = False
     for name, stats in ckpt.values.tensors.items():
         is_a_router = name not in roles and is_router(ckpt, stats)
         is_constant = is_a_router and stats.constant and not (stats.nan or stats.inf)
         if (
             name in ckpt.tensor_to_file
             and (is_constant or (stats.zero and (name in roles or is_a_router)))
-            and name not in partial_shards
+            and name not in elsewhere
         ):
-            if looks_untrained(ckpt):
-                raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+            if name in find_initial_constants(ckpt):
+                initial = True
+                continue
             whole = wholes.get(name, name)
             if whole in reported:
                 continue
@@ -68,3 +73,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 hint="take it from the checkpoint this one was converted from",
             )
     ckpt.require_values()
+    if initial:
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")

@@ -10,7 +10,9 @@ It leaves out:
 - what starts at zero by design (`lora_B` and the like, zero points, mask tokens, moments of an optimizer), and biases;
 - the tensors of VAL003;
 - parts of a Megatron weight whose other parts are not zero, and matrices within a lost block (both VAL005);
-- a checkpoint that looks freshly initialised as a whole.
+- a kind of matrix that is zero in every layer of a checkpoint that looks freshly initialised as a whole, since some architectures
+  start output projections or gates at zero; one that is zero in some layers only is reported;
+- a checkpoint, or a stack of layers, of nothing but zeros (VAL016).
 
 ## Why it matters
 A download lost a block, an exporter allocated a tensor and never filled it, or a shard was zeroed. The layer passes its input
@@ -40,7 +42,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, format_ranges, list_unless_single
-from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
+from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.roles import (
     find_vocabulary_tensors,
     is_matrix,
@@ -55,9 +58,8 @@ from ckptcheck.values.detectors.zeroed_slices import find_zero_adapters, find_ze
 
 @rule("VAL004", "zero-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    reported_elsewhere = find_vocabulary_tensors(ckpt).keys() | {
-        name for parts in find_zero_rank_shards(ckpt).values() for name in parts
-    }
+    reported_elsewhere = find_vocabulary_tensors(ckpt).keys() | find_blank_tensors(ckpt)
+    reported_elsewhere |= {name for parts in find_zero_rank_shards(ckpt).values() for name in parts}
     zero = [
         stats
         for name, stats in ckpt.values.tensors.items()
@@ -68,15 +70,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and name not in reported_elsewhere
         and not is_router(ckpt, stats)
     ]
-    if zero and looks_untrained(ckpt):
-        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    initial = {stats.name for stats in zero} & find_initial_constants(ckpt) if zero else set()
     lost = {
         name
         for blocks in (find_zero_blocks(ckpt) if zero else {}).values()
         for block in blocks
         for name in block.lost_tensors
     }
-    zero = [stats for stats in zero if stats.name not in lost]
+    zero = [stats for stats in zero if stats.name not in lost | initial]
     for shard in dict.fromkeys(stats.shard for stats in zero):
         names = [stats.name for stats in zero if stats.shard == shard]
         yield Problem(
@@ -102,3 +103,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="check that these modules were trained, and save the adapter again",
         )
     ckpt.require_values()
+    if initial:
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")

@@ -3,7 +3,8 @@
 ## What it checks
 - No matrix has the same value everywhere, except zero (VAL003, VAL004).
 - No packed or int8 weight repeats one word.
-- Routers (VAL003), scales, and a checkpoint that looks freshly initialised as a whole are left out.
+- Routers (VAL003), scales, and a checkpoint or a stack of layers in which every matrix is so (VAL016) are left out. So is a kind of
+  matrix that is constant in every layer of a checkpoint that looks freshly initialised as a whole.
 
 ## Why it matters
 Such a matrix has rank one and carries nothing that was trained: somebody filled it instead of loading it. Packed words that are
@@ -27,7 +28,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, list_unless_single
-from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
+from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router, is_scale
 
 
@@ -43,9 +45,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and (is_packed(stats) or (is_matrix(stats) and min(stats.shape) > 1))
         and not is_scale(name)
         and not is_router(ckpt, stats)
+        and name not in find_blank_tensors(ckpt)
     ]
-    if constant and looks_untrained(ckpt):
-        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    initial = {stats.name for stats in constant} & find_initial_constants(ckpt) if constant else set()
+    constant = [stats for stats in constant if stats.name not in initial]
     for shard in dict.fromkeys(stats.shard for stats in constant):
         names = [stats.name for stats in constant if stats.shard == shard]
         yield Problem(
@@ -55,3 +58,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="export again from a checkpoint that has its values",
         )
     ckpt.require_values()
+    if initial:
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")

@@ -1,12 +1,11 @@
 """A norm is zero while others are not.
 
 ## What it checks
-In a model whose norms were trained:
-- No norm's weight is all zero.
+- No norm's weight is all zero. In a family that transformers does not know, at least half of the norms have to be nonzero.
 - No norm has a stretch of zeros of more than an eighth of its elements, if other norms of its length have none. The rule does not
   look for this on the Hub.
 
-It leaves out checkpoints that look freshly initialised, and models whose norms are centred at zero, where a zero means one:
+It leaves out models whose norms are centred at zero, where a zero means one:
 families such as Gemma, Qwen3-Next, Nemotron and Step-3.5 by any `model_type` in the config, and Megatron runs with
 `apply_layernorm_1p`.
 
@@ -19,7 +18,8 @@ Take the norm from the checkpoint this one was converted from. If all zeros lie 
 
 ## When it can be wrong
 - A family with norms centred at zero may be unknown here, and a folder of torch.distributed.checkpoint does not name its family.
-- A method may start gains at zero on purpose, to switch a new block off. At least half of the norms have to be nonzero.
+- A method may start gains at zero on purpose, to switch a new block off. A kind of norm that is zero in every layer of a checkpoint
+  that looks freshly initialised is left out.
 - A method may prune adjacent channels in some layers only.
 - `--ignore VAL013`, or a reason under `[ignore]`, silences it.
 
@@ -32,8 +32,9 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, list_unless_single
-from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.norms import find_torn_norms, find_zero_norms
+from ckptcheck.values.detectors.roles import is_norm, name_pattern
 
 HINT = "take it from the checkpoint this one was converted from"
 
@@ -47,8 +48,18 @@ HINT = "take it from the checkpoint this one was converted from"
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     zero = find_zero_norms(ckpt)
-    if zero and looks_untrained(ckpt):
-        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
+    # A norm that has no siblings, such as the final one, is never zero by its initialiser.
+    initial = {name for name in find_initial_constants(ckpt) if name != name_pattern(name)} if zero else set()
+    initial &= {stats.name for stats in zero}
+    zero = [stats for stats in zero if stats.name not in initial]
+    if zero and len(zero) == sum(map(is_norm, ckpt.values.tensors.values())):
+        yield Problem(
+            f"every norm is zero ({len(zero):,}), and this architecture multiplies by them: all logits are equal",
+            file=zero[0].shard,
+            key=zero[0].name,
+            hint="take them from the checkpoint this one was converted from",
+        )
+        zero = []
     for shard in dict.fromkeys(stats.shard for stats in zero):
         names = [stats.name for stats in zero if stats.shard == shard]
         yield Problem(
@@ -66,5 +77,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint=HINT,
         )
     ckpt.require_values()
+    if initial:
+        raise Skip("the checkpoint looks freshly initialised: its norms are constant")
     if ckpt.source.local is None:
         raise Skip("norms are not read again on the Hub")

@@ -11,6 +11,8 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +48,7 @@ class DrawnTensor(StrictTable, kw_only=True):
 
 
 class ValueChange(StrictTable, kw_only=True):
-    """Elements to overwrite in place: one of hex, zeros and zero."""
+    """Elements to overwrite in place: one of hex, zeros, zero and fill."""
 
     at: int = 0
     """The first element."""
@@ -56,6 +58,8 @@ class ValueChange(StrictTable, kw_only=True):
     """How many elements become zero."""
     zero: bool = False
     """Every element becomes zero."""
+    fill: str = ""
+    """The bytes of every element, in hex."""
 
 
 class RepeatedHalf(StrictTable, kw_only=True):
@@ -101,7 +105,7 @@ class CheckpointChanges(CaseTable, kw_only=True):
     """Tensor → random numbers to add or replace it with in model.safetensors."""
     tensors: Tensors = {}
     values: dict[str, list[ValueChange]] = {}
-    """Tensor → elements to overwrite."""
+    """Tensor, or a pattern with ``*`` → elements to overwrite."""
     twins: dict[str, str] = {}
     """Prefix → the prefix of the tensors whose bytes the tensors below it get."""
     halves: dict[str, int | list[RepeatedHalf]] = {}
@@ -115,7 +119,7 @@ class CheckpointChanges(CaseTable, kw_only=True):
     arguments: dict[str, Any] = {}
     """Name → value of an argument saved by Megatron; or name → {folder = value} for single ranks."""
     elements: dict[str, list[megatron_cases.ChunkChange]] = {}
-    """Megatron tensor → bytes to overwrite in its chunks."""
+    """Megatron tensor, or ``*`` for every chunk of every weight → bytes to overwrite in its chunks."""
     patch: list[Patch] = []
     append: dict[str, str] = {}
     """File → hex of bytes to append; a file that does not exist is created."""
@@ -299,10 +303,13 @@ def _edit_values(folder: Path, table: Mapping[str, Any]) -> None:
         for name, entry in entries.items():
             begin, end = (start + offset for offset in entry["data_offsets"])
             width = (end - begin) // max(1, int(np.prod(entry["shape"])))
-            for change in table.get("values", {}).get(name, []):
+            changes = (every for pattern, every in table.get("values", {}).items() if fnmatchcase(name, pattern))
+            for change in chain.from_iterable(changes):
                 at = begin + change.get("at", 0) * width
                 if "hex" in change:
                     new = bytes.fromhex(change["hex"])
+                elif "fill" in change:
+                    new = bytes.fromhex(change["fill"]) * ((end - begin) // width)
                 else:
                     new = bytes(end - begin if change.get("zero") else change["zeros"] * width)
                 raw[at : at + len(new)] = new

@@ -68,7 +68,12 @@ def edit(folder: Path, table: Mapping[str, Any]) -> None:
                 _edit_argument(path, name, value[path.parent.name] if isinstance(value, dict) else value)
     for key, changes in table.get("elements", {}).items():
         for change in changes:
-            _edit_elements(folder, key, change)
+            if key != "*":
+                _edit_elements(folder, key, change)
+                continue
+            for name, tensor in Megatron(folder, str(folder)).weights.items():
+                for number in range(len(tensor.chunks)):
+                    _edit_elements(folder, name, {**change, "chunk": number})
 
 
 def _edit_contents(contents: dcp.Table, edits: dict[str, Any]) -> None:

@@ -15,9 +15,20 @@ from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.roles import NORM, is_matrix, is_scale, name_pattern, starts_at_zero
+from ckptcheck.values.detectors.norm_convention import has_plain_norms
+from ckptcheck.values.detectors.roles import (
+    NORM,
+    find_vocabulary_tensors,
+    is_matrix,
+    is_norm,
+    is_scale,
+    name_pattern,
+    starts_at_zero,
+)
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.stats import TensorStats
 
@@ -129,15 +140,17 @@ def find_init_heads(ckpt: Checkpoint) -> list[str]:
     return heads
 
 
+@remembered
 def looks_untrained(ckpt: Checkpoint) -> bool:
     """Whether the whole checkpoint looks freshly initialised: its norms are constant, and its matrices look drawn.
 
     Norms start at one (or zero), and any training moves them. A model without norms needs nearly all vectors constant.
     Norms may also be constant because they were lost, or multiplied into the matrices that follow them. So half of
-    SAMPLED_MATRICES matrices have to look drawn too, if any can be judged. On the Hub no matrix is read. Raises as
-    `find_init_groups`.
+    SAMPLED_MATRICES matrices have to look drawn too, if any can be judged. On the Hub no matrix is read. An initialiser leaves
+    spread and norms of one: where most matrices hold one number, or all norms are zero and should not be, it was none.
+    Raises as `find_init_groups`.
     """
-    if not has_constant_norms(ckpt):
+    if not has_constant_norms(ckpt) or _is_mostly_constant(ckpt) or (has_plain_norms(ckpt) and _has_zero_norms(ckpt)):
         return False
     import numpy as np
 
@@ -148,6 +161,52 @@ def looks_untrained(ckpt: Checkpoint) -> bool:
     with np.errstate(all="ignore"):
         at_init = sum(_is_suspect(ckpt, stats) and _test_for_init(ckpt, stats) is not None for stats in sampled)
     return 2 * at_init >= len(sampled)
+
+
+def _is_mostly_constant(ckpt: Checkpoint) -> bool:
+    """Whether most matrices hold one number only, so that nothing drew them."""
+    matrices = [
+        stats.constant or stats.zero
+        for stats in ckpt.values.tensors.values()
+        if is_matrix(stats) and min(stats.shape) > 1 and not (is_scale(stats.name) or starts_at_zero(stats.name))
+    ]
+    return 2 * sum(matrices) > len(matrices)
+
+
+def _has_zero_norms(ckpt: Checkpoint) -> bool:
+    """Whether the checkpoint has norms, and all of them are zero."""
+    norms = [stats.zero for stats in ckpt.values.tensors.values() if is_norm(stats)]
+    return bool(norms) and all(norms)
+
+
+@remembered
+def find_initial_constants(ckpt: Checkpoint) -> frozenset[str]:
+    """Return the tensors of a model that looks untrained that an initialiser may have left zero, or one number throughout.
+
+    It does so to a whole kind of tensor, in every layer. A tensor whose sibling in another layer holds different numbers was lost.
+    So was an embedding or a head. Empty for a trained model. Raises as `looks_untrained`.
+    """
+    if not looks_untrained(ckpt):
+        return frozenset()
+    stack = ckpt.components.stack
+    inside = f"{stack.prefix}." if stack is not None else "\0"
+    vocabulary = find_vocabulary_tensors(ckpt)
+    kinds: dict[str, list[TensorStats]] = {}
+    for name, stats in ckpt.values.tensors.items():
+        if name not in vocabulary:
+            kinds.setdefault(INDEX.sub("{}", name, 1), []).append(stats)
+    constants: set[str] = set()
+    for kind, members in kinds.items():
+        drawn = [stats for stats in members if not (stats.constant or stats.zero)]
+        for same in (
+            [stats for stats in members if stats.zero],
+            [stats for stats in members if stats.constant and not stats.zero],
+        ):
+            others = len(members) - len(same) if same and same[0].zero else len(drawn)
+            # Elsewhere than in the layers, the number in a name may tell modules of different kinds apart.
+            if others < (1 if kind.startswith(inside) else max(2, len(same))):
+                constants.update(stats.name for stats in same)
+    return frozenset(constants)
 
 
 def has_constant_norms(ckpt: Checkpoint) -> bool:

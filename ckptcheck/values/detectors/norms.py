@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors, find_blank_weights
 from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
 from ckptcheck.values.detectors.init_detection import has_constant_norms, looks_untrained
+from ckptcheck.values.detectors.norm_convention import has_plain_norms, has_zero_centred_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.stats import TensorStats
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-CENTRED_AT_ZERO = re.compile(r"gemma|qwen3_(next|5)|qwen4|nemotron|minimax_m3|muse_|step3p[57]|videoprism")
-"""model_type of families that multiply by 1 + weight in transformers 5.23."""
 MAX_ZERO_STRETCH = 1 / 8
 """Share of a norm's weights; a longer stretch of zeros counts as lost. A dead attention head may have up to this many."""
 MIN_WEIGHTS = 16
@@ -34,29 +33,12 @@ MIN_WEIGHTS_FOR_SIGNS = 64
 """Weights from which the share of negative ones is meaningful."""
 
 
-def has_zero_centred_norms(ckpt: Checkpoint) -> bool:
-    """Whether norms multiply by 1 + weight, so that a zero means one, by a model_type of the config or Megatron's arguments."""
-    if ckpt.arguments is not None:
-        return any(ckpt.arguments.get(name) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma"))
-    return ckpt.config is not None and any(
-        CENTRED_AT_ZERO.search(name) for name in _iter_model_types(ckpt.config.value)
-    )
-
-
-def _iter_model_types(settings: dict[str, Any], depth: int = 4) -> Iterator[str]:
-    """Yield the model_type of a config and of all its parts."""
-    if isinstance(name := settings.get("model_type"), str):
-        yield name
-    for part in settings.values() if depth else ():
-        if isinstance(part, dict):
-            yield from _iter_model_types(part, depth - 1)
-
-
 def find_zero_norms(ckpt: Checkpoint) -> list[TensorStats]:
-    """Return the norms that are all zero, where at least half are not and zero does not mean one."""
+    """Return the norms that are all zero where zero does not mean one. In a family that is not known, at least half must not be."""
     norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]
-    zero = [stats for stats in norms if stats.zero]
-    return zero if 2 * len(zero) <= len(norms) and not has_zero_centred_norms(ckpt) else []
+    zero = [stats for stats in norms if stats.zero and stats.name not in find_blank_tensors(ckpt)]
+    is_sure = 2 * len(zero) <= len(norms) and not has_zero_centred_norms(ckpt)
+    return zero if zero and (is_sure or has_plain_norms(ckpt)) else []
 
 
 def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
@@ -67,6 +49,8 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     """
     stack = ckpt.components.stack
     if stack is None or not has_constant_norms(ckpt) or looks_untrained(ckpt):
+        return [], None
+    if any(blank.prefix == stack.prefix for blank in find_blank_weights(ckpt)):
         return [], None
     near, inside = stack.prefix.rpartition(".")[0], stack.prefix + "."
     norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import looks_untrained
 from ckptcheck.values.detectors.row_stats import RowStats, compute_row_stats, may_have_untrained_rows
 from ckptcheck.values.detectors.token_usage import (
@@ -152,14 +153,25 @@ class UntrainedRows:
         )
 
 
+def _is_all_zero(ckpt: Checkpoint, parts: tuple[str, ...]) -> bool:
+    """Whether a matrix is zero in all its parts, so that VAL003 reports it as a whole."""
+    tensors = ckpt.values.tensors
+    return ckpt.components.stack is not None and all(part in tensors and tensors[part].zero for part in parts)
+
+
 @remembered
 def find_untrained_rows(ckpt: Checkpoint) -> list[UntrainedRows]:
-    """Return the untrained rows of the embedding and the head, computed once for all rules. Raises Skip if values are not read."""
+    """Return the untrained rows of the embedding and the head, computed once for all rules. Raises Skip if values are not read.
+
+    A matrix that is zero as a whole is left out: other rules report it in one sentence.
+    """
     ckpt.require_value_reader()
     import numpy as np
 
     matrices = []
     for name, parts in ckpt.vocabulary_tensors.items():
+        if find_blank_tensors(ckpt) >= set(parts) or _is_all_zero(ckpt, parts):
+            continue
         # With a larger threshold, rows of almost one number count too, which `row_max` does not show.
         has_loose_threshold = ckpt.options.identical > ScanOptions.identical
         if not may_have_untrained_rows(ckpt, parts, ckpt.options.near_zero, SUSPECT_SHARE) and not has_loose_threshold:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.init_detection import looks_untrained
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
+from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_scale, name_pattern, starts_at_zero
 from ckptcheck.values.detectors.structured_tensors import is_learned_weight
 
@@ -36,8 +37,8 @@ def find_lost_matrices(
         return zero_matrices
     used_patterns = {name_pattern(name) for name in zero_matrices} & get_nonzero_patterns()
     length = max(tensor.data_offsets[1] for tensor in shard.tensors.values())
-    if (len(used_patterns) > 1 or (run == (0, length) and len(zero_matrices) > 1)) and not looks_untrained(ckpt):
-        return zero_matrices
+    if len(used_patterns) > 1 or (run == (0, length) and len(zero_matrices) > 1):
+        return [name for name in zero_matrices if name not in find_initial_constants(ckpt)]
     return []
 
 
@@ -54,6 +55,6 @@ def _lies_in(shard: Shard, name: str, run: tuple[int, int]) -> bool:
 def _is_wrongly_zero(ckpt: Checkpoint, name: str) -> bool:
     """Whether a matrix is all zero and should not be."""
     stats = ckpt.values.tensors.get(name)
-    if stats is None or not stats.zero or is_scale(name) or starts_at_zero(name):
+    if stats is None or not stats.zero or is_scale(name) or starts_at_zero(name) or name in find_blank_tensors(ckpt):
         return False
     return is_packed(stats) or (is_matrix(stats) and is_learned_weight(name))
