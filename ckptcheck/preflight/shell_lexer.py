@@ -17,7 +17,7 @@ DEEPEST = 40
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ShellChunk:
     """A part of a word that is either plain text or one expansion."""
 
     kind: Literal["text", "parameter", "command"]
@@ -29,16 +29,16 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Token:
+class ShellToken:
     """A word or an operator of a script."""
 
     line: int
     """The line where it begins, from 1."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[ShellChunk, ...] = ()
     """The parts of a word; empty for an operator."""
     operator: str | None = None
     """The operator, which can be a line end; None for a word."""
-    array: tuple[Token, ...] | None = field(default=None)
+    array: tuple[ShellToken, ...] | None = field(default=None)
     """The words in the brackets of ``NAME=( … )``; None for any other token."""
 
     @property
@@ -53,7 +53,7 @@ class Token:
         return self.chunks[0].text if is_plain else ""
 
 
-def tokenize(text: str, name: str) -> Iterator[Token]:
+def tokenize(text: str, name: str) -> Iterator[ShellToken]:
     """Yield the tokens of a script. name: the file as error messages name it.
 
     Raises CkptcheckError, with the line, for a quote or bracket that is never closed.
@@ -68,7 +68,7 @@ class _Lexer:
         self.text, self.name = text, name
         self.at, self.line = 0, 1
 
-    def tokens(self) -> Iterator[Token]:
+    def tokens(self) -> Iterator[ShellToken]:
         """Yield the remaining tokens, without redirections and here-documents."""
         heredocs: list[str] = []
         while (token := self.token()) is not None:
@@ -88,7 +88,7 @@ class _Lexer:
                     self.skip_document(end_word)
                 heredocs.clear()
 
-    def token(self) -> Token | None:
+    def token(self) -> ShellToken | None:
         """Read a word or an operator; None at the end."""
         self.space()
         if self.at >= len(self.text):
@@ -96,20 +96,20 @@ class _Lexer:
         line = self.line
         if operator := OPERATORS.match(self.text, self.at):
             self.forward(operator.end())
-            return Token(line, operator=operator[0])
-        chunks: list[Chunk] = []
+            return ShellToken(line, operator=operator[0])
+        chunks: list[ShellChunk] = []
         while self.at < len(self.text) and not self.text[self.at].isspace():
             if OPERATORS.match(self.text, self.at) and not self.text[self.at].isdigit():
                 if self.text[self.at] == "(" and chunks and ARRAY.fullmatch(chunks[-1].text) and not chunks[-1].quoted:
-                    return Token(line, tuple(chunks), array=self.array(line))
+                    return ShellToken(line, tuple(chunks), array=self.array(line))
                 break
             self.part(chunks)
-        return Token(line, tuple(chunks))
+        return ShellToken(line, tuple(chunks))
 
-    def array(self, line: int) -> tuple[Token, ...]:
+    def array(self, line: int) -> tuple[ShellToken, ...]:
         """Read the words of ``( … )`` from its opening bracket on. line: of the assignment, for the error."""
         self.forward(self.at + 1)
-        items: list[Token] = []
+        items: list[ShellToken] = []
         while (token := self.token()) is not None:
             if token.operator == ")":
                 return tuple(items)
@@ -117,7 +117,7 @@ class _Lexer:
                 items.append(token)
         raise CkptcheckError(f"{self.name}:{line} an array's ( is never closed")
 
-    def part(self, chunks: list[Chunk]) -> None:
+    def part(self, chunks: list[ShellChunk]) -> None:
         """Read one part of a word and add it to the chunks."""
         sign = self.text[self.at]
         if sign == "\\":
@@ -139,11 +139,11 @@ class _Lexer:
             self.add(chunks, sign)
             self.forward(self.at + 1)
 
-    def double(self, chunks: list[Chunk]) -> None:
+    def double(self, chunks: list[ShellChunk]) -> None:
         """Read text in double quotes and add it to the chunks."""
         line = self.line
         self.forward(self.at + 1)
-        chunks.append(Chunk("text", "", quoted=True))
+        chunks.append(ShellChunk("text", "", quoted=True))
         while self.at < len(self.text):
             sign = self.text[self.at]
             if sign == '"':
@@ -160,24 +160,24 @@ class _Lexer:
                 self.forward(self.at + 1)
         raise CkptcheckError(f'{self.name}:{line} a " is never closed')
 
-    def dollar(self, chunks: list[Chunk], *, quoted: bool) -> None:
+    def dollar(self, chunks: list[ShellChunk], *, quoted: bool) -> None:
         """Read ``$NAME``, ``${…}``, ``$(…)``, ``$((…))`` or backticks and add it to the chunks."""
         if self.text[self.at] == "`":
             end = self.find("`", self.at + 1)
-            chunks.append(Chunk("command", self.text[self.at + 1 : end], quoted))
+            chunks.append(ShellChunk("command", self.text[self.at + 1 : end], quoted))
             self.forward(end + 1)
             return
         following = self.text[self.at + 1 : self.at + 2]
         if following == "{":
             end = self.closing(self.at + 1, "{", "}")
-            chunks.append(Chunk("parameter", self.text[self.at + 2 : end], quoted))
+            chunks.append(ShellChunk("parameter", self.text[self.at + 2 : end], quoted))
             self.forward(end + 1)
         elif following == "(":
             end = self.closing(self.at + 1, "(", ")")
-            chunks.append(Chunk("command", self.text[self.at + 2 : end], quoted))
+            chunks.append(ShellChunk("command", self.text[self.at + 2 : end], quoted))
             self.forward(end + 1)
         elif name := re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(self.text, self.at + 1):
-            chunks.append(Chunk("parameter", name[0], quoted))
+            chunks.append(ShellChunk("parameter", name[0], quoted))
             self.forward(name.end())
         else:
             self.add(chunks, "$", quoted=quoted)
@@ -204,12 +204,12 @@ class _Lexer:
             raise CkptcheckError(f"{self.name}:{self.line} a {sign} is never closed")
         return position
 
-    def add(self, chunks: list[Chunk], text: str, *, quoted: bool = False) -> None:
+    def add(self, chunks: list[ShellChunk], text: str, *, quoted: bool = False) -> None:
         """Add plain text: to the last chunk where that is text with the same quoting, else as a new chunk."""
         if chunks and chunks[-1].kind == "text" and (chunks[-1].quoted == quoted or not chunks[-1].text):
             chunks[-1] = replace(chunks[-1], text=chunks[-1].text + text, quoted=quoted or chunks[-1].quoted)
         else:
-            chunks.append(Chunk("text", text, quoted))
+            chunks.append(ShellChunk("text", text, quoted))
 
     def space(self) -> None:
         """Skip blanks, line continuations and comments."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.arithmetic import evaluate
-from ckptcheck.preflight.shell_lexer import Chunk, Token, tokenize
+from ckptcheck.preflight.shell_lexer import ShellChunk, ShellToken, tokenize
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -89,7 +89,7 @@ class _Reader:
     def run(self, text: str) -> Script:
         """Read all commands of a text; return the script."""
         depth, brackets = 0, 0
-        command: list[Token] = []
+        command: list[ShellToken] = []
         for token in tokenize(text, self.name):
             if token.operator is None:
                 command.append(token)
@@ -104,7 +104,7 @@ class _Reader:
         self.finish(command, depth + brackets)
         return self.script
 
-    def finish(self, command: list[Token], depth: int) -> int:
+    def finish(self, command: list[ShellToken], depth: int) -> int:
         """Record one command or assignment.
 
         depth: the number of conditions, loops and brackets around it. Returns by how much the command changes the depth.
@@ -121,7 +121,7 @@ class _Reader:
             for token in command[1:]:
                 self.assign(token, conditional, exported=is_export)
             return change
-        assignments: list[Token] = []
+        assignments: list[ShellToken] = []
         while command and (command[0].array is not None or (command[0].chunks and ASSIGNED.match(command[0].start))):
             assignments.append(command.pop(0))
         if not command:
@@ -141,7 +141,7 @@ class _Reader:
             self.script.commands.append(words)
         return change
 
-    def assign(self, token: Token, conditional: bool, *, exported: bool = False) -> None:
+    def assign(self, token: ShellToken, conditional: bool, *, exported: bool = False) -> None:
         """Set a variable from ``NAME=…``, ``NAME+=…`` or ``NAME=( … )``; with `exported`, export it too.
 
         conditional: whether a condition or loop surrounds the assignment, so that the value is not known.
@@ -175,13 +175,13 @@ class _Reader:
             replace(words[0], text=" ".join(word.text for word in words)) if words else self.word("", 0)
         )
 
-    def joined(self, token: Token) -> Word:
+    def joined(self, token: ShellToken) -> Word:
         """Expand a word without splitting it at blanks, as in an assignment."""
         words = self.expand(replace(token, chunks=tuple(replace(chunk, quoted=True) for chunk in token.chunks)))
         reason = next((word.reason for word in words if word.reason), "")
         return self.word(" ".join(word.text for word in words), token.line, reason)
 
-    def expand(self, token: Token) -> list[Word]:
+    def expand(self, token: ShellToken) -> list[Word]:
         """Return the words that a token expands to: an array gives several, an unquoted variable is split at blanks."""
         words: list[Word] = []
         text, reason, place, started = "", "", self.word("", token.line), False
@@ -204,7 +204,7 @@ class _Reader:
         self.spend(sum(len(word.text) + 1 for word in words), token.line)
         return words
 
-    def value(self, chunk: Chunk, line: int) -> list[Word]:
+    def value(self, chunk: ShellChunk, line: int) -> list[Word]:
         """Return the words that ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` or ``$(…)`` expands to."""
         expression = clip(f"${{{chunk.text}}}" if chunk.kind == "parameter" else f"$({chunk.text})", 60)
         if chunk.kind == "command":

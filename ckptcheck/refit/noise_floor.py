@@ -39,7 +39,7 @@ class SideNoise:
 
 
 @dataclass(frozen=True)
-class NoiseFloor:
+class TrialNoise:
     """The noise of both sides, measured after the cold load."""
 
     engine: SideNoise = field(default_factory=SideNoise)
@@ -93,7 +93,7 @@ def why_not_forced(info: EngineInfo) -> str:
 
 def measure_noise_floor(
     engine: Scorer, trainer: Trainer, sequences: Sequence[Sequence[int]], decode: int = OWN
-) -> NoiseFloor:
+) -> TrialNoise:
     """Score the same sequences again, each alone, and by decoding. Every request starts with an empty prefix cache.
 
     An engine that cannot decode given tokens, for example because it speculates, decodes `decode` tokens of its own, which
@@ -119,7 +119,7 @@ def measure_noise_floor(
         decoding = compare_logprobs(together, engine.score_by_decode(sequences, 1))
     trainer_together, trainer_again = trainer.score(sequences), trainer.score(sequences)
     trainer_alone = [trainer.score([tokens])[0] for tokens in sequences]
-    return NoiseFloor(
+    return TrialNoise(
         SideNoise(compare_logprobs(together, again), compare_logprobs(together, alone), decoding),
         SideNoise(compare_logprobs(trainer_together, trainer_again), compare_logprobs(trainer_together, trainer_alone)),
     )

@@ -11,7 +11,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
-from ckptcheck.refit.noise_floor import NoiseFloor
+from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.runtime.engines.base import (
     EngineInfo,
@@ -145,7 +145,7 @@ class RefitTrace(EvidenceDefaults):
     """Switch that the engine did not apply → why."""
     cold_manifest: TensorDigests = field(default_factory=dict)
     """Manifest after the cold load."""
-    noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
+    noise_floor: TrialNoise = field(default_factory=TrialNoise)
     """Noise of both sides, measured after the cold load."""
     scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
     scrambled_manifest: TensorDigests = field(default_factory=dict)

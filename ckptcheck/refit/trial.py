@@ -20,7 +20,7 @@ from ckptcheck.refit import placement
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.inflight import InflightUpdate
-from ckptcheck.refit.noise_floor import NoiseFloor, measure_noise_floor, measure_rounding
+from ckptcheck.refit.noise_floor import TrialNoise, measure_noise_floor, measure_rounding
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
@@ -59,7 +59,7 @@ class _Observations:
     stream_transport: str = ""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     cold_manifest: TensorDigests = field(default_factory=dict)
-    noise_floor: NoiseFloor = field(default_factory=NoiseFloor)
+    noise_floor: TrialNoise = field(default_factory=TrialNoise)
     scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
     scrambled_manifest: TensorDigests = field(default_factory=dict)
     syncs: list[Sync] = field(default_factory=list)

@@ -10,7 +10,7 @@
 See docs/watch.md for slime, verl and NeMo-RL.
 """
 
-from ckptcheck.watch.engine_side import EngineSide, module, servers
+from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import SyncError, Syncing, SyncWarning, Watch, digests
 
-__all__ = ["EngineSide", "SyncError", "SyncWarning", "Syncing", "Watch", "digests", "module", "servers"]
+__all__ = ["SyncError", "SyncWarning", "Syncing", "Watch", "WatchedEngine", "digests", "module", "servers"]

@@ -13,7 +13,7 @@ SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
 
 
-class EngineSide(Protocol):
+class WatchedEngine(Protocol):
     """The engine, as a watch sees it. An exception becomes a warning, and the record of the sync lacks the engine's weights.
 
     If the engine does not report its version after a sync, the watch does not ask for its weights: that would delay the
@@ -88,12 +88,12 @@ class _ServersSide:
         return self._servers
 
 
-def module(model: Any, name: str = "engine") -> EngineSide:
+def module(model: Any, name: str = "engine") -> WatchedEngine:
     """Watch a torch module in this process, for an engine that runs in the trainer's process. name: for the record."""
     return _ModuleSide(model, name)
 
 
-def servers(*urls: str, allow_remote: bool = False, seconds: float = 30.0) -> EngineSide:
+def servers(*urls: str, allow_remote: bool = False, seconds: float = 30.0) -> WatchedEngine:
     """Watch running SGLang or vLLM servers by their own checksums and weight versions.
 
     allow_remote: whether they may be on other machines. seconds: time limit for the checksums of one server, which hashes

@@ -18,7 +18,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
-from ckptcheck.watch.engine_side import EngineSide
+from ckptcheck.watch.engine_side import WatchedEngine
 
 TAIL = 8
 """Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
@@ -56,7 +56,7 @@ class Watch:
 
     def __init__(
         self,
-        engine: EngineSide | None = None,
+        engine: WatchedEngine | None = None,
         *,
         expected: Callable[[], Weights] | None = None,
         record: Path | str | None = None,

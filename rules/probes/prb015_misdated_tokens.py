@@ -22,13 +22,13 @@ rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.inflight import InflightProbeResult
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB015", "misdated-tokens", severity="warning", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for response in trace.result_of("inflight", InflightResult).responses:
+    for response in trace.result_of("inflight", InflightProbeResult).responses:
         if not response.ok or not response.tokens:
             continue
         if response.changed is not None and response.reported_from is None:

@@ -22,13 +22,13 @@ ServiceNow/PipelineRL: pause "keep" without clearing the cache matched its refer
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.inflight import InflightProbeResult
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB016", "mixed-cache", severity="info", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    result = trace.result_of("inflight", InflightResult)
+    result = trace.result_of("inflight", InflightProbeResult)
     for response in result.responses:
         if (
             not response.clear

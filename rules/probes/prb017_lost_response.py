@@ -25,13 +25,13 @@ in_place of SGLang 0.5.23 applies the update and answers False, for the cache wa
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.inflight import InflightProbeResult
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB017", "lost-response", severity="error", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for response in trace.result_of("inflight", InflightResult).responses:
+    for response in trace.result_of("inflight", InflightProbeResult).responses:
         says_abort = response.finish not in ("", "length", "stop")
         if response.tokens < response.requested_tokens and not (says_abort and response.pause == "abort"):
             yield Problem(

@@ -25,13 +25,13 @@ volcengine/verl#5721, weights updated before the rollout was finished; vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.inflight import InflightProbeResult
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB025", "misnamed-pause", severity="warning", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    for response in trace.result_of("inflight", InflightResult).responses:
+    for response in trace.result_of("inflight", InflightProbeResult).responses:
         if response.ok and response.pause_mismatch:
             yield Problem(
                 f"{response.pause_label}: {response.pause_mismatch}",

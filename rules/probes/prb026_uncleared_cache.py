@@ -24,13 +24,13 @@ SGLang's in_place, which cannot flush a cache in use, and says so (PRB017)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightResult
+from ckptcheck.parity.probes.inflight import InflightProbeResult
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB026", "uncleared-cache", severity="warning", on="probe", when=requires_probe("inflight"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
-    result = trace.result_of("inflight", InflightResult)
+    result = trace.result_of("inflight", InflightProbeResult)
     for response in result.responses:
         if (
             response.clear

@@ -13,7 +13,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
-from ckptcheck.refit.noise_floor import NoiseFloor, SideNoise, measure_noise_floor, measure_rounding
+from ckptcheck.refit.noise_floor import SideNoise, TrialNoise, measure_noise_floor, measure_rounding
 from ckptcheck.refit.sleep_cycle import find_sleeping_engine
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trace_queries import compare_scoring
@@ -87,7 +87,7 @@ def test_trainer_and_engine_may_be_apart_by_a_multiple_of_the_floor(
     most: float, mean: float, codes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = run_trial_case({}, tmp_path / "trial")
-    trace = replace(trace, noise_floor=NoiseFloor(trainer=SideNoise(rounding=LogprobDiff(0.05, 0.01))))
+    trace = replace(trace, noise_floor=TrialNoise(trainer=SideNoise(rounding=LogprobDiff(0.05, 0.01))))
     number = sum(len(each.prompt_logprobs) for each in trace.scorings[0].engine)
     rest = (mean * number - most) / (number - 1)
     first = [list(each.prompt_logprobs) for each in trace.scorings[0].engine]
@@ -102,7 +102,7 @@ def test_trainer_and_engine_may_be_apart_by_a_multiple_of_the_floor(
 
 
 def test_a_trial_that_ended_before_is_not_judged_by_a_guess(tmp_path: Path) -> None:
-    trace = replace(run_trial_case({"trainer": {"apart": True}}, tmp_path / "trial"), noise_floor=NoiseFloor())
+    trace = replace(run_trial_case({"trainer": {"apart": True}}, tmp_path / "trial"), noise_floor=TrialNoise())
     report = run_rules(trace, [RULES["REF012"]])
     assert report.skipped == (("REF012", "the trial ended before it measured what rounding amounts to"),)
 

@@ -39,7 +39,7 @@ class UnreadableChunk:
 
 
 @dataclass(frozen=True)
-class Record:
+class ArchiveRecordInfo:
     """A record of an archive."""
 
     key: str
@@ -63,7 +63,7 @@ class Inspection:
     """Weight → its chunks and their locations."""
     faults: list[UnreadableChunk] = field(default_factory=list)
     """Chunks and objects that cannot be read."""
-    records: list[Record] = field(default_factory=list)
+    records: list[ArchiveRecordInfo] = field(default_factory=list)
     """Records to read whole: those with a checksum, and those of an optimizer."""
 
 
@@ -106,7 +106,7 @@ def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened:
     if item not in opened and (archive.has_checksums or not is_weight(key)):
         file = run.path_of(item)
         inspection.records += [
-            Record(
+            ArchiveRecordInfo(
                 run.keys_of_records.get((item.file, name), key),
                 file,
                 item.begin + record.begin,
@@ -124,17 +124,17 @@ def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened:
 class RecordStats:
     """The result of reading a whole record."""
 
-    record: Record
+    record: ArchiveRecordInfo
     corrupt: bool
     """Whether its checksum differs from that in its directory."""
     state: StateStats | None
     """Statistics of the state of an optimizer; None for other records."""
 
 
-def read_record_stats(run: Megatron, records: list[Record]) -> list[RecordStats]:
+def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
     """Read every record once, for its checksum and for the state of an optimizer. Raises OSError from reading."""
 
-    def read_record(record: Record) -> RecordStats:
+    def read_record(record: ArchiveRecordInfo) -> RecordStats:
         state = StateStats() if record.data and is_optimizer_state(record.key) else None
         dtype = run.tensors[record.key].dtype if state is not None and record.key in run.tensors else ""
         checksum, at = 0, 0

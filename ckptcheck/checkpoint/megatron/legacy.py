@@ -30,7 +30,7 @@ GATED = re.compile(r"(linear_fc1|dense_h_to_4h)\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
-class Rank:
+class LegacyRank:
     """The file of one rank."""
 
     folder: str
@@ -62,13 +62,13 @@ class RankPosition:
     """Expert-parallel rank."""
 
 
-def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> Rank:
+def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> LegacyRank:
     """Describe a rank by the content of its file."""
     state = value if isinstance(value, dict) else {}
     names = sorted(
         (int(match[1] or 0), name) for name in state if type(name) is str and (match := CHUNK.fullmatch(name))
     )
-    return Rank(
+    return LegacyRank(
         folder,
         file,
         size,
@@ -101,7 +101,7 @@ def positive_integer(arguments: Mapping[str, Any], name: str, default: int = 1) 
     return value if type(value) is int and value > 0 else default
 
 
-def rank_position(rank: Rank, arguments: Mapping[str, Any]) -> RankPosition:
+def rank_position(rank: LegacyRank, arguments: Mapping[str, Any]) -> RankPosition:
     """Return the position of a rank.
 
     ``mp_rank_00_001`` may be the second pipeline stage or the second group of experts; the arguments decide.
@@ -125,7 +125,7 @@ def folder_name(place: RankPosition, stages: int, experts: int) -> str:
 
 
 def join_ranks(
-    ranks: list[Rank], arguments: Mapping[str, Any]
+    ranks: list[LegacyRank], arguments: Mapping[str, Any]
 ) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
     """Return the tensors of the whole model, and the copies of those that several ranks hold whole.
 
@@ -155,7 +155,7 @@ def join_ranks(
     return joined, copies
 
 
-def _starts(ranks: list[Rank], places: Mapping[str, RankPosition]) -> dict[tuple[int, int], int]:
+def _starts(ranks: list[LegacyRank], places: Mapping[str, RankPosition]) -> dict[tuple[int, int], int]:
     """Map (virtual chunk, pipeline stage) to the number of its first layer: chunks follow each other stage by stage."""
     lengths: dict[tuple[int, int], int] = {}
     for rank in ranks:

@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.files import MegatronFiles
 from ckptcheck.checkpoint.megatron.folders import ITERATION
-from ckptcheck.checkpoint.megatron.legacy import FILES, Rank, describe_rank, join_ranks
+from ckptcheck.checkpoint.megatron.legacy import FILES, LegacyRank, describe_rank, join_ranks
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.stubs import plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
@@ -103,7 +103,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         return plain_arguments((self.common_state or {}).get("args"))
 
     @cached_property
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[LegacyRank]:
         """The ranks of a legacy checkpoint whose file could be read."""
         ranks = []
         for folder in self.rank_folders:

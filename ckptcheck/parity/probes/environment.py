@@ -47,7 +47,7 @@ ProbeRun = Generator[EngineSetup, Engine, object]
 """A running probe: yields a set-up, receives an engine with it, yields the next, and returns its result."""
 
 
-class StartEngine(Protocol):
+class StartProbeEngine(Protocol):
     """Starts an engine. instead: the engine that it replaces, whose process it may take over."""
 
     def __call__(self, setup: EngineSetup, instead: Engine | None) -> Engine:
@@ -55,7 +55,7 @@ class StartEngine(Protocol):
         ...
 
 
-class StartTrainer(Protocol):
+class StartProbeTrainer(Protocol):
     """Starts a trainer. instead: the trainer that it replaces, whose process it may take over."""
 
     def __call__(self, dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
@@ -73,7 +73,7 @@ class ProbeEnvironment:
     """Rows of the embedding."""
     folder: Path
     """For temporary files."""
-    start_trainer: StartTrainer | None = None
+    start_trainer: StartProbeTrainer | None = None
     """None: no trainer is available."""
     sampling: Sampling = field(default_factory=lambda: Sampling(0.7))
     """The sampling of the user's job."""

@@ -81,7 +81,7 @@ class InflightResponse:
 
 
 @dataclass(frozen=True)
-class InflightResult:
+class InflightProbeResult:
     """The responses in all pause modes, with and without cleared caches."""
 
     responses: tuple[InflightResponse, ...]
@@ -131,7 +131,7 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
         )
     engine.update_weights(updates[0], transport)
     engine.reset_prefix_cache()
-    return InflightResult(tuple(responses), logprob_tolerance(engine.info))
+    return InflightProbeResult(tuple(responses), logprob_tolerance(engine.info))
 
 
 def _measure_response(

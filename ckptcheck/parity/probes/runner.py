@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment, ProbeRun, StartEngine
+from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment, ProbeRun, StartProbeEngine
 from ckptcheck.parity.probes.trace import ProbeTrace
 from ckptcheck.runtime.engines.base import Engine, EngineInfo, Running
 from ckptcheck.runtime.process.deadlines import time_budget
@@ -21,7 +21,7 @@ class _Run:
     """The state of a run of probes."""
 
     environment: ProbeEnvironment
-    start: StartEngine
+    start: StartProbeEngine
     probes: dict[str, ProbeRun]
     """Name → the running probe."""
     engine: Engine | None = None
@@ -118,7 +118,7 @@ def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
 
 
 def run_probes(
-    target: str, environment: ProbeEnvironment, start: StartEngine, probes: Mapping[str, Make]
+    target: str, environment: ProbeEnvironment, start: StartProbeEngine, probes: Mapping[str, Make]
 ) -> ProbeTrace:
     """Run every probe; probes that wait for the same set-up share a start.
 

@@ -3,12 +3,12 @@
 from ckptcheck.parity.rollouts.build import Rollout, build_rollouts
 from ckptcheck.parity.rollouts.files import read_rollouts, write_rollouts
 from ckptcheck.parity.rollouts.lines import read_lines, write_lines
-from ckptcheck.parity.rollouts.metadata import LeftOut, Metadata, SamplingInfo, ScorerInfo
+from ckptcheck.parity.rollouts.metadata import Metadata, OmittedSequence, SamplingInfo, ScorerInfo
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 
 __all__ = [
-    "LeftOut",
     "Metadata",
+    "OmittedSequence",
     "Rollout",
     "Rollouts",
     "SamplingInfo",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptcheck.parity.rollouts.columns import SIDES
-from ckptcheck.parity.rollouts.metadata import LeftOut, Metadata
+from ckptcheck.parity.rollouts.metadata import Metadata, OmittedSequence
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.text.formatting import count
 
@@ -82,7 +82,7 @@ def build_rollouts(
     has_masks = any(rollout.mask is not None for rollout in readable)
     rows: list[dict[str, NDArray[Any]]] = []
     fitting: list[Rollout] = []
-    left_out: list[LeftOut] = list(metadata.left_out)
+    left_out: list[OmittedSequence] = list(metadata.left_out)
     for place, rollout in enumerate(sequences):
         try:
             if isinstance(rollout, UnusableSequence):
@@ -92,7 +92,7 @@ def build_rollouts(
             rows.append(row)
             fitting.append(rollout)
         except UnusableSequence as error:
-            left_out.append(LeftOut(place, str(error)))
+            left_out.append(OmittedSequence(place, str(error)))
     columns: dict[str, NDArray[Any]] = {}
     for name in rows[0] if rows else ():
         columns[name] = np.concatenate([row[name] for row in rows])

@@ -49,7 +49,7 @@ class SamplingInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: Whole | None = None
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class OmittedSequence(msgspec.Struct, frozen=True):
     """A sequence of the source that the conversion left out."""
 
     number: Whole
@@ -83,7 +83,7 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """Finish reasons; the column `finish` refers to them by index."""
     source: str = ""
     """What the file was converted from."""
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedSequence] = []
     """Sequences of the source that the conversion left out."""
     tool: str = ""
     """The tool that wrote the file, and its version."""

@@ -27,7 +27,7 @@ class Pin(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     why: str
 
 
-class LeftOut(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class OmittedPackages(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Packages that upstream requires and the recipe does not install."""
 
     packages: tuple[str, ...]
@@ -68,7 +68,7 @@ class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pythons: tuple[str, ...]
     """The Python versions that the recipe was tested with."""
     pin: tuple[Pin, ...]
-    leave_out: tuple[LeftOut, ...] = msgspec.field(default=(), name="leave-out")
+    leave_out: tuple[OmittedPackages, ...] = msgspec.field(default=(), name="leave-out")
     stand_in: tuple[StandIn, ...] = msgspec.field(default=(), name="stand-in")
     patch: tuple[Patch, ...] = ()
     variable: tuple[Variable, ...] = ()

@@ -40,7 +40,7 @@ class ModelInfo(msgspec.Struct):
     architectures: list[str] | None = None
 
 
-class ServerInfoResponse(msgspec.Struct):
+class SglangServerInfo(msgspec.Struct):
     """The fields of /server_info about version and layout. SGLang asks the scheduler for this response."""
 
     version: str = ""
@@ -100,7 +100,7 @@ class Place(msgspec.Struct):
     role: str = "target"
 
 
-class Rank(msgspec.Struct):
+class RankChecksums(msgspec.Struct):
     """The checksums of one rank."""
 
     checksums: dict[str, str]
@@ -113,7 +113,7 @@ class Checked(msgspec.Struct):
 
     success: bool
     message: str = ""
-    ranks: list[Rank] | None = None
+    ranks: list[RankChecksums] | None = None
 
 
 class Updated(msgspec.Struct):
@@ -163,9 +163,9 @@ class SglangServer:
         """Return what the server says about itself, without version and layout if the scheduler does not answer."""
         model = self.model(seconds=seconds)
         try:
-            info = self._since("/server_info", "/get_server_info", ServerInfoResponse, seconds)
+            info = self._since("/server_info", "/get_server_info", SglangServerInfo, seconds)
         except ServerError:
-            info = ServerInfoResponse()
+            info = SglangServerInfo()
         return ServerInfo(
             "sglang",
             version=info.version,

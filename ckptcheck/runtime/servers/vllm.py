@@ -122,7 +122,7 @@ class VllmConfig(msgspec.Struct):
         )
 
 
-class ServerInfoResponse(msgspec.Struct):
+class VllmServerInfo(msgspec.Struct):
     """The response of /server_info in dev mode."""
 
     vllm_config: VllmConfig = msgspec.field(default_factory=VllmConfig)
@@ -146,7 +146,7 @@ class Sampled(msgspec.Struct):
     token_logprobs: list[float | None] = []
 
 
-class Choice(msgspec.Struct):
+class CompletionChoice(msgspec.Struct):
     """One completion."""
 
     index: int
@@ -159,7 +159,7 @@ class Choice(msgspec.Struct):
 class Completion(msgspec.Struct):
     """The response of /v1/completions."""
 
-    choices: list[Choice]
+    choices: list[CompletionChoice]
 
 
 class VllmServer:
@@ -180,9 +180,7 @@ class VllmServer:
         version, card = self.version(seconds=seconds), self._card(seconds)
         config, weight_version = VllmConfig(), ""
         try:
-            config = self._client.get(
-                "/server_info?config_format=json", ServerInfoResponse, timeout=seconds
-            ).vllm_config
+            config = self._client.get("/server_info?config_format=json", VllmServerInfo, timeout=seconds).vllm_config
             weight_version = self._client.get("/weight_info", WeightInfo, timeout=seconds).weight_version or ""
         # not in dev mode, or older than /weight_info: the rest is not known
         except ServerError:
@@ -251,7 +249,7 @@ class VllmServer:
         by_index = {choice.index: choice for choice in choices}
         return [self._scores(tokens, by_index[index]) for index, tokens in enumerate(sequences)]
 
-    def _scores(self, tokens: Sequence[int], choice: Choice) -> SequenceScores:
+    def _scores(self, tokens: Sequence[int], choice: CompletionChoice) -> SequenceScores:
         reported = choice.prompt_logprobs or []
         if len(reported) != len(tokens) or any(
             not entry or str(token) not in entry for token, entry in list(zip(tokens, reported, strict=True))[1:]

@@ -15,7 +15,7 @@ from ckptcheck.parity.rollouts.build import UnusableSequence
 from ckptcheck.parity.rollouts.json_text import WrongType, convert_json, to_printable
 
 
-class Token(msgspec.Struct):
+class TokenLogprob(msgspec.Struct):
     """One token of a chat."""
 
     logprob: float | None
@@ -25,7 +25,7 @@ class Token(msgspec.Struct):
 class ChoiceLogprobs(msgspec.Struct):
     """The logprobs of a choice: `content` of a chat, the rest of a completion."""
 
-    content: list[Token] | None = None
+    content: list[TokenLogprob] | None = None
     token_logprobs: list[float | None] | None = None
     tokens: list[str] | None = None
 

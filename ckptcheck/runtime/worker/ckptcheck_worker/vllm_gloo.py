@@ -39,14 +39,14 @@ def _gloo_backend() -> type:
         group: dict[str, Any]
 
     @dataclass
-    class Bucket(WeightTransferUpdateInfo):  # type: ignore[misc]
+    class GlooBucket(WeightTransferUpdateInfo):  # type: ignore[misc]
         names: list[str]
         dtypes: list[str]
         shapes: list[list[int]]
 
     class Gloo(WeightTransferEngine):  # type: ignore[misc]
         init_info_cls = Group
-        update_info_cls = Bucket
+        update_info_cls = GlooBucket
         process_group: Any = None
 
         def init_transfer_engine(self, init_info: Group) -> None:
@@ -59,11 +59,11 @@ def _gloo_backend() -> type:
             # vLLM's own method synchronizes a device, which a CPU does not have
             self.receive_weights(self.parse_update_info(update_info))
 
-        def receive_weights(self, update_info: Bucket) -> None:
+        def receive_weights(self, update_info: GlooBucket) -> None:
             with torch.no_grad():
                 self.model.load_weights(self._received(update_info))
 
-        def _received(self, bucket: Bucket) -> Any:
+        def _received(self, bucket: GlooBucket) -> Any:
             for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes):
                 tensor = torch.empty(shape, dtype=getattr(torch, tensors.TORCH[dtype]))
                 gloo.broadcast(self.process_group, tensor)
