@@ -199,10 +199,9 @@ def templates(job: dict[str, Any]) -> None:
         say(template=name, literals=text[:MOST_TEXT])
         if names := list(dict.fromkeys(escapes(tree)))[:MOST_NAMES]:
             say(template=name, escapes=[part[:MOST_NAME] for part in names])
-        for talk in (
-            *job["conversations"],
-            *(as_role(role, job["question"]) for role in list_roles(tree, job["roles"])),
-        ):
+        # only a check asks in further roles; parity renders its own prompts
+        roles = list_roles(tree, job["roles"]) if "roles" in job else []
+        for talk in (*job["conversations"], *(as_role(role, job["question"]) for role in roles)):
             answer: dict[str, Any] = {"template": name, "conversation": talk["name"]}
             try:
                 rendered = str(template.render(**talk["input"], **job["variables"]))
