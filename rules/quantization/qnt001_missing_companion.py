@@ -12,6 +12,9 @@ Nothing stops. transformers 5.23 loads an FP8 weight without `weight_scale_inv` 
 times too large. vLLM allocates the scale and never fills it. Experts of NVFP4 lack `input_scale` if calibration never routed a
 token to them, and give NaN that depends on the prompt.
 
+compressed-tensors unpacks integers to their `weight_shape`. Without it transformers 5.23 does stop: while it loads, or at the first
+token with `run_compressed`. vLLM and SGLang do not use it.
+
 ## How to fix
 Quantize again. Scales of activations need a calibration that reaches every expert, or a scheme that is dynamic.
 

@@ -45,6 +45,8 @@ class DrawnTensor(StrictTable, kw_only=True):
     shape: list[int]
     number: int = 1
     """How many: ``*`` in the name of the tensor stands for 0 to number - 1."""
+    stream: int | None = None
+    """The axis with the channels of the residual stream: along it all such tensors have the same norms."""
 
 
 class ValueChange(StrictTable, kw_only=True):
@@ -288,7 +290,8 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                 value = random.normal(0, 0.02, shape)
             if entry["how"] == "trained":
                 for axis, length in enumerate(shape):
-                    scale = np.exp(random.normal(0, 0.5, length))
+                    own = random if axis != entry.get("stream") else np.random.default_rng(length)
+                    scale = np.exp(own.normal(0, 0.5, length))
                     value *= scale.reshape([-1 if other == axis else 1 for other in range(len(shape))])
             tensors[pattern.replace("*", str(number))] = value.astype(np.float32)
     save_file(tensors, path, {"format": "pt"})

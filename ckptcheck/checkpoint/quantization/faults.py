@@ -38,8 +38,10 @@ class FormatFault:
 
     @property
     def needs(self) -> str:
-        """Who cannot do without the companions of the format, as a clause; empty without a format."""
-        return self.form.needs if self.form is not None else ""
+        """Who cannot do without the tensor, as a clause; empty without a format."""
+        if self.form is None:
+            return ""
+        return next((part.needs for part in self.form.companions if part.role == self.role), "") or self.form.needs
 
     @property
     def scheme_key(self) -> str:

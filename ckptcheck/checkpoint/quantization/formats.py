@@ -36,6 +36,8 @@ class Companion:
     """The condition on the scheme under which it belongs to the module (a name in `faults.CASES`); empty for always."""
     optional: bool = False
     """Whether it may be absent."""
+    needs: str = ""
+    """Who cannot do without it, where that is not what the format says of all."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ INPUT = (
     Companion("input_zero_point", ("I8", "F8_E4M3"), ONE, "static asymmetric input"),
 )
 UNFILLED = "transformers, vLLM and SGLang compute with uninitialised memory in its place"
+UNPACKED = "transformers 5.23 and compressed-tensors stop, for they unpack the weight to that shape; vLLM and SGLang do without"
 RAW = "transformers 5.23 loads the raw numbers without a word, and vLLM scales them by uninitialised memory"
 
 FORMATS = {
@@ -76,7 +79,7 @@ FORMATS = {
             "pack-quantized", "weight_packed", ("I32",), "O I*b/32",
             (
                 *(companion for companion in SCALE if companion.when != "block"),
-                Companion("weight_shape", ("I64", "I32"), (), optional=True),  # transformers and vLLM do without
+                Companion("weight_shape", ("I64", "I32"), (), needs=UNPACKED),
                 Companion("weight_zero_point", ("I32",), ("O*b/32 I/g",), "asymmetric group"),
                 Companion("weight_zero_point", ("I32",), ("O*b/32 1",), "asymmetric channel"),
                 Companion("weight_zero_point", ("I8",), ONE, "asymmetric tensor"),

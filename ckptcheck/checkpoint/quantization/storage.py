@@ -21,7 +21,7 @@ FUSED = re.compile(r"(gate_up_proj|down_proj|gate_proj|up_proj|w13|w1|w2|w3)(?:_
 """Last parts of the names of fused experts: a parameter, or a companion named after it (``gate_up_proj_blocks``)."""
 FUSED_ROLES = {
     None: "weight", "weight": "weight", "packed": "weight_packed", "blocks": "weight_blocks", "scales": "weight_scales",
-    "scale": "weight_scale", "scale_inv": "weight_scale_inv",
+    "scale": "weight_scale", "scale_inv": "weight_scale_inv", "shape": "weight_shape",
 }  # fmt: skip
 """Suffix after the parameter's name → role; any other suffix is the role itself (``weight_scale_2``, ``input_scale``)."""
 BNB = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state")

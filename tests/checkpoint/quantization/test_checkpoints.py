@@ -17,7 +17,7 @@ from tests.factories.checkpoint_cases import edit_tensors, read_tensors
 
 RULES = rule_loader.load_rules()
 NAMES = ["gpt-oss", *(f"{model}-{recipe}" for model in ("dense", "moe") for recipe in quantized.RECIPES)]
-OPTIONAL = {"g_idx", "weight_shape"}
+OPTIONAL = {"g_idx"}
 """Tensors that a checkpoint may do without."""
 
 

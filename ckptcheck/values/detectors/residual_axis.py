@@ -1,0 +1,248 @@
+"""Finds square matrices that are stored transposed, by the axis along which they follow the residual stream.
+
+Training makes some channels of the residual stream large and others small, and every matrix that reads or writes the stream shows
+that: the norms of its columns (or rows) differ from channel to channel in a way that its neighbours predict. The neighbours are
+the norms of the layer, and the matrices that are not square, whose shape says which axis is the stream. The other axis of a square
+matrix counts heads, and the stream predicts nothing there. So the share of variance (R²) that a least-squares fit to the
+neighbours explains is large along one axis and near zero along the other, and a transposed matrix has them exchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.roles import NORM
+from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+READERS = re.compile(
+    r"(^|[._])(q|k|v|query|key|value|q_proj|k_proj|v_proj|wq|wk|wv|q_lin|k_lin|v_lin|query_proj|key_proj|value_proj)\.weight$"
+)
+"""Names of matrices that read the residual stream."""
+WRITERS = re.compile(
+    r"(^|[._])(o_proj|out_proj|wo|out_lin|attn_out|attention\.output\.dense|attention\.dense)\.weight$"
+)
+"""Names of matrices of attention that write the residual stream."""
+EXPANDING = re.compile(
+    r"(^|[._])(gate_proj|up_proj|gate_up_proj|fc1|fc_in|lin1|w1|w3|wi|c_fc|dense_h_to_4h|intermediate\.dense|intermediate_dense)\.weight$"
+)
+"""Names of matrices of a feed-forward block that read the residual stream. Their shape shows how the checkpoint stores matrices:
+torch.nn.Linear as [outputs, inputs], GPT-2's Conv1D as [inputs, outputs]."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+MIN_CHANNELS = 192
+"""Channels below which chance may look like a relation."""
+MAX_CHANNELS, RUNS = 256, 8
+"""Channels that are sampled, and the runs of neighbouring channels in which they are read, spread evenly."""
+MAX_REFERENCES = 24
+"""Neighbours that a matrix is compared with, those of its own layer first."""
+FOLLOWS, INDEPENDENT = 0.2, 0.15
+"""Adjusted R² from which an axis follows the stream, and up to which it does not."""
+MIN_VOTES = 3
+"""Layers that it takes to say which axis of a matrix follows the stream, where its name does not."""
+
+
+@dataclass(frozen=True)
+class TransposedMatrix:
+    """A square matrix whose axes are exchanged."""
+
+    name: str
+    axis: int
+    """The axis that follows the residual stream, and should not: 0 for rows, 1 for columns."""
+    r2: tuple[float, float]
+    """Adjusted R² of the norms of its rows and of its columns."""
+
+
+@dataclass(frozen=True)
+class AxisFit:
+    """How well each axis of a square matrix follows the residual stream."""
+
+    name: str
+    r2: tuple[float, float]
+    """Adjusted R² of the norms of its rows and of its columns."""
+
+    @property
+    def axis(self) -> int | None:
+        """The axis that follows the stream: 0 for rows (it writes), 1 for columns (it reads); None where that is not clear."""
+        for axis in (0, 1):
+            if self.r2[axis] >= FOLLOWS and self.r2[1 - axis] <= min(INDEPENDENT, self.r2[axis] / 3):
+                return axis
+        return None
+
+
+def find_transposed_matrices(ckpt: Checkpoint) -> list[TransposedMatrix]:
+    """Return the square matrices of the layers that are stored transposed.
+
+    It reads 256 rows of every square matrix, and as many of the matrices beside it; nothing in a model without square
+    matrices. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    """
+    transposed: list[TransposedMatrix] = []
+    for stack in ckpt.layout.stacks.values():
+        channels = _count_channels(ckpt, stack)
+        if channels >= MIN_CHANNELS:
+            transposed += _find_in_stack(ckpt, stack, channels)
+    return transposed
+
+
+def _find_in_stack(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[TransposedMatrix]:
+    fits_by_role: dict[str, list[tuple[int, AxisFit]]] = {}
+    for layer, role, fit in _iter_fits(ckpt, stack, channels):
+        fits_by_role.setdefault(role, []).append((layer, fit))
+    for role, fits in fits_by_role.items():
+        votes = Counter(fit.axis for _, fit in fits if fit.axis is not None)
+        usual, number = votes.most_common(1)[0] if votes else (None, 0)
+        for layer, fit in fits:
+            axis = fit.axis
+            expected = _axis_of_name(ckpt, stack, layer, role, channels)
+            if expected is None and number >= MIN_VOTES and 4 * number >= 3 * votes.total():
+                expected = usual
+            if axis is not None and expected is not None and axis != expected:
+                yield TransposedMatrix(fit.name, axis, fit.r2)
+
+
+def _count_channels(ckpt: Checkpoint, stack: Stack) -> int:
+    """Return the width of the residual stream, the most common length of the norms in the layers; 0 without norms."""
+    lengths = Counter(
+        ckpt.tensors[name].shape[0]
+        for layer, roles in stack.layers.items()
+        for role in roles
+        if NORM.search(role) and (name := stack.full_name(layer, role)) in ckpt.tensors
+        and len(ckpt.tensors[name].shape) == 1
+    )  # fmt: skip
+    return max(lengths, key=lambda length: (lengths[length], length), default=0)
+
+
+def _axis_of_name(ckpt: Checkpoint, stack: Stack, layer: int, role: str, channels: int) -> int | None:
+    """Return the axis of the residual stream by the name of a matrix and the layout of its layer; None where they do not say."""
+    reads = bool(READERS.search(role))
+    if not reads and not WRITERS.search(role):
+        return None
+    for other in stack.layers[layer]:
+        tensor = ckpt.tensors.get(stack.full_name(layer, other))
+        if tensor is not None and EXPANDING.search(other) and tensor.shape.count(channels) == 1:
+            return 1 if reads == (tensor.shape.index(channels) == 1) else 0
+    return None
+
+
+def _iter_fits(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[tuple[int, str, AxisFit]]:
+    """Yield the layer and role of each square matrix, with its fit."""
+    square = {
+        layer: roles
+        for layer, names in stack.layers.items()
+        if (roles := [role for role in sorted(names) if _is_square(ckpt, stack.full_name(layer, role), channels)])
+    }
+    if not square:
+        return
+    import numpy as np
+
+    sample = _choose_channels(channels)
+    near = sorted({other for layer in square for other in (layer - 1, layer, layer + 1)} & stack.layers.keys())
+    references = {layer: _reference_profiles(ckpt, stack, layer, channels, sample) for layer in near}
+    for layer, roles in square.items():
+        profiles = [part for other in (layer, layer - 1, layer + 1) for part in references.get(other, [])]
+        if not references[layer]:
+            continue
+        basis, _ = np.linalg.qr(np.column_stack(profiles[:MAX_REFERENCES]))
+        for role in roles:
+            stats = ckpt.values.tensors[stack.full_name(layer, role)]
+            values = _read_rows(ckpt, stats, sample, sample)
+            rows, columns = (_adjusted_r2(_profile(values, axis), basis) for axis in (1, 0))
+            yield layer, role, AxisFit(stats.name, (rows, columns))
+
+
+def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:
+    stats = ckpt.values.tensors.get(name)
+    return stats is not None and stats.shape == (channels, channels) and _can_judge(ckpt, stats)
+
+
+def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    return (
+        stats.name in ckpt.tensor_to_file
+        and stats.dtype in FLOATS
+        and not (stats.zero or stats.constant or stats.nan or stats.inf)
+    )
+
+
+def _choose_channels(channels: int) -> NDArray[np.intp]:
+    """Return the channels that are sampled, in runs of neighbours."""
+    import numpy as np
+
+    if channels <= MAX_CHANNELS:
+        return np.arange(channels)
+    together = MAX_CHANNELS // RUNS
+    starts = [run * (channels - together) // (RUNS - 1) for run in range(RUNS)]
+    return np.concatenate([np.arange(start, start + together) for start in starts])
+
+
+def _reference_profiles(
+    ckpt: Checkpoint, stack: Stack, layer: int, channels: int, sample: NDArray[np.intp]
+) -> list[NDArray[np.float64]]:
+    """Return what the norms and the matrices of a layer that are not square show of each sampled channel."""
+    import numpy as np
+
+    profiles = []
+    for role in sorted(stack.layers[layer]):
+        stats = ckpt.values.tensors.get(stack.full_name(layer, role))
+        if stats is None or not _can_judge(ckpt, stats):
+            continue
+        if stats.shape == (channels,) and NORM.search(role):
+            weights = _read_rows(ckpt, stats, sample, np.arange(1))[:, 0]
+            profiles.append(_centre(np.log(np.abs(weights) + 1e-3 * stats.absmax)))
+        elif len(stats.shape) == 2 and stats.shape.count(channels) == 1 and min(stats.shape) >= 32:
+            axis = stats.shape.index(channels)
+            rows = sample if axis == 0 else _choose_channels(stats.shape[0])
+            columns = sample if axis == 1 else _choose_channels(stats.shape[1])
+            profiles.append(_profile(_read_rows(ckpt, stats, rows, columns), 1 - axis))
+    return [profile for profile in profiles if profile.any()]
+
+
+def _profile(values: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    """Return the logarithms of the norms along an axis, less their mean."""
+    import numpy as np
+
+    squares = np.square(values, dtype=np.float32).mean(axis, dtype=np.float64)
+    return _centre(np.log(np.maximum(squares, 1e-6 * squares.max() + 1e-300)))
+
+
+def _centre(profile: NDArray[np.float64]) -> NDArray[np.float64]:
+    centred: NDArray[np.float64] = profile - profile.mean()
+    return centred
+
+
+def _adjusted_r2(profile: NDArray[np.float64], basis: NDArray[np.float64]) -> float:
+    """Return the share of a profile's variance that the basis explains beyond what as many random vectors would explain."""
+    number, references = basis.shape
+    total = float(profile @ profile)
+    if not total or number <= references + 1:
+        return 0.0
+    explained = basis.T @ profile
+    unexplained = 1 - float(explained @ explained) / total
+    return float(1 - unexplained * (number - 1) / (number - references - 1))
+
+
+def _read_rows(ckpt: Checkpoint, stats: TensorStats, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Any]:
+    """Read some rows and columns of a matrix as float32 or float64; neighbouring rows are read together."""
+    import numpy as np
+
+    form = FORMATS[stats.dtype]
+    width = prod(stats.shape[1:]) * (form.bits // 8)
+    parts = []
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        raw = read_tensor_bytes(ckpt, stats.name, int(run[0]) * width, len(run) * width)
+        if len(raw) < len(run) * width:
+            raise Skip(f"{stats.shard} shrank while it was being read")
+        parts.append(np.frombuffer(raw, form.unsigned).reshape(len(run), -1)[:, columns])
+    return decode(stats.dtype, np.concatenate(parts))

@@ -1,0 +1,67 @@
+"""A square matrix is stored transposed.
+
+## What it checks
+Training makes some channels of the residual stream large and others small. Every matrix that reads the stream (queries, keys,
+values) or writes it (the output of attention) shows that along one of its axes, and along the other, which counts heads, it does
+not. For each square matrix of a layer the rule computes the norms of 256 rows and of 256 columns, fits both to those of the
+norms and of the matrices beside it whose shape says which axis is the stream, and compares how much of the variance each fit
+explains (R², adjusted for the number of neighbours).
+
+It reports a matrix whose wrong axis has an R² of at least 0.2 while its right axis has at most a third of that, and at most 0.15.
+The right axis is the one that its name says (`q_proj` reads, `o_proj` writes), as the feed-forward matrices of the same layer are
+stored; where the name says nothing, the one of at least three in four layers.
+
+Measured on five trained models that packages ship (SmolLM2-135M, all-MiniLM-L6-v2, AntiBERTy, two of rxnfp; 212 square
+matrices): as they are, the wrong axis has at most 0.07, and none is reported. The right axis has 0.03 to 0.97. If each is
+transposed by itself, 196 are reported: all 60 of SmolLM2, 23 of 24 of MiniLM, 46 of 48 twice of rxnfp, 21 of 32 of AntiBERTy.
+
+## Why it matters
+Where rows and columns are equally many, no shape check can see an exchange. Converters that transpose by shape, or forget to
+(GPT-2's Conv1D, Megatron, JAX), leave it. Every engine and trainer loads the matrix without a word, and the layer computes
+something else.
+
+## How to fix
+Transpose the matrix, or convert again. `ckptcheck diff` against the checkpoint that it was converted from shows each such matrix.
+
+## When it can be wrong
+- A method that rotates the residual stream (QuaRot, SpinQuant) makes its channels alike. Neither axis follows it then, and the
+  rule reports nothing. The same holds for an untrained model.
+- It misses matrices that hardly follow the stream: most keys of AntiBERTy, for example. It does not look at streams of fewer than
+  192 channels, quantized weights, experts, nested layers (T5) and layers without norms. `ckptcheck diff` and `ckptcheck verify`
+  see those too.
+- `--ignore VAL021`, or a reason under `[ignore]`, silences it.
+
+## Seen in
+huggingface/transformers#47031 (matrices of experts transposed where the shape does not tell), ggml-org/llama.cpp#20200,
+modal-projects/training-gym#100 (an export without its transpose)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.residual_axis import TransposedMatrix, find_transposed_matrices
+
+
+@rule("VAL021", "transposed-matrix", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    _ = ckpt.values
+    if ckpt.source.local is None:
+        raise Skip("matrices are not read again on the Hub")
+    matrices_by_shard: dict[str, list[TransposedMatrix]] = {}
+    for matrix in find_transposed_matrices(ckpt):
+        matrices_by_shard.setdefault(ckpt.tensor_to_file[matrix.name], []).append(matrix)
+    for shard, matrices in matrices_by_shard.items():
+        first = matrices[0]
+        wrong, right = ("rows", "columns") if first.axis == 0 else ("columns", "rows")
+        wrong_r2, right_r2 = first.r2[first.axis], max(first.r2[1 - first.axis], 0)
+        yield Problem(
+            f"{count(len(matrices), 'square matrix is', 'square matrices are')} stored transposed: the {wrong} follow the residual "
+            f"stream (R² {wrong_r2:.2f}), and the {right}, which should, do not (R² {right_r2:.2f}): "
+            f"{join_truncated([matrix.name for matrix in matrices])}",
+            file=shard,
+            key=first.name,
+            hint="transpose it, or convert again; ckptcheck diff against the source shows each such matrix",
+        )
+    ckpt.require_values()
