@@ -1,13 +1,14 @@
 """A weight looks freshly initialised, and the rest of the model does not.
 
 ## What it checks
-Four things, each only if the rest of the model is trained:
+Five things, each only if the rest of the model is trained:
 
 - A matrix looks freshly drawn: its values have a uniform or normal distribution without a single outlier, and the norms of its
   rows, and of its columns, differ no more than by chance. Its siblings (the same matrix in other layers or experts), or most
   other kinds of matrices in the model, do not look so.
 - A norm is one number, as norms start, and at least eight times as many siblings are not. VAL013 reports a norm that is zero.
 - All norms of the layers are one number each, while the final norm is not and the matrices do not look drawn.
+- The final norm is one number, while at least half of the norms of the layers, and at least four, are not.
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
 It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, those with the smallest largest magnitude), and
@@ -30,7 +31,8 @@ weight from that checkpoint, under the name that the loader expects, and save ag
 - Nothing ever used it: an expert that the router never chose, a projection whose output is dropped. That is worth knowing, but it
   is not an error of saving.
 - Norms could not move while the final one did: steps of training that are small beside the precision of BF16 leave a 1 as it is.
-  Where a method multiplies norms into the matrices that follow (QuaRot), the final one goes too, and the rule reports nothing.
+  Where a method multiplies norms into the matrices that follow (QuaRot), all of them go, and the rule reports nothing. A tool that
+  multiplies only the final norm into the head leaves it one: that is sound.
 - The model was trained briefly and unevenly: some kinds of matrices moved, others hardly did. If most have not moved, the rule
   reports nothing.
 - It misses a fresh matrix with fewer than 32 rows or columns, one that was quantized, one expert in a tensor that holds them all,
@@ -55,7 +57,7 @@ from ckptcheck.values.detectors.init_detection import (
     find_init_heads,
     looks_untrained,
 )
-from ckptcheck.values.detectors.norms import find_lost_norms, find_zero_norms
+from ckptcheck.values.detectors.norms import find_lost_final_norm, find_lost_norms, find_zero_norms
 
 HINT = "look for newly initialized weights in the log of what loaded it before it was saved; if it is new on purpose, train it"
 
@@ -123,6 +125,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=lost_norms[0].shard,
             key=lost_norms[0].name,
             hint="take them from the checkpoint this one was converted from",
+        )
+    constant_final_norm, trained = find_lost_final_norm(ckpt)
+    if constant_final_norm is not None:
+        yield Problem(
+            f"the final norm holds {constant_final_norm.absmax:.3g} everywhere, as before training, and {trained} norms of "
+            "the layers are trained",
+            file=constant_final_norm.shard,
+            key=constant_final_norm.name,
+            hint=HINT,
         )
     for name in find_init_heads(ckpt):
         columns = values.tensors[name].shape[1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors, find_blank_weights
 from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
 from ckptcheck.values.detectors.init_detection import has_constant_norms, looks_untrained
@@ -31,6 +32,16 @@ ONE_SIGN = 0.01
 """Share of negative weights that a norm may have by chance or training."""
 MIN_WEIGHTS_FOR_SIGNS = 64
 """Weights from which the share of negative ones is meaningful."""
+MIN_NEGATIVE_SHARE, NEARLY_ALL = 1 / 2, 0.9
+"""Share of a kind's norms that have to have many negative weights, and share of the weights of a single norm that have to be
+negative. SmolLM2's largest share is 0.47, in its first norm, and the next 0.005; with one subtracted, 0.996 and more."""
+MIN_RAISED_NORMS, MIN_RAISED_SHARE, MAX_BELOW_ONE = 6, 3 / 4, 0.01
+"""Norms of a kind, and their share, that have to be above one, and the share of weights below one that each may have. In every norm
+of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
+FINAL_NORM = re.compile(r"(^|\.)(final_)?(norm|ln_f|norm_f|layer_?norm|final_norm)\.weight$")
+"""Names of the norm behind the last layer."""
+HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
+"""Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
 
 def find_zero_norms(ckpt: Checkpoint) -> list[TensorStats]:
@@ -55,10 +66,79 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     near, inside = stack.prefix.rpartition(".")[0], stack.prefix + "."
     norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]
     layers = [stats for stats in norms if stats.name.startswith(inside)]
-    trained_final_norms = [
-        stats.name for stats in norms if stats.name.rpartition(".")[0].rpartition(".")[0] == near and not stats.constant
-    ]
+    trained_final_norms = [stats.name for stats in norms if _parent(stats.name) == near and not stats.constant]
     return layers, trained_final_norms[0] if trained_final_norms and len(layers) >= MIN_NORMS else None
+
+
+def find_lost_final_norm(ckpt: Checkpoint) -> tuple[TensorStats | None, int]:
+    """Return the final norm if it is one number, as before training, and how many norms of the layers are not.
+
+    Half of the layers' norms, and at least MIN_NORMS, have to be trained. Else it returns None. VAL013 reports a norm that is zero.
+    """
+    stack = ckpt.components.stack
+    if stack is None:
+        return None, 0
+    near, inside = stack.prefix.rpartition(".")[0], stack.prefix + "."
+    norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]
+    layers = [stats for stats in norms if stats.name.startswith(inside)]
+    final_norms = [stats for stats in norms if _parent(stats.name) == near and FINAL_NORM.search(stats.name)]
+    trained = sum(not stats.constant for stats in layers)
+    if len(final_norms) != 1 or trained < max(MIN_NORMS, len(layers) / 2):
+        return None, trained
+    (norm,) = final_norms
+    is_lost = norm.constant and (not norm.zero or has_zero_centred_norms(ckpt))
+    return norm if is_lost else None, trained
+
+
+def _parent(name: str) -> str:
+    """Return the name of the module that holds the module of a weight."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def find_negative_norms(ckpt: Checkpoint) -> list[str]:
+    """Return the norms of the layers from which one seems to be subtracted, as a family stores them that multiplies by 1 + weight.
+
+    Nearly all weights of such a norm are negative; or many are, and so are those of most norms of its kind. Returns nothing
+    where norms may be centred at zero, and where only a part of a file is shifted (see `find_misplaced_norms`). Reads and raises
+    as `find_torn_norms`.
+    """
+    if not has_plain_norms(ckpt):
+        return []
+    negative = []
+    for norms in _layer_norm_kinds(ckpt):
+        shares = {stats.name: float((numbers < 0).mean()) for stats, numbers in norms}
+        shifted = [name for name, share in shares.items() if share >= MIXED_SIGNS[0]]
+        if len(shifted) < max(MIN_NORMS, MIN_NEGATIVE_SHARE * len(shares)):
+            shifted = [name for name in shifted if shares[name] >= NEARLY_ALL]
+        negative += shifted
+    return negative if negative and not find_misplaced_norms(ckpt) else []
+
+
+def find_raised_norms(ckpt: Checkpoint) -> list[str]:
+    """Return the norms of the layers of a kind of which hardly one has weights below one: one seems to be added to them.
+
+    Returns nothing where norms may be centred at zero. Reads and raises as `find_torn_norms`.
+    """
+    if not has_plain_norms(ckpt):
+        return []
+    raised = []
+    for norms in _layer_norm_kinds(ckpt):
+        above = [stats.name for stats, numbers in norms if float((numbers < 1).mean()) <= MAX_BELOW_ONE]
+        if len(above) >= max(MIN_RAISED_NORMS, MIN_RAISED_SHARE * len(norms)):
+            raised += above
+    return raised
+
+
+def _layer_norm_kinds(ckpt: Checkpoint) -> list[list[tuple[TensorStats, NDArray[Any]]]]:
+    """Return the norms of the layers that are not constant, with their weights, by kind; without those of queries and keys."""
+    norms = _read_norm_weights(ckpt)
+    stack = ckpt.components.stack
+    kinds: dict[str, list[tuple[TensorStats, NDArray[Any]]]] = {}
+    for stats, numbers in norms if stack is not None else ():
+        is_inside = stack is not None and stats.name.startswith(stack.prefix + ".")
+        if is_inside and numbers.size >= MIN_WEIGHTS and not HEAD_NORM.search(stats.name):
+            kinds.setdefault(name_pattern(stats.name), []).append((stats, numbers))
+    return list(kinds.values())
 
 
 def find_torn_norms(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
@@ -69,7 +149,7 @@ def find_torn_norms(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
     if has_zero_centred_norms(ckpt):
         return {}
     norms_by_shape: dict[tuple[int, ...], list[tuple[str, tuple[int, int]]]] = {}
-    for stats, numbers in _iter_norm_weights(ckpt):
+    for stats, numbers in _read_norm_weights(ckpt):
         if numbers.size >= MIN_WEIGHTS:
             norms_by_shape.setdefault(stats.shape, []).append((stats.name, _longest_zero_stretch(numbers)))
     torn_norms: dict[str, tuple[int, int]] = {}
@@ -91,7 +171,7 @@ def find_misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
     if has_zero_centred_norms(ckpt):
         return {}
     groups: dict[str, list[tuple[TensorStats, float]]] = {}
-    for stats, numbers in _iter_norm_weights(ckpt):
+    for stats, numbers in _read_norm_weights(ckpt):
         if numbers.size >= MIN_WEIGHTS_FOR_SIGNS:
             groups.setdefault(name_pattern(stats.name), []).append((stats, float((numbers < 0).mean())))
     norms_by_shard: dict[str, list[tuple[int, str, bool]]] = {}
@@ -112,12 +192,14 @@ def find_misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
     return misplaced
 
 
-def _iter_norm_weights(ckpt: Checkpoint) -> Iterator[tuple[TensorStats, NDArray[Any]]]:
-    """Yield the norms that are not constant, with their weights."""
+@remembered
+def _read_norm_weights(ckpt: Checkpoint) -> list[tuple[TensorStats, NDArray[Any]]]:
+    """Return the norms that are not constant, with their weights, read once for all rules."""
     # This comes before the import: it raises Skip if values are not read, and the rule then loads no numpy.
     tensors = ckpt.values.tensors
     import numpy as np
 
+    norms: list[tuple[TensorStats, NDArray[Any]]] = []
     for name, stats in tensors.items():
         if (
             ckpt.source.local is None
@@ -129,7 +211,9 @@ def _iter_norm_weights(ckpt: Checkpoint) -> Iterator[tuple[TensorStats, NDArray[
             continue
         width = FORMATS[stats.dtype].bits // 8
         raw = read_tensor_bytes(ckpt, name, 0, stats.shape[0] * width)
-        yield stats, decode(stats.dtype, np.frombuffer(raw[: len(raw) // width * width], FORMATS[stats.dtype].unsigned))
+        patterns = np.frombuffer(raw[: len(raw) // width * width], FORMATS[stats.dtype].unsigned)
+        norms.append((stats, decode(stats.dtype, patterns)))
+    return norms
 
 
 def _longest_zero_stretch(numbers: NDArray[Any]) -> tuple[int, int]:
