@@ -291,6 +291,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     previous: StrPath | None = None,
+    base: StrPath | None = None,
     critic: bool = False,
     bridge: Bridge = "builtin",
     jobs: int | None = None,
@@ -305,6 +306,8 @@ def diff(
         rtol: relative tolerance, of the first's numbers.
         atol: absolute tolerance.
         previous: the version before `first`, where `second` was to be updated: what `second` still has of it is stale.
+        base: the base model of `first`, if that is a LoRA adapter: `second` is compared with the base with the adapter merged
+            into it. If `first` is a whole model, the version that both were made from: what `second` still has of it is stale.
         critic: one side is a critic: only the heads may be missing or extra.
         bridge: maps Megatron's tensors by the built-in tables, by mbridge, or compares both mappings.
         jobs: threads that compare; None: as many as there are cores.
@@ -315,15 +318,25 @@ def diff(
     from ckptcheck.compare.matching.cast import parse_dtype
     from ckptcheck.compare.matching.comparison import Comparison
     from ckptcheck.compare.matching.equality import Tolerance
+    from ckptcheck.compare.matching.merged_adapter import is_adapter, open_adapter
     from ckptcheck.compare.matching.side import open_side
 
     _require_choice("--bridge", bridge, Bridge)
     dtype = cast if cast in ("auto", "none") else parse_dtype(cast)
     if dtype is None:
         raise CkptcheckError(f"{cast!r} is no dtype to compare in", hint="choose auto, none, bf16, fp16, fp32 or fp64")
+    if base is not None and previous is not None:
+        raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
     names = os.fspath(first), os.fspath(second)
     with observer.progress(" ↔ ".join(names)) as progress:
-        sides = open_side(names[0], jobs=jobs), open_side(names[1], jobs=jobs)
+        adapter, reference = None, names[0]
+        if base is not None and is_adapter(names[0]):
+            reference = os.fspath(base)
+        elif base is not None:
+            previous = base
+        sides = open_side(reference, jobs=jobs), open_side(names[1], jobs=jobs)
+        if reference != names[0]:
+            adapter = open_adapter(names[0], sides[0])
         if bridge != "builtin" and sides[0].is_megatron == sides[1].is_megatron:
             raise CkptcheckError(
                 f"--bridge {bridge} has no effect between two checkpoints of one form",
@@ -331,7 +344,14 @@ def diff(
             )
         before = open_side(os.fspath(previous), jobs=jobs) if previous is not None else None
         comparison = Comparison(
-            *sides, Tolerance(dtype, rtol, atol), critic, bridge, previous=before, jobs=jobs, progress=progress
+            *sides,
+            Tolerance(dtype, rtol, atol),
+            critic,
+            bridge,
+            previous=before,
+            adapter=adapter,
+            jobs=jobs,
+            progress=progress,
         )
         # raises CkptcheckError where mbridge is asked for and fails
         _ = comparison.mbridge_mapping

@@ -1,11 +1,14 @@
-"""PEFT adapters: the vocabulary matrices they carry and the LoRA ranks their config declares.
+"""PEFT adapters: their LoRA pairs, the vocabulary matrices they carry, and what their config declares.
 
-Format: peft/utils/save_and_load.py.
+Format: peft/utils/save_and_load.py, peft/tuners/lora/layer.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.tensor import Tensor
@@ -13,6 +16,76 @@ from ckptcheck.checkpoint.tensor import Tensor
 VOCABULARY = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|lm_head|embed_out)(\.modules_to_save(\.\w+)?|\.base_layer)?\.weight$"
 )
+LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(\.(?!weight$)[^.]+)?(\.weight)?")
+"""A LoRA matrix: ``….q_proj.lora_A.weight``, ``….embed_tokens.lora_embedding_A``, with the adapter's name after it or without."""
+SAVED = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.(?!weight$|bias$)[^.]+)?)?\.(?P<part>weight|bias)")
+"""A module that the adapter holds as a whole."""
+PREFIX = "base_model.model."
+"""What PEFT puts before the names of the base model."""
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """The two matrices that an adapter adds to one module."""
+
+    module: str
+    """The module's name in the base model."""
+    down: str
+    """Name of lora_A: of shape [rank, inputs], of an embedding [rank, tokens]."""
+    up: str
+    """Name of lora_B: of shape [outputs, rank], of an embedding [hidden, rank]."""
+    is_embedding: bool = False
+
+    def base_shapes(self, tensors: dict[str, Tensor]) -> tuple[tuple[int, int], ...]:
+        """Return the shapes that the module's weight may have: [outputs, inputs], or the transpose of it in GPT-2's layers."""
+        ends = tensors[self.up].shape[0], tensors[self.down].shape[1]
+        return ((ends[1], ends[0]),) if self.is_embedding else (ends, (ends[1], ends[0]))
+
+
+def list_lora_pairs(tensors: dict[str, Tensor]) -> list[LoraPair]:
+    """Return the complete pairs of an adapter whose matrices have two dimensions, in the order of their names."""
+    halves: dict[tuple[str, bool], dict[str, str]] = {}
+    for name, tensor in tensors.items():
+        if (match := LORA.fullmatch(name)) and len(tensor.shape) == 2:
+            place = match["module"].removeprefix(PREFIX), match["embedding"] is not None
+            halves.setdefault(place, {})[match["half"]] = name
+    return [
+        LoraPair(module, pair["A"], pair["B"], is_embedding)
+        for (module, is_embedding), pair in sorted(halves.items())
+        if len(pair) == 2
+    ]
+
+
+def lora_scale(config: Config, module: str) -> float | None:
+    """Return by what PEFT multiplies B·A of a module: lora_alpha / r, or lora_alpha / √r with use_rslora; None if unknown.
+
+    `alpha_pattern` counts as `rank_pattern` does, see `lora_rank`.
+    """
+    rank, alpha = lora_rank(config, module), _match_pattern(config, "alpha_pattern", "lora_alpha", module)
+    if not rank or alpha is None:
+        return None
+    return alpha / (math.sqrt(rank) if config.value.get("use_rslora") is True else rank)
+
+
+def index_by_tail(names: Iterable[str]) -> dict[str, list[str]]:
+    """Map the end of each name, from the name of its layer on, to the names that end so.
+
+    The part before differs between the class that an adapter was trained with and the checkpoint: ``model.language_model.``.
+
+    >>> index_by_tail(["model.layers.0.mlp.up_proj.weight", "lm_head.weight"])
+    {'layers.0.mlp.up_proj.weight': ['model.layers.0.mlp.up_proj.weight'], 'lm_head.weight': ['lm_head.weight']}
+    """
+    by_tail: dict[str, list[str]] = {}
+    for name in names:
+        by_tail.setdefault(tail_of(name), []).append(name)
+    return by_tail
+
+
+def tail_of(name: str) -> str:
+    """Return the end of a name from the name of its layer on; outside the layers the module and the parameter."""
+    parts = name.split(".")
+    number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[max(number - 1, 0) :])
 
 
 def find_vocabulary_rows(tensors: dict[str, Tensor]) -> dict[str, int]:
@@ -27,11 +100,17 @@ def lora_rank(config: Config, module: str) -> int | None:
 
     None where a key of `rank_pattern` is a regular expression, which is not evaluated, or where `r` is no integer.
     """
-    patterns = config.value.get("rank_pattern")
-    for pattern, rank in patterns.items() if isinstance(patterns, dict) else ():
-        if type(rank) is int and (module.endswith(f".{pattern}") or module == pattern):
-            return rank
+    rank = _match_pattern(config, "rank_pattern", "r", module)
+    return rank if type(rank) is int else None
+
+
+def _match_pattern(config: Config, patterns_key: str, default_key: str, module: str) -> float | None:
+    patterns = config.value.get(patterns_key)
+    for pattern, number in patterns.items() if isinstance(patterns, dict) else ():
+        if type(number) in (int, float) and (module.endswith(f".{pattern}") or module == pattern):
+            return float(number) if type(number) is float else int(number)
         # A regular expression from a checkpoint is never run.
         if any(sign in pattern for sign in "^$*+?()[]{}|\\"):
             return None
-    return config.integer("r")
+    default = config.value.get(default_key)
+    return default if type(default) in (int, float) else None

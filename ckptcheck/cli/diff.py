@@ -28,6 +28,13 @@ def diff(
             help="The version before A, where B should have been updated to A: tensors that B still has of C are stale.",
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE",
+            help="A is a LoRA adapter: compare B with BASE after A is merged into it. A is a whole model: like --previous.",
+        ),
+    ] = None,
     critic: Annotated[
         bool, typer.Option("--critic", help="One side is a critic: only the heads may be missing or extra.")
     ] = False,
@@ -48,7 +55,7 @@ def diff(
     from ckptcheck.cli import output as out
 
     report = api.diff(
-        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, critic=critic, bridge=bridge, jobs=jobs,
+        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge, jobs=jobs,
         observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -25,6 +25,7 @@ from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 if TYPE_CHECKING:
     from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.diagnosis import Verdict
+    from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
@@ -62,6 +63,8 @@ class _ClassifiedPairs:
     # Pairs that are compared number by number, and how.
     plain: list[tuple[TensorPair, CompareSpec]] = field(default_factory=list)
     undeclared: list[UndeclaredCast] = field(default_factory=list)
+    # Weights that the adapter changes.
+    adapted: list[TensorPair] = field(default_factory=list)
     # A quantized weight and a dense one.
     quantized: list[TensorPair] = field(default_factory=list)
     # Name → why the pair cannot be compared.
@@ -86,6 +89,8 @@ class Comparison(EvidenceDefaults):
     python: str | None = None
     # The version before the first side's: a tensor of the second side that equals it was never updated.
     previous: ComparisonSide | None = None
+    # The adapter that was merged into the first side to make the second.
+    adapter: Adapter | None = None
     # Number of threads; None for one per core.
     jobs: int | None = None
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
@@ -150,6 +155,9 @@ class Comparison(EvidenceDefaults):
         pairs = _ClassifiedPairs()
         for pair in sorted(self.match_result.pairs, key=lambda pair: natural_sort_key(pair.name)):
             sides = (pair.first, pair.second)
+            if self.adapter is not None and self.adapter.changes(pair.names[0]):
+                pairs.adapted.append(pair)
+                continue
             if any(isinstance(side, QuantizedWeight) for side in sides):
                 reason = next(
                     (
@@ -285,6 +293,13 @@ class Comparison(EvidenceDefaults):
         return differences
 
     @cached_property
+    def merges(self) -> dict[str, ModuleMerge | str]:
+        """Weight that the adapter changes → what became of its update, or why that cannot be said. Raises EvidenceError."""
+        from ckptcheck.compare.matching.merged_adapter import measure_merges
+
+        return measure_merges(self.adapter, self._classified.adapted, (self.first, self.second)) if self.adapter else {}
+
+    @cached_property
     def unread(self) -> Mapping[str, str]:
         """Tensor or file → why it could not be read or compared. Reads everything first, so the answer is final."""
         unread = {**self.first.unread, **self.second.unread, **self.first.malformed, **self.second.malformed}
@@ -292,6 +307,9 @@ class Comparison(EvidenceDefaults):
         for name, reason in self._classified.incomparable.items():
             reasons.setdefault(reason, []).append(name)
         unread |= {join_truncated(names): reason for reason, names in reasons.items()}
+        if self.adapter is not None:
+            unread |= {**self.adapter.side.unread, **self.adapter.unsupported}
+            unread |= {name: merge for name, merge in self.merges.items() if isinstance(merge, str)}
         return unread | self.value_differences.unread
 
     @property
@@ -322,6 +340,8 @@ class Comparison(EvidenceDefaults):
             lines.append(f"{count(max(result.padding_rows.values()), 'row')} of padding left out")
         if left_out := {**self.first.left_out, **self.second.left_out}:
             lines.append(f"{len(left_out):,} that are no weights")
+        if self.adapter is not None:
+            lines.append(f"{len(self._classified.adapted):,} that {self.adapter.target} changes")
         if self._classified.quantized:
             lines.append(f"{len(self._classified.quantized):,} quantized, held to half a step")
         casts = sorted({f"{how.first} → {how.target}" for _, how in self._classified.plain if how.first != how.target})
