@@ -97,6 +97,7 @@ def scan(
     verify_blobs: bool = False,
     near_zero_threshold: float = 1e-10,
     identical_threshold: float = 1e-8,
+    base: StrPath | None = None,
     stats: StrPath | None = None,
     consumers: Sequence[str] = (),
     no_mmap: bool = False,
@@ -120,6 +121,7 @@ def scan(
         verify_blobs: hash the files of a cached snapshot and compare with the names of their blobs.
         near_zero_threshold: rows of embeddings below this magnitude count as near zero.
         identical_threshold: rows whose standard deviation is below this count as constant.
+        base: the base model of an adapter; None: a folder beside the adapter, where its config names one.
         stats: file for a JSON record of every tensor.
         consumers: names of consumers (vllm, sglang, …) whose reading of a quantized checkpoint the report tabulates.
         no_mmap: read files instead of mapping them (network file systems).
@@ -139,8 +141,8 @@ def scan(
     """
     return scan_all(
         [target], headers_only=headers_only, values=values, verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold,
-        identical_threshold=identical_threshold, stats=stats, consumers=consumers, no_mmap=no_mmap, device=device, select=select,
-        ignore=ignore, rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config,
+        identical_threshold=identical_threshold, base=base, stats=stats, consumers=consumers, no_mmap=no_mmap, device=device,
+        select=select, ignore=ignore, rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config,
         observer=observer,
     )[0]  # fmt: skip
 
@@ -153,6 +155,7 @@ def scan_all(
     verify_blobs: bool = False,
     near_zero_threshold: float = 1e-10,
     identical_threshold: float = 1e-8,
+    base: StrPath | None = None,
     stats: StrPath | None = None,
     consumers: Sequence[str] = (),
     no_mmap: bool = False,
@@ -196,7 +199,10 @@ def scan_all(
     if headers_only and values:
         raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
     require_distinct_outputs({"--stats": _path(stats), "--write-baseline": _path(write_baseline)})
-    options = ScanOptions(verify_blobs, near_zero_threshold, identical_threshold, _check_consumers(consumers))
+    options = ScanOptions(
+        verify_blobs, near_zero_threshold, identical_threshold, None if base is None else os.fspath(base),
+        _check_consumers(consumers),
+    )  # fmt: skip
     request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options)
     request = replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,

@@ -134,7 +134,9 @@ def _build_evidence(case: Case, folder: Path) -> Evidence:
     if case.rule.on in BUILDERS:
         return BUILDERS[case.rule.on](case.table, folder)
     path = build_checkpoint(case.table, folder / "ckpt")
-    arguments = case.table.get("options", {})
+    arguments = dict(case.table.get("options", {}))
+    if "base" in arguments:
+        arguments["base"] = str(CHECKPOINTS / arguments["base"])
     options = ScanOptions(
         **{key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
     )

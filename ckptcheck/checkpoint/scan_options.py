@@ -19,6 +19,8 @@ class ScanOptions:
     """Largest magnitude of an element of an embedding row that counts as zero."""
     identical: float = 1e-8
     """Standard deviation below which the elements of an embedding row count as one number."""
+    base: str | None = None
+    """The base model of an adapter; None: the one that its config names, where that is a folder beside it."""
     consumers: tuple[str, ...] = ()
     """The consumers that a quantized checkpoint is evaluated for; () for the usual ones."""
 

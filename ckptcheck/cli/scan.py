@@ -25,7 +25,7 @@ from ckptcheck.linter.report import FailOn
 from ckptcheck.unused_options import VALUE_OPTIONS, reject_unused_scan_options
 
 REPORT_OPTIONS = (
-    "headers_only", "values", "verify_blobs", "stats", *VALUE_OPTIONS, "select", "ignore", "format", "output", "fail_on",
+    "headers_only", "values", "verify_blobs", "base", "stats", *VALUE_OPTIONS, "select", "ignore", "format", "output", "fail_on",
     "baseline", "write_baseline", "verbose",
 )  # fmt: skip
 """Options about what is checked and reported. --diff judges nothing."""
@@ -48,6 +48,14 @@ def scan(
     identical_threshold: Annotated[
         float, typer.Option(callback=finite, help="Rows whose standard deviation is below this count as constant.")
     ] = 1e-8,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE",
+            help="The base model of an adapter: compare their modules and shapes.",
+            show_default="a folder beside the adapter, where its config names one",
+        ),
+    ] = None,
     stats: Annotated[
         Path | None,
         typer.Option(
@@ -124,7 +132,8 @@ def scan(
         raise typer.Exit(1 if diffs else 0)
     reports = api.scan_all(
         targets, headers_only=headers_only, values=values, verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold,
-        identical_threshold=identical_threshold, stats=stats, consumers=split_list(consumers), no_mmap=no_mmap, device=device,
+        identical_threshold=identical_threshold, base=base, stats=stats, consumers=split_list(consumers), no_mmap=no_mmap,
+        device=device,
         select=split_list(select), ignore=split_list(ignore), rules=rules, jobs=jobs, fix=fix, baseline=baseline,
         write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip

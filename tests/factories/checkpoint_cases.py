@@ -137,7 +137,7 @@ class CheckpointCase(CheckpointChanges, kw_only=True):
     target: str = ""
     """A file in the folder to scan in its place."""
     options: dict[str, Any] = {}
-    """Name → value of an option of the scan, see checkpoint/scan_options.py."""
+    """Name → value of an option of the scan, see checkpoint/scan_options.py; `base` names a folder of fixtures/checkpoints."""
 
 
 @dataclass(frozen=True)

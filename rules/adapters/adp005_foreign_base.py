@@ -1,0 +1,102 @@
+"""The base model does not have what the adapter changes, or has it in another shape.
+
+## What it checks
+With the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
+- Each layer that the adapter changes exists, and has a module of that name.
+- lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its shape.
+
+Only headers of the base model are read. The rule compares no number of rows of a vocabulary: adapters are trained on models whose
+vocabulary was resized.
+
+## Why it matters
+PEFT refuses to load matrices of another shape, and ignores those of a module that it does not find, with a warning. vLLM and SGLang
+refuse the request that names the adapter. The adapter was trained on another model, or another size of it.
+
+## How to fix
+Name the model that the adapter was trained on, in `base_model_name_or_path`.
+
+## When it can be wrong
+A quantized or a fused weight has no shape to compare, so only its module is looked for; experts are left out, since transformers
+fuses them when it loads. Where several modules have the same place in a layer (text and vision), one that fits is enough.
+
+## Seen in
+huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.adapter import LORA, PREFIX, SAVED, VOCABULARY, index_by_tail, list_lora_pairs, tail_of
+from ckptcheck.checkpoint.base_model import open_base_model
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.text.formatting import count, format_shape, join_truncated
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.tensor import Tensor
+
+HINT = "name the base model that the adapter was trained on"
+
+
+@rule(
+    "ADP005",
+    "foreign-base",
+    severity="error",
+    when=lambda ckpt: ckpt.is_adapter and bool(list_lora_pairs(ckpt.tensors)),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    base = open_base_model(ckpt)
+    places = {_place(name.rpartition(".")[0]) for name in base.tensors}
+    by_tail = index_by_tail(base.tensors)
+    lacking, shapes = [], {}
+    for pair in list_lora_pairs(ckpt.tensors):
+        weights = _plain_weights(base, by_tail.get(tail_of(f"{pair.module}.weight"), []))
+        expected = pair.base_shapes(ckpt.tensors)
+        if ".experts" in pair.module:
+            continue
+        if _place(pair.module) not in places:
+            lacking.append(pair.module)
+        elif weights and not any(_fits(weight.shape, expected, is_embedding=pair.is_embedding) for weight in weights):
+            shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
+    for name, tensor in ckpt.tensors.items():
+        match = None if LORA.fullmatch(name) or VOCABULARY.search(name) else SAVED.fullmatch(name)
+        if match is not None:
+            tail = tail_of(f"{match['module'].removeprefix(PREFIX)}.{match['part']}")
+            weights = _plain_weights(base, by_tail.get(tail, []))
+            if weights and not any(weight.shape == tensor.shape for weight in weights):
+                shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
+    if lacking:
+        yield _problem(
+            ckpt, f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {_list(lacking)}"
+        )
+    for (own, theirs), modules in shapes.items():
+        yield _problem(
+            ckpt,
+            f"{count(len(modules), 'module of the adapter fits', 'modules of the adapter fit')} a weight of shape "
+            f"{format_shape(own)}, and the base model's is {format_shape(theirs)}: {_list(modules)}",
+        )
+
+
+def _place(module: str) -> str:
+    """Return layer and last name of a module: what lies between differs between releases of a class."""
+    parts = tail_of(f"{module}.weight").split(".")
+    return ".".join((*parts[:2], parts[-2])) if parts[1].isdigit() else parts[0]
+
+
+def _plain_weights(base: Checkpoint, names: list[str]) -> list[Tensor]:
+    return [base.tensors[name] for name in names if base.tensors[name].is_plain]
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[tuple[int, int], ...], *, is_embedding: bool) -> bool:
+    # The rows of a vocabulary may have been resized for the adapter.
+    return shape[1:] == expected[0][1:] if is_embedding else shape in expected
+
+
+def _list(modules: list[str]) -> str:
+    return join_truncated([module.removeprefix(PREFIX) for module in modules])
+
+
+def _problem(ckpt: Checkpoint, message: str) -> Problem:
+    return Problem(message, file="adapter_config.json", key="base_model_name_or_path", hint=HINT)
