@@ -142,8 +142,8 @@ def scan(
     return scan_all(
         [target], headers_only=headers_only, values=values, verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold,
         identical_threshold=identical_threshold, base=base, stats=stats, consumers=consumers, no_mmap=no_mmap, device=device,
-        select=select, ignore=ignore, rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config,
-        observer=observer,
+        select=select, ignore=ignore, rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline,
+        config=config, observer=observer,
     )[0]  # fmt: skip
 
 

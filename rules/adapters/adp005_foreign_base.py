@@ -50,7 +50,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     base = open_base_model(ckpt)
     places = {_place(name.rpartition(".")[0]) for name in base.tensors}
     by_tail = index_by_tail(base.tensors)
-    lacking, shapes = [], {}
+    lacking: list[str] = []
+    shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for pair in list_lora_pairs(ckpt.tensors):
         weights = _plain_weights(base, by_tail.get(tail_of(f"{pair.module}.weight"), []))
         expected = pair.base_shapes(ckpt.tensors)
