@@ -50,8 +50,8 @@ class Components:
 
     @cached_property
     def num_layers(self) -> int | None:
-        """The number of layers that the config declares; None where it does not say."""
-        declared = self.config.integer(*self.depth_names) if self.config is not None else None
+        """The number of layers that the config declares, or that its class fills in; None where neither says."""
+        declared = self.config.number(*self.depth_names) if self.config is not None else None
         return declared if declared is not None and 0 <= declared <= 10**6 else None
 
     @cached_property
@@ -130,11 +130,25 @@ class Components:
             return any(flags)
         return tied_by_default(self.config.architecture)
 
+    @property
+    def experts_source(self) -> str:
+        """Who says what `num_experts` is, as the end of a sentence: "the 8 experts that …"."""
+        resolved = self.config.resolved if self.config is not None else None
+        setting = resolved.find(*EXPERTS) if resolved is not None else None
+        by_default = setting is not None and setting.source == "default"
+        return "transformers takes by default, for the config has no count" if by_default else "the config declares"
+
     @cached_property
     def num_experts(self) -> int | list[Any] | None:
-        """The number of routed experts of a layer that the config declares; a list where layers differ, None if it is silent."""
+        """The number of routed experts of a layer that the config declares; a list where layers differ, None if it is silent.
+
+        Where config.json is silent, the default of its class counts.
+        """
         if self.config is None:
             return None
+        if self.config.resolved is not None:
+            setting = self.config.resolved.find(*EXPERTS)
+            return setting.value if setting is not None and type(setting.value) in (int, list) else None
         for name in EXPERTS:
             value = self.config.get(name)
             if type(value) is int or isinstance(value, list):

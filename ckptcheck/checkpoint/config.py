@@ -11,12 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig, resolve_config
 from ckptcheck.checkpoint.source import Source
 
 MAX_CONFIG = 1 << 26
 """Longest config that is read, in bytes."""
-NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "language_model_config", "decoder")
-"""Keys under which composite configs nest the language model's settings (Llava, DeepSeek-VL, InternVL, Qwen-Omni, …)."""
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
@@ -26,6 +25,12 @@ EXPERTS = (
     "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_routed_experts", "n_experts",
 )  # fmt: skip
 """Keys that architectures use for the same quantity, most specific first."""
+
+
+COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
+"""Keys of sizes and counts."""
+MAX_COUNT = 2**40
+"""No size or count is as large."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Config:
         part = self.value
         # Qwen-Omni nests twice: thinker_config.text_config.
         for _ in range(2):
-            for name in NESTED:
+            for name in LANGUAGE_PARTS:
                 nested = part.get(name)
                 if isinstance(nested, dict) and nested:
                     part = nested
@@ -66,14 +71,55 @@ class Config:
                 return value
         return None
 
+    @cached_property
+    def resolved(self) -> ResolvedConfig | None:
+        """What transformers makes of it, defaults filled in; None where the class of its `model_type` is not known."""
+        return resolve_config(self.value)
+
+    def number(self, *names: str) -> int | None:
+        """Return the first of these settings that is an integer, as transformers takes it: with the default of its class.
+
+        Where the class is not known, only what the config itself says.
+        """
+        if self.resolved is None:
+            return self.integer(*names)
+        setting = self.resolved.find(*names)
+        return setting.value if setting is not None and type(setting.value) is int else None
+
+    def describe(self, *names: str) -> str:
+        """Return what a finding says about the first of these settings: its value, and whether config.json gives it."""
+        setting = self.resolved.find(*names) if self.resolved is not None else None
+        if setting is None:
+            return f"{self.key_path(*names).rpartition('.')[2]} is {self.integer(*names):,}"
+        if setting.source == "config":
+            return f"{setting.key_path} is {setting.value:,}"
+        return f"config.json has no {setting.key_path}, so transformers takes its default of {setting.value:,}"
+
     def key_path(self, *names: str) -> str:
         """Return the JSON path of the first of these settings, for a finding: ``text_config.hidden_size``."""
+        if self.resolved is not None and (setting := self.resolved.find(*names)) is not None:
+            return setting.key_path
         for name in names:
             if name in self.text:
                 return name if self.text is self.value else f"{self.nested_name}.{name}"
             if name in self.value:
                 return name
         return names[0]
+
+    @cached_property
+    def malformed_counts(self) -> dict[str, Any]:
+        """Sizes and counts that are no non-negative integer: JSON path → value.
+
+        Lists and objects give a number per layer, or the settings of a part; null leaves the number to the class.
+        """
+        values = {name: self.get(name) for name in dict.fromkeys(COUNTS)}
+        return {
+            self.key_path(name): value
+            for name, value in values.items()
+            if value is not None
+            and not isinstance(value, (list, dict))
+            and not (type(value) is int and 0 <= value < MAX_COUNT)
+        }
 
     @cached_property
     def nested_name(self) -> str:

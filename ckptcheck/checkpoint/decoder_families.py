@@ -90,7 +90,7 @@ def expects_biases(family: DecoderFamily, config: Config | None) -> bool:
 def attention_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Map each attention tensor (name within a layer) to its shape; {} where the config does not give the numbers."""
     family = family_of(config)
-    heads, hidden = config.integer("num_attention_heads"), config.integer(*HIDDEN)
+    heads, hidden = config.number("num_attention_heads"), config.number(*HIDDEN)
     if family is None or not heads or not hidden:
         return {}
     groups = _or_default(config, "num_key_value_heads", family.kv_heads, heads)
@@ -115,7 +115,7 @@ def _or_default(config: Config, name: str, default: int | None, derived: int) ->
 
     None where it is null although the family has a default: the value is then unknown.
     """
-    if (value := config.integer(name)) is not None:
+    if (value := config.number(name)) is not None:
         return value
     absent = name not in config.text and name not in config.value
     return (default or derived) if absent or default is None else None
@@ -123,7 +123,7 @@ def _or_default(config: Config, name: str, default: int | None, derived: int) ->
 
 def mlp_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Map each MLP tensor (name within a dense layer) to its shape; {} where the config does not give the numbers."""
-    hidden, width = config.integer(*HIDDEN), config.integer("intermediate_size")
+    hidden, width = config.number(*HIDDEN), config.number("intermediate_size")
     if family_of(config) is None or not hidden or not width:
         return {}
     return {
@@ -136,7 +136,7 @@ def mlp_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def expert_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Map each tensor of a routed expert (name within it) to its shape; {} where the config does not give the numbers."""
     family = family_of(config)
-    hidden, width = config.integer(*HIDDEN), config.integer(family.expert_width) if family else None
+    hidden, width = config.number(*HIDDEN), config.number(family.expert_width) if family else None
     if not hidden or not width:
         return {}
     wide, narrow = (width, hidden), (hidden, width)

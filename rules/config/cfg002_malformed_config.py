@@ -15,7 +15,7 @@ Write the file again with the library that made it, or correct the value.
 ## When it can be wrong
 A model with its own code (`auto_map`) may write -1, a fraction or a word where its code computes the number: use `--ignore
 CFG002` if only that code reads it. The rule checks only the settings named above, and only their type and sign. CFG003 and
-CFG012 to CFG015 compare the numbers with the tensors.
+CFG012 to CFG015 compare the numbers with the tensors, CFG023 the types of all settings with those that transformers accepts.
 
 ## Seen in
 No public report: configs edited by hand.
@@ -23,15 +23,11 @@ No public report: configs edited by hand.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config import EXPERTS, HEADS, HIDDEN, INTERMEDIATE, LAYERS
 
-MOST = 2**40
 FILES = {"config.json", "adapter_config.json"}
-NUMBERS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 
 
 @rule(
@@ -53,17 +49,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key="architectures",
             hint='write ["…ForCausalLM"]',
         )
-    for name in dict.fromkeys(NUMBERS):
-        value = ckpt.config.get(name)
-        if value is not None and not _sound(value):
-            yield Problem(
-                f"{name} is {value!r:.60}, but it must be a non-negative integer",
-                file=ckpt.config.file,
-                key=ckpt.config.key_path(name),
-                hint="correct the value",
-            )
-
-
-def _sound(value: Any) -> bool:
-    """Lists and objects give a number per layer, or the settings of a part."""
-    return isinstance(value, (list, dict)) or (type(value) is int and 0 <= value < MOST)
+    for path, value in ckpt.config.malformed_counts.items():
+        yield Problem(
+            f"{path.rpartition('.')[2]} is {value!r:.60}, but it must be a non-negative integer",
+            file=ckpt.config.file,
+            key=path,
+            hint="correct the value",
+        )

@@ -46,7 +46,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
         if missing:
             key = ckpt.config.key_path(*anatomy.depth_names)
             yield Problem(
-                f"{key.rpartition('.')[2]} is {anatomy.num_layers}, but {anatomy.stack.prefix} has "
+                f"{ckpt.config.describe(*anatomy.depth_names)}, but {anatomy.stack.prefix} has "
                 f"{count(len(numbers), 'layer')}; missing: {format_ranges(missing)}",
                 file=ckpt.config.file,
                 key=key,

@@ -41,7 +41,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     if surplus and ckpt.config is not None:
         key = ckpt.config.key_path(*anatomy.depth_names)
         yield Problem(
-            f"{key.rpartition('.')[2]} is {anatomy.num_layers}, but {anatomy.stack.prefix} has layers beyond that: "
+            f"{ckpt.config.describe(*anatomy.depth_names)}, but {anatomy.stack.prefix} has layers beyond that: "
             f"{format_ranges(surplus)}; transformers omits them",
             file=ckpt.config.file,
             key=key,

@@ -35,14 +35,14 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
     when=lambda ckpt: ckpt.components.embedding is not None and not ckpt.is_partial,
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
-    declared = ckpt.config.integer("vocab_size")
+    declared = ckpt.config.number("vocab_size")
     for name in (ckpt.components.embedding, ckpt.components.lm_head):
         if name is None or declared is None or not ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")):
             continue
         rows = ckpt.tensors[name].shape[0]
         if rows != declared and not _by_design(ckpt, rows):
             yield Problem(
-                f"it has {rows:,} rows, but {ckpt.config.key_path('vocab_size')} is {declared:,}; "
+                f"it has {rows:,} rows, but {ckpt.config.describe('vocab_size')}; "
                 "transformers and vLLM refuse to load it",
                 file=ckpt.tensor_to_file[name],
                 key=name,
@@ -52,7 +52,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 
 def _by_design(ckpt: ConfiguredCheckpoint, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask."""
-    declared = ckpt.config.integer("vocab_size") or 0
+    declared = ckpt.config.number("vocab_size") or 0
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 
 

@@ -47,7 +47,7 @@ FACTORED = (
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     anatomy, config = ckpt.components, ckpt.config
-    width = config.integer(*HIDDEN)
+    width = config.number(*HIDDEN)
     if width is None or anatomy.stack is None:
         return
     if all(config.get(name) in (None, width) for name in FACTORED):
@@ -60,7 +60,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 and ckpt.tensors[name].shape[1] != width
             ):
                 yield Problem(
-                    f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {config.key_path(*HIDDEN)} is {width}",
+                    f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {config.describe(*HIDDEN)}",
                     file=ckpt.tensor_to_file[name],
                     key=name,
                     hint="use the config of this model",
@@ -75,7 +75,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             name = anatomy.stack.full_name(layers[0], norm)
             yield Problem(
                 f"in {format_layers(layers)} {norm} has the shape {format_shape(found_shape)}, but "
-                f"{config.key_path(*HIDDEN)} is {width}",
+                f"{config.describe(*HIDDEN)}",
                 file=ckpt.tensor_to_file[name],
                 key=name,
                 hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",

@@ -38,7 +38,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.components.stack
     if stack is None or ckpt.config is None:
         return
-    heads, groups = ckpt.config.integer("num_attention_heads"), ckpt.config.integer("num_key_value_heads")
+    heads, groups = ckpt.config.number("num_attention_heads"), ckpt.config.number("num_key_value_heads")
     if heads and groups and heads % groups:
         yield Problem(
             f"{heads} attention heads cannot be shared by {groups} key-value heads",

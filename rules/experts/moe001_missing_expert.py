@@ -50,7 +50,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
         # A hostile count must not become a set of that size.
         if len(members) < expected:
             missing = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
-            source = "the config declares" if isinstance(declared, int) else "other layers have"
+            source = ckpt.components.experts_source if isinstance(declared, int) else "other layers have"
             yield Problem(
                 f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {format_ranges(missing)}",
                 file=ckpt.file_of(stack.full_name(layer, group)),
@@ -77,7 +77,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
         for name, stored in fused_experts(ckpt.components):
             if stored < declared:
                 yield Problem(
-                    f"it holds {stored} experts, but the config declares {declared}",
+                    f"it holds {stored} of the {declared} experts that {ckpt.components.experts_source}",
                     file=ckpt.tensor_to_file[name],
                     key=name,
                     hint="save again from all expert-parallel ranks",

@@ -42,7 +42,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     for layer, group, members, _ in iter_numbered_experts(ckpt.components):
         if surplus := {expert for expert in members if expert >= declared}:
             yield Problem(
-                f"layer {layer} has experts beyond the {declared} that the config declares: {format_ranges(surplus)}",
+                f"layer {layer} has experts beyond the {declared} that {ckpt.components.experts_source}: {format_ranges(surplus)}",
                 file=ckpt.file_of(stack.full_name(layer, group)),
                 key=stack.full_name(layer, group),
                 hint="correct the count, or export again",
@@ -50,7 +50,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     for name, stored in fused_experts(ckpt.components):
         if stored > declared:
             yield Problem(
-                f"it holds {stored} experts, but the config declares {declared}",
+                f"it holds {stored} experts, more than the {declared} that {ckpt.components.experts_source}",
                 file=ckpt.tensor_to_file[name],
                 key=name,
                 hint="correct the count, or export again",

@@ -1,0 +1,238 @@
+"""What the config class of a ``model_type`` means in transformers: a table that fixtures/learn_config_classes.py generates.
+
+A class gives every key that config.json lacks its default, and refuses a value of the wrong type. The table has one line for
+each class, and only the lines that are asked for are parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "dict": (dict,),
+    "float": (float,),
+    "int": (int,),
+    "list": (list,),
+    "str": (str,),
+    "Sequence": (list, str),
+    "tuple": (),
+    "object": (),
+}
+"""Name in a type → the Python types that a JSON value of it has; JSON has no tuples and no config objects."""
+
+
+@dataclass(frozen=True)
+class NestedClass:
+    """What builds a sub-config: the class, and the values it gets where config.json has no such sub-config."""
+
+    model_type: str
+    class_name: str | None
+    """The class that builds it whatever model_type the sub-config says; None where that decides."""
+    defaults: Mapping[str, Any]
+    is_optional: bool
+    """Whether the model can do without it."""
+
+
+@dataclass(frozen=True)
+class ConfigClass:
+    """The config class of one ``model_type``."""
+
+    model_type: str
+    facts: Mapping[str, Any]
+    """Its line of the table."""
+
+    @property
+    def name(self) -> str:
+        """The name of the class: ``LlamaConfig``."""
+        return str(self.facts["class"])
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Field → its type, as Python writes it: ``int | None``."""
+        return {name: hint for hint, fields in self.facts["fields"].items() for name in fields}
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Field → what the class fills in; without the fields that it derives from others."""
+        derived = set(self.facts.get("derived", ()))
+        return {
+            name: default
+            for fields in self.facts["fields"].values()
+            for name, default in fields.items()
+            if name not in derived
+        }
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other name of a field → the attribute that keeps its value: ``num_hidden_layers`` → ``n_layer`` in GPT-2."""
+        aliases: Mapping[str, str] = self.facts.get("aliases", {})
+        return aliases
+
+    @cached_property
+    def nested(self) -> dict[str, NestedClass]:
+        """Sub-config → what builds it."""
+        return {
+            key: NestedClass(
+                spec["model_type"], spec.get("class"), spec.get("defaults", {}), bool(spec.get("optional"))
+            )
+            for key, spec in self.facts.get("nested", {}).items()
+        }
+
+    @property
+    def flat(self) -> tuple[str, ...]:
+        """The sub-configs that the class builds from the top level where they are absent (Qwen2-VL)."""
+        return tuple(self.facts.get("flat", ()))
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[float | None, float | None]]:
+        """Field → the least and the largest value that the class accepts; None for no bound."""
+        bounds: Mapping[str, tuple[float | None, float | None]] = self.facts.get("bounds", {})
+        return bounds
+
+    @property
+    def divisors(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of sizes; the class refuses a config in which the second does not divide the first."""
+        return tuple((whole, part) for whole, part in self.facts.get("divisors", ()))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The model classes that transformers' auto classes build from it: ``LlamaForCausalLM``, …."""
+        return tuple(self.facts.get("models", ()))
+
+    @property
+    def rope(self) -> Mapping[str, Any]:
+        """What the class fills in for rotary embeddings: ``theta``, ``default``; {} for a class without them."""
+        rope: Mapping[str, Any] = self.facts.get("rope", {})
+        return rope
+
+    @property
+    def checks_layer_lists(self) -> bool:
+        """Whether the class checks lists of layer kinds as most do, and not in its own way."""
+        return not self.facts.get("own_layer_check", False)
+
+    def attribute(self, key: str) -> str:
+        """Return the attribute that keeps the value of a key."""
+        return self.aliases.get(key, key)
+
+    def accepts(self, field: str, value: Any) -> bool:
+        """Whether the class accepts a value of this type for a field; any value for what is not a field."""
+        hint = self.types.get(field)
+        return hint is None or is_instance(value, hint)
+
+
+def is_instance(value: Any, hint: str) -> bool:
+    """Whether a JSON value has a type, as huggingface_hub's strict dataclasses decide it.
+
+    A whole number is no float there, and true and false are no numbers.
+    """
+    return _matches(value, _parse_type(hint))
+
+
+@cache
+def _parse_type(hint: str) -> ast.expr:
+    return ast.parse(hint, mode="eval").body
+
+
+def _matches(value: Any, hint: ast.expr) -> bool:
+    if isinstance(value, dict) and value.keys() == {"__float__"}:
+        value = 0.0  # how transformers writes infinity and NaN
+    match hint:
+        case ast.BinOp(left=left, right=right):
+            return _matches(value, left) or _matches(value, right)
+        case ast.Constant(value=None):
+            return value is None
+        case ast.Name(id="Any"):
+            return True
+        case ast.Name(id=name):
+            return isinstance(value, _TYPES.get(name, ())) and not (name == "int" and isinstance(value, bool))
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            listed = [ast.literal_eval(choice) for choice in getattr(choices, "elts", [choices])]
+            return any(type(choice) is type(value) and choice == value for choice in listed)
+        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[key, inner])):
+            return isinstance(value, dict) and all(
+                _matches(name, key) and _matches(item, inner) for name, item in value.items()
+            )
+        case ast.Subscript(value=ast.Name(id=name), slice=inner):
+            return (
+                isinstance(value, (list, str))
+                and isinstance(value, _TYPES.get(name, ()))
+                and all(_matches(item, inner) for item in value)
+            )
+    return True
+
+
+@cache
+def _table() -> bytes:
+    return (Path(__file__).parent / "config_classes.json").read_bytes()
+
+
+@cache
+def _parse_line(key: str) -> Any:
+    """Return the value of a line of the table, or None."""
+    table, opening = _table(), f"\n{json.dumps(key)}: ".encode()
+    start = table.find(opening)
+    if start < 0:
+        return None
+    start += len(opening)
+    return json.loads(table[start : table.index(b"\n", start)].removesuffix(b","))
+
+
+@cache
+def find_config_class(model_type: str) -> ConfigClass | None:
+    """Return what transformers makes of a ``model_type``; None if it does not know it."""
+    facts = _parse_line(model_type) if model_type and not model_type.startswith("class:") else None
+    return ConfigClass(model_type, facts) if isinstance(facts, dict) and "class" in facts else None
+
+
+def find_nested_class(nested: NestedClass, settings: Mapping[str, Any]) -> ConfigClass | None:
+    """Return the class that builds a sub-config of these settings; None if transformers does not know it."""
+    if nested.class_name is None:
+        model_type = settings.get("model_type", nested.model_type)
+        return find_config_class(model_type) if isinstance(model_type, str) else None
+    found = find_config_class(nested.model_type)
+    if found is not None and found.name == nested.class_name:
+        return found
+    facts = _parse_line(f"class:{nested.class_name}")
+    return ConfigClass(nested.model_type, facts) if facts else None
+
+
+def learned_version() -> str:
+    """Return the version of transformers that the table was generated from."""
+    return str(_parse_line("transformers"))
+
+
+def known_activations() -> frozenset[str]:
+    """Return the names of the activation functions that transformers has."""
+    return frozenset(_parse_line("activations"))
+
+
+def known_dtypes() -> frozenset[str]:
+    """Return the names of the dtypes that torch has."""
+    return frozenset(_parse_line("dtypes"))
+
+
+def is_model_class(name: str) -> bool:
+    """Whether transformers has a model class of this name that its auto classes build."""
+    return f'"{name}"'.encode() in _table() and any(
+        name in json.loads(line.partition(b'"models": ')[2].partition(b"]")[0] + b"]")
+        for line in _table().splitlines()
+        if f'"{name}"'.encode() in line and b'"models": ' in line
+    )
+
+
+def required_rope_keys() -> dict[str, list[str]]:
+    """Return the types of rotary embeddings: name → the keys that transformers refuses to do without."""
+    keys: dict[str, list[str]] = _parse_line("rope_types")
+    return keys
+
+
+def known_layer_types() -> dict[str, frozenset[str]]:
+    """Return the entries that transformers accepts in its lists of layer kinds, by the name of the list."""
+    return {name: frozenset(_parse_line(name)) for name in ("layer_types", "mlp_layer_types")}

@@ -1,0 +1,181 @@
+"""What transformers refuses in a config.json: values of the wrong type, and values that do not go together.
+
+Each function yields what one kind of check finds in one part of a config, as its class decides it when it is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptcheck.checkpoint.config_class import (
+    find_nested_class,
+    known_activations,
+    known_dtypes,
+    known_layer_types,
+    required_rope_keys,
+)
+from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
+
+ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
+"""Names of fields that hold the name of an activation function."""
+DTYPES = ("dtype", "torch_dtype")
+NUMBERS = frozenset(
+    ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+)  # fmt: skip
+"""Keys of rotary embeddings that transformers computes with."""
+SIZES = (
+    "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+"""Sizes of which a model needs at least one."""
+Fault = tuple[str, str]
+"""Where: the JSON path; and what is wrong there, up to what transformers does about it."""
+
+
+def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield the fields whose value has a type or a size that the class refuses."""
+    config_class = part.config_class
+    for key, value in part.settings.items():
+        path = f"{part.path}{key}"
+        if not config_class.accepts(key, value):
+            yield (
+                path,
+                f"{path} is {write_value(value)}, but {config_class.name} takes only {name_type(config_class.types[key])}",
+            )
+        elif key in config_class.bounds and isinstance(value, (int, float)):
+            least, most = config_class.bounds[key]
+            if (least is not None and value < least) or (most is not None and value > most):
+                limits = f"at least {least}" if most is None else f"from {least} to {most}"
+                yield path, f"{path} is {value}, but {config_class.name} takes only numbers {limits}"
+
+
+def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield the activation functions, dtypes and model types of sub-configs that transformers does not know."""
+    defaults = part.config_class.defaults
+    for key, value in part.settings.items():
+        path = f"{part.path}{key}"
+        if not isinstance(value, str):
+            continue
+        if ACTIVATION.search(key) and value not in known_activations() and defaults.get(key) in known_activations():
+            yield path, f'{path} is "{value:.60}", and transformers has no such activation function'
+        elif key in DTYPES and value not in known_dtypes():
+            yield path, f'{path} is "{value:.60}", and torch has no such dtype'
+    for name, nested in part.config_class.nested.items():
+        settings = part.settings.get(name)
+        if isinstance(settings, dict) and nested.class_name is None and find_nested_class(nested, settings) is None:
+            path = f"{part.path}{name}.model_type"
+            yield path, f"{path} is {write_value(settings.get('model_type'))}, which transformers does not know"
+
+
+def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield sizes of zero or less, and sizes of which one must be a multiple of the other and is not."""
+    for name in SIZES:
+        setting = part.find(name)
+        if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
+            yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
+    for whole_name, divisor_name in part.config_class.divisors:
+        whole, divisor = part.find(whole_name), part.find(divisor_name)
+        if whole is None or divisor is None or not _is_int(whole.value) or not _is_int(divisor.value):
+            continue
+        given = next((setting for setting in (divisor, whole) if setting.source == "config"), None)
+        if given is not None and divisor.value > 0 and whole.value > 0 and whole.value % divisor.value:
+            yield (
+                divisor.key_path,
+                f"{describe(whole)}, which is no multiple of {divisor.value:,} ({describe(divisor)})",
+            )
+
+
+def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield lists of layer kinds with an entry that transformers does not know, or of another length than the model."""
+    if not part.config_class.checks_layer_lists:
+        return
+    depth = part.find("num_hidden_layers")
+    for name, known in known_layer_types().items():
+        listed = part.settings.get(name)
+        if part.settings.get("layer_types") is None or not isinstance(listed, list) or depth is None:
+            continue
+        path = f"{part.path}{name}"
+        unknown = [entry for entry in listed if not isinstance(entry, str) or entry not in known]
+        if unknown:
+            yield path, f"{path} has the entry {write_value(unknown[0])}, and transformers has no such layer"
+        elif _is_int(depth.value) and depth.value != len(listed):
+            yield path, f"{path} has {len(listed)} entries, but {describe(depth)}"
+
+
+def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield rotary embeddings that lack a key which their type needs, or whose numbers are none."""
+    # A class without rotary embeddings checks a rope_scaling too, and fills nothing in.
+    fills = bool(part.config_class.rope or part.settings.get("rope_theta"))
+    filled = {"rope_theta", "original_max_position_embeddings"} if fills else frozenset[str]()
+    for path, parameters in _iter_rope(part):
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
+        missing = [key for key in required if key not in parameters and key not in filled]
+        if missing:
+            yield path, f'{path} has the type "{kind}", but not {" and ".join(missing)}'
+        for key in sorted(NUMBERS & parameters.keys()):
+            value = parameters[key]
+            needed = key == "rope_theta" or key in required
+            if (isinstance(value, bool) or not isinstance(value, (int, float))) and (needed or value is not None):
+                yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
+
+
+def _iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the settings of rotary embeddings: one for all layers, or one for each kind of layer."""
+    name = next((key for key in ("rope_scaling", "rope_parameters") if part.settings.get(key)), None)
+    settings = part.settings.get(name) if name is not None else None
+    if not isinstance(settings, dict):
+        return
+    listed = part.settings.get("layer_types")
+    labels = {
+        *part.config_class.rope.get("labels", ()),
+        *(str(label) for label in listed or () if isinstance(listed, list)),
+    }
+    kinds = [key for key in settings if key in labels]
+    for kind in kinds:
+        if isinstance(settings[kind], dict):
+            yield f"{part.path}{name}.{kind}", settings[kind]
+    if not kinds:
+        yield f"{part.path}{name}", settings
+
+
+def describe(setting: Setting) -> str:
+    """Return what a finding says about a setting: its value, and whether config.json gives it."""
+    value = f"{setting.value:,}" if _is_int(setting.value) else write_value(setting.value)
+    if setting.source == "config":
+        return f"{setting.key_path} is {value}"
+    return f"config.json has no {setting.key_path}, so transformers takes its default of {value}"
+
+
+def write_value(value: Any) -> str:
+    """Return a JSON value as a finding shows it, cut where it is long."""
+    text = {True: "true", False: "false", None: "null"}.get(value) if value is None or isinstance(value, bool) else None
+    if text is None:
+        text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def name_type(hint: str) -> str:
+    """Return a type in words: ``int | None`` is "an integer or null"."""
+    words = {
+        "int": "an integer",
+        "float": "a number with a decimal point",
+        "bool": "true or false",
+        "str": "a text",
+        "dict": "an object",
+        "list": "a list",
+        "None": "null",
+        "tuple": "",
+        "object": "",
+    }
+    parts = [part.strip() for part in re.sub(r"\[[^|]*\|[^]]*\]", "[]", hint).split(" | ")]
+    named = [words.get(part, "a list" if part.startswith(("list", "Sequence")) else part) for part in parts]
+    if {"int", "float"} <= set(parts):
+        named = ["a number", *(name for name, part in zip(named, parts, strict=True) if part not in ("int", "float"))]
+    kept = [name for name in dict.fromkeys(named) if name]
+    return " or ".join(kept)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int

@@ -1,0 +1,138 @@
+"""What a config means to transformers: each value from config.json or, where that lacks it, from the config class.
+
+``num_hidden_layers`` that is absent from a Llama's config is 32 to transformers, and ``n_layer`` there is nothing. The
+source of each value is kept, so that a finding can say which key is missing and what is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from ckptcheck.checkpoint.config_class import ConfigClass, find_config_class, find_nested_class
+
+LANGUAGE_PARTS = (
+    "text_config", "language_config", "llm_config", "thinker_config", "language_model_config", "decoder",
+)  # fmt: skip
+"""Keys under which composite configs nest the language model's settings (Llava, DeepSeek-VL, InternVL, Qwen-Omni, …)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of a config, and where it comes from."""
+
+    name: str
+    """The key as config.json writes it, or the field that lacks it."""
+    value: Any
+    source: Literal["config", "default"]
+    """default: config.json does not have the key, and the config class fills the value in."""
+    path: str
+    """The JSON path of the sub-config, with a dot at the end; empty for the top level."""
+
+    @property
+    def key_path(self) -> str:
+        """The JSON path of the key, for a finding: ``text_config.hidden_size``."""
+        return f"{self.path}{self.name}"
+
+
+@dataclass(frozen=True)
+class ResolvedPart:
+    """A config or a sub-config as its class understands it."""
+
+    config_class: ConfigClass
+    settings: Mapping[str, Any]
+    """What config.json says."""
+    path: str = ""
+    """Its JSON path, with a dot at the end; empty for the top level."""
+
+    def find(self, name: str) -> Setting | None:
+        """Return a setting by the name of its field or an alias of it; None where the class has nothing of that name."""
+        attribute = self.config_class.attribute(name)
+        given = [key for key in self._spellings(name, attribute) if key in self.settings]
+        if given:
+            # A key that is no field is set after the fields, and wins.
+            key = min(given, key=lambda key: key in self.config_class.types)
+            return Setting(key, self.settings[key], "config", self.path)
+        for key in self._spellings(name, attribute):
+            if key in self.config_class.defaults:
+                return Setting(key, self.config_class.defaults[key], "default", self.path)
+        return None
+
+    def _spellings(self, name: str, attribute: str) -> tuple[str, ...]:
+        """The keys that mean the same to the class."""
+        same = [alias for alias, target in self.config_class.aliases.items() if target == attribute]
+        known = {*self.config_class.types, *self.config_class.aliases, *self.config_class.aliases.values()}
+        return tuple(key for key in dict.fromkeys((name, attribute, *same)) if key in known)
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A whole config.json as transformers understands it, with its sub-configs."""
+
+    top: ResolvedPart
+    text: ResolvedPart
+    """The language model's part; the same object as `top` where there is no other."""
+
+    def find(self, *names: str) -> Setting | None:
+        """Return the first of these settings of the language model that config.json gives, else the first that has a default."""
+        found = [setting for name in names if (setting := self.text.find(name)) is not None]
+        if not found:
+            # The class keeps every other key too, and some models read one that it does not declare (Qwen3-MoE's head_dim).
+            found = [
+                Setting(name, self.text.settings[name], "config", self.text.path)
+                for name in names
+                if name in self.text.settings
+            ]
+        given = [setting for setting in found if setting.source == "config" and setting.value is not None]
+        return next(iter(given or found), None)
+
+    @cached_property
+    def parts(self) -> tuple[ResolvedPart, ...]:
+        """The config and all its sub-configs whose class is known."""
+        return tuple(_walk(self.top))
+
+
+def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
+    """Return what transformers makes of a config.json; None where its own code decides, or the ``model_type`` is unknown."""
+    auto_map, model_type = value.get("auto_map"), value.get("model_type")
+    if isinstance(auto_map, dict) and "AutoConfig" in auto_map:
+        return None
+    if model_type == "mistral" and "layer_types" in value:
+        model_type = "ministral"
+    config_class = find_config_class(model_type) if isinstance(model_type, str) else None
+    if config_class is None:
+        return None
+    top = text = ResolvedPart(config_class, value)
+    # Qwen-Omni nests twice: thinker_config.text_config.
+    for _ in range(2):
+        name = next((name for name in LANGUAGE_PARTS if name in text.config_class.nested), None)
+        if name is None:
+            break
+        inner = _nested_part(text, name)
+        if inner is None:
+            return None
+        text = inner
+    return ResolvedConfig(top, text)
+
+
+def _nested_part(part: ResolvedPart, name: str) -> ResolvedPart | None:
+    """Return a sub-config as its class understands it; None where it is left out, malformed or of an unknown class."""
+    nested, given = part.config_class.nested[name], part.settings.get(name)
+    if given is None and name in part.config_class.flat:
+        found = find_nested_class(nested, {})
+        return None if found is None else ResolvedPart(found, part.settings, part.path)
+    if given is None and nested.is_optional:
+        return None
+    settings = dict(nested.defaults) if given is None else given
+    found = find_nested_class(nested, settings) if isinstance(settings, dict) else None
+    return None if found is None else ResolvedPart(found, settings, f"{part.path}{name}.")
+
+
+def _walk(part: ResolvedPart) -> Iterator[ResolvedPart]:
+    yield part
+    for name in part.config_class.nested:
+        inner = _nested_part(part, name)
+        if inner is not None and inner.path.count(".") < 5:
+            yield from _walk(inner)

@@ -1,0 +1,62 @@
+"""The config does not say which model it is of, or names one that transformers does not have.
+
+## What it checks
+`model_type` in `config.json` is one of those that transformers knows. A config with `auto_map` brings its own class and is
+not checked. The rule is skipped, with the reason, where `architectures` names a class that is not transformers' own, and
+where a newer transformers than the learned one wrote the config.
+
+## Why it matters
+transformers chooses the config class by `model_type` alone: `AutoConfig` and every `AutoModel` stop without it. vLLM and
+SGLang read the config through transformers and stop too.
+
+## How to fix
+Copy `model_type` from the config of the model this one was trained or converted from.
+
+## When it can be wrong
+An older or a newer transformers than the one that the types were learned from may know other types. A package that registers
+its own type (`AutoConfig.register`) under an architecture of transformers fires: use `--ignore CFG022`.
+
+## Seen in
+deepseek-ai/DeepSeek-VL2#125, declare-lab/Emma-X#1: "does not recognize this architecture"
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.config_class import find_config_class, is_model_class, learned_version
+from ckptcheck.checkpoint.config_refusals import write_value
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+
+
+@rule(
+    "CFG022",
+    "unrecognized-model-type",
+    severity="error",
+    on="config",
+    when=lambda ckpt: not ckpt.is_partial and ckpt.config.readable and "auto_map" not in ckpt.config.value,
+)
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
+    config = ckpt.config
+    value = config.value.get("model_type")
+    if isinstance(value, str) and find_config_class(value) is not None:
+        return
+    if _version(config.value.get("transformers_version")) > _version(learned_version()):
+        raise Skip(f"a newer transformers than {learned_version()} wrote the config, and may know more models")
+    if config.architecture is None or not is_model_class(config.architecture):
+        raise Skip(f"architectures names no class of transformers {learned_version()}: the model's own code decides")
+    named = (
+        f"model_type is {write_value(value)}, which" if "model_type" in config.value else "there is no model_type, so"
+    )
+    yield Problem(
+        f"{named} transformers {'does not know, so it ' if 'model_type' in config.value else ''}refuses to load the checkpoint",
+        file=config.file,
+        key="model_type",
+        hint=f"copy it from the config of a {config.architecture}",
+    )
+
+
+def _version(text: object) -> tuple[int, ...]:
+    """Return major and minor version; () where there is none."""
+    found = re.match(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
+    return tuple(int(part) for part in found.groups()) if found else ()

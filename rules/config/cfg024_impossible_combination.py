@@ -1,0 +1,53 @@
+"""Values of the config do not go together.
+
+## What it checks
+Where transformers knows the `model_type`, in the config and its nested configs:
+
+- sizes are at least 1, and where the config class demands it, the heads divide the hidden size;
+- lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
+- `rope_scaling` and `rope_parameters` have the keys that their type needs, and numbers where transformers computes with them.
+
+CFG014 compares key-value heads with heads, and both with the tensors.
+
+## Why it matters
+transformers stops when it builds the config or the model, and so do vLLM and SGLang, which read the config through it.
+
+## How to fix
+Copy the values from the config of the model this one was trained or converted from.
+
+## When it can be wrong
+A config with its own class (`auto_map`) is not checked. Older versions of transformers only warned about a rotary embedding
+that lacks a key.
+
+## Seen in
+huggingface/transformers#32167, huggingface/transformers#32182: which missing keys of `rope_scaling` stop transformers
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.config_refusals import iter_impossible_sizes, iter_wrong_layer_lists, iter_wrong_rope
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+
+
+@rule(
+    "CFG024",
+    "impossible-combination",
+    severity="error",
+    on="config",
+    when=lambda ckpt: not ckpt.is_partial and ckpt.config.resolved is not None,
+)
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
+    config = ckpt.config
+    found: dict[str, str] = {}
+    for part in config.resolved.parts if config.resolved is not None else ():
+        for path, fault in (*iter_impossible_sizes(part), *iter_wrong_layer_lists(part), *iter_wrong_rope(part)):
+            found.setdefault(path, fault)
+    for path, fault in found.items():
+        if path not in config.malformed_counts:
+            yield Problem(
+                f"{fault}; transformers refuses to load the checkpoint",
+                file=config.file,
+                key=path,
+                hint="copy the values from the model's own config",
+            )
