@@ -87,6 +87,8 @@ class ModelStructure:
     """What transformers skips where the config has no list (its `get_keys_to_not_convert`)."""
     is_guess: bool = False
     """Whether nobody has built this architecture with this consumer."""
+    is_unknown: bool = False
+    """Whether not even its class was looked at: what the consumer fuses and renames is then not known either."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Evaluation:
     """Why ckptcheck cannot tell what the consumer makes of the config."""
     is_guess: bool = False
     """Whether nobody has built the architecture with this consumer."""
+    is_unknown: bool = False
+    """Whether not even its class was looked at."""
     lists: Mapping[str, EntryList] = field(default_factory=dict)
     """Key of each list in the config → its entries, with what they match."""
     module_names: Collection[str] = field(default=(), repr=False)
@@ -127,6 +129,7 @@ def evaluate_consumer(
         consumer,
         decisions,
         is_guess=structure.is_guess,
+        is_unknown=structure.is_unknown,
         lists=policy.lists,
         module_names=names,
         rename=structure.rename,

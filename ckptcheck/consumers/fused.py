@@ -8,7 +8,10 @@ from ckptcheck.consumers.base import SplitModuleError
 
 FusedModules = Mapping[str, Sequence[str]]
 """Fused module → its shards."""
-DENSE_MODULES: FusedModules = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+DENSE_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 """What both engines take for fused modules if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
 
 

@@ -15,6 +15,7 @@ from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
 from ckptcheck.consumers.evaluation import Evaluation, evaluate_consumer
 from ckptcheck.consumers.registry import CONSUMERS, list_default_consumers
 from ckptcheck.linter.evidence import remembered
+from ckptcheck.linter.rule import Skip
 from ckptcheck.text.formatting import natural_sort_key
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     quantization = ckpt.quantization
     if quantization is None or quantization.main_declaration is None or quantization.method is None:
         return {}
+    document = quantization.main_declaration.document()
     names = map_stored_modules(ckpt)
     # the engines decide on the experts of a layer by the names of expert 0
     if not consumers:
@@ -61,7 +63,7 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     architecture = ckpt.config.architecture if ckpt.config is not None else None
     return {
         consumer: evaluate_consumer(
-            consumer, architecture, names, quantization.config, quantization.method, packed=packed, plain=plain
+            consumer, architecture, names, document, quantization.method, packed=packed, plain=plain
         )
         for consumer in consumers or list_default_consumers()
         if consumer in CONSUMERS
@@ -106,8 +108,8 @@ def find_mismatches(ckpt: Checkpoint, *, quantized: bool) -> list[Mismatch]:
     """Return the modules that are stored quantized (or not) and that a consumer builds otherwise.
 
     A consumer that does not know the method, and builds no module quantized, is left out: the checkpoint is not meant
-    for it. Where a consumer's modules for the architecture are guessed, only those count in which nothing but a list
-    decides: linear layers of attention and MLPs, and experts. A trainer that sends weights loads nothing, see
+    for it. So is one whose class for the architecture nobody looked at, see `require_known_architecture`. Where a
+    consumer's modules are guessed, only some count, see `_is_certain`. A trainer that sends weights loads nothing, see
     `find_sync_mismatches`.
     """
     return [mismatch for mismatch in _find_all_mismatches(ckpt) if mismatch.is_stored_quantized == quantized]
@@ -118,7 +120,7 @@ def _find_all_mismatches(ckpt: Checkpoint) -> list[Mismatch]:
     return [
         mismatch
         for evaluation in evaluate_checkpoint(ckpt).values()
-        if not evaluation.consumer.sends_weights
+        if not evaluation.consumer.sends_weights and not evaluation.is_unknown
         for mismatch in _find_consumer_mismatches(ckpt, evaluation)
     ]
 
@@ -133,8 +135,37 @@ def _find_consumer_mismatches(ckpt: Checkpoint, evaluation: Evaluation) -> list[
         for module, decision in decisions
         if decision.quantized is not None
         for name in module.sources
-        if decision.quantized is not is_quantized[name] and not (evaluation.is_guess and is_unusual_module(name))
+        if decision.quantized is not is_quantized[name] and _is_certain(ckpt, evaluation, name)
     ]
+
+
+def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str) -> bool:
+    """Whether a consumer's answer on a module can be relied on although nobody has built the architecture with it.
+
+    Only a list decides on the linear layers and experts of the language model's own layers. Where another consumer builds
+    such a module as it is stored, the guess is the likelier to be wrong.
+    """
+    if not evaluation.is_guess:
+        return True
+    stack = ckpt.components.stack
+    if is_unusual_module(name) or stack is None or not name.startswith(f"{stack.prefix}."):
+        return False
+    stored = map_stored_modules(ckpt)[name]
+    others = (other.decisions.get(name) for other in evaluate_checkpoint(ckpt).values() if not other.is_unknown)
+    return not any(each is not None and each[1].quantized is stored for each in others)
+
+
+def require_known_architecture(ckpt: Checkpoint) -> None:
+    """Skip a rule that has looked at what all consumers build, where ckptcheck does not know what one builds.
+
+    Raises Skip with the reason.
+    """
+    for evaluation in evaluate_checkpoint(ckpt).values():
+        if evaluation.reason is not None:
+            raise Skip(f"{evaluation.consumer.label}: {evaluation.reason}")
+        if evaluation.is_unknown and ckpt.config is not None:
+            architecture = ckpt.config.architecture or "a model without architectures"
+            raise Skip(f"which modules {evaluation.consumer.label} builds for {architecture} is not known to ckptcheck")
 
 
 def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
@@ -156,7 +187,7 @@ def find_sync_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, Mismatch]]:
         for sender in evaluations
         if sender.consumer.sends_weights
         for receiver in evaluations
-        if receiver.consumer.sync_effect is not None
+        if receiver.consumer.sync_effect is not None and not receiver.is_unknown
         for name, (module, decision) in receiver.decisions.items()
         if name in sender.decisions and _are_opposite(decision, sender.decisions[name][1])
     ]
@@ -184,8 +215,8 @@ def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
     refusals = []
     for evaluation in evaluate_checkpoint(ckpt).values():
         errors: dict[tuple[str, bool], dict[str, str]] = {}
-        for module, decision in _distinct_decisions(evaluation):
-            if decision.error is not None:
+        for module, decision in () if evaluation.is_unknown else _distinct_decisions(evaluation):
+            if decision.error is not None and all(_is_certain(ckpt, evaluation, name) for name in module.sources):
                 key = (to_template(decision.error), decision.splits_module)
                 errors.setdefault(key, {})[module.name] = decision.error
         refusals += [

@@ -58,14 +58,14 @@ def rewrite_ignore_list(ckpt: Checkpoint) -> tuple[str, list[str]] | None:
     entries = [entry for entry in dict.fromkeys(originals) if entry not in misspelt and _is_valid_entry(entry)]
     unreadable = {
         name: evaluation.error or evaluation.reason
-        for name, evaluation in _evaluate(ckpt, is_quantized, {**config, key: []}).items()
+        for name, evaluation in _evaluate(ckpt, is_quantized, {key: []}).items()
         if not evaluation.decisions
     }
     if len(unreadable) == len(evaluate_checkpoint(ckpt)):
         raise ValueError("; ".join(f"{name}: {why}" for name, why in unreadable.items()))
 
     def evaluate_entries(candidate: list[str]) -> dict[str, Evaluation]:
-        evaluations = _evaluate(ckpt, is_quantized, {**config, key: candidate})
+        evaluations = _evaluate(ckpt, is_quantized, {key: candidate})
         return {name: evaluation for name, evaluation in evaluations.items() if name not in unreadable}
 
     for _ in range(MAX_ROUNDS):
@@ -85,14 +85,16 @@ def rewrite_ignore_list(ckpt: Checkpoint) -> tuple[str, list[str]] | None:
     raise ValueError(f"no list was found that {' and '.join(evaluate_entries([]))} read as the tensors are stored")
 
 
-def _evaluate(ckpt: Checkpoint, is_quantized: Mapping[str, bool], config: Mapping[str, Any]) -> dict[str, Evaluation]:
+def _evaluate(ckpt: Checkpoint, is_quantized: Mapping[str, bool], changes: Mapping[str, Any]) -> dict[str, Evaluation]:
     assert ckpt.quantization is not None
+    assert ckpt.quantization.main_declaration is not None
+    document = ckpt.quantization.main_declaration.document(**changes)
     packed = [name for name, quantized in is_quantized.items() if quantized]
     plain = [name for name, quantized in is_quantized.items() if not quantized]
     architecture = ckpt.config.architecture if ckpt.config is not None else None
     return {
         consumer: evaluate_consumer(
-            consumer, architecture, is_quantized, config, ckpt.quantization.method, packed=packed, plain=plain
+            consumer, architecture, is_quantized, document, ckpt.quantization.method, packed=packed, plain=plain
         )
         for consumer in evaluate_checkpoint(ckpt)
     }
@@ -108,8 +110,8 @@ def _find_faults(
     harmful: set[str] = set()
     missing: dict[str, set[str]] = {}
     for evaluation in evaluations.values():
-        # a consumer that builds nothing quantized does not know the method
-        if not any(decision.quantized for _, decision in evaluation.decisions.values()):
+        # a consumer that builds nothing quantized does not know the method, and one that was not looked at says nothing
+        if evaluation.is_unknown or not any(decision.quantized for _, decision in evaluation.decisions.values()):
             continue
         for name, (module, decision) in evaluation.decisions.items():
             # no entry is written on a guess

@@ -3,8 +3,9 @@
 ``vllm.json``, ``sglang.json`` and ``transformers.json`` hold, for each architecture, the modules that the consumer built from
 a tiny config: template of the path (numbers as ``{}``) → role, class, and the methods for which it is built without a
 quantization config; ``stops`` are the modules at whose tensors its loader raises if it has no parameter for them.
-`fixtures/learn_modules.py` writes these tables. An architecture that is not there is guessed from the usual names, and
-every module says so.
+An engine's table also has ``classes``: what the class of every architecture that it registers fuses and renames, of which
+most were never built. `fixtures/learn_modules.py` writes these tables. The modules of an architecture that was never built are
+guessed from the usual names, and every module says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptcheck.consumers.base import EMBEDDING, EXPERTS, HEAD, LINEAR, OTHER, ModelStructure, Module
+from ckptcheck.consumers.fused import DENSE_MODULES
 
 FUSED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -86,13 +88,18 @@ class StructureTable:
     def load_structure(self, architecture: str | None) -> ModelStructure:
         """Return how the consumer fuses and renames the modules of an architecture; a guess if the table lacks it."""
         facts = _load_table(self.path).get(architecture)
+        is_guess = facts is None
         if facts is None:
-            return ModelStructure(
-                FUSED_MODULES if self.fuses_unknown else {}, is_guess=True, default_skips=("lm_head",)
-            )
+            facts = _load_classes(self.path).get(architecture)
+        if facts is None:
+            is_unknown = bool(_load_classes(self.path))
+            fused = DENSE_MODULES if self.fuses_unknown else {}
+            return ModelStructure(fused, default_skips=("lm_head",), is_guess=True, is_unknown=is_unknown)
         fused = {name: tuple(parts) for name, parts in facts.get("fused", {}).items()}
+        if is_guess and self.fuses_unknown:  # a model within a composite adds its own
+            fused = {**DENSE_MODULES, **fused}
         rename = make_rename(facts["rename"], once=self.renames_once) if facts.get("rename") else str
-        return ModelStructure(fused, rename, tuple(facts.get("skipped", ("lm_head",))))
+        return ModelStructure(fused, rename, tuple(facts.get("skipped", ("lm_head",))), is_guess)
 
     def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
         """Return the modules that the consumer builds out of a checkpoint's modules, see `Structures.build_modules`."""
@@ -143,12 +150,21 @@ class StructureTable:
 
 
 @cache
-def _load_table(path: Path | None) -> Mapping[str | None, Any]:
-    """Return architecture → what is recorded about it."""
+def _load_file(path: Path | None) -> Mapping[str, Mapping[str | None, Any]]:
     if path is None:
         return {}
-    table: Mapping[str | None, Any] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
-    return table
+    recorded: Mapping[str, Mapping[str | None, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return recorded
+
+
+def _load_table(path: Path | None) -> Mapping[str | None, Any]:
+    """Return architecture → what is recorded about it."""
+    return _load_file(path).get("architectures", {})
+
+
+def _load_classes(path: Path | None) -> Mapping[str | None, Any]:
+    """Return architecture → what its class fuses and renames, for all that an engine registers; {} for other consumers."""
+    return _load_file(path).get("classes", {})
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,8 @@ Remove the entry from the list, or make it exact: `re:.*mlp.gate` also matches `
 quantize again and leave the module unquantized.
 
 ## When it can be wrong
-The checkpoint may not be made for this consumer. Name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
+this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), sgl-project/sglang#28018, sgl-project/sglang#24927
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.consumers.effects import summarize_mismatches
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, require_known_architecture
 
 
 @rule(
@@ -47,3 +48,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=summary.key,
             hint=summary.hint,
         )
+    require_known_architecture(ckpt)

@@ -17,7 +17,8 @@ Add the module to the ignore list, under the name that it has in the engine. `ck
 consumers read in the same way.
 
 ## When it can be wrong
-The checkpoint may not be made for this consumer. Name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
+this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
 
 ## Seen in
 vllm-project/vllm (Qwen3-MoE's gate absent from `ignore`), sgl-project/sglang#24927
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.consumers.effects import summarize_mismatches
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, require_known_architecture
 
 
 @rule(
@@ -46,3 +47,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=summary.key,
             hint=summary.hint,
         )
+    require_known_architecture(ckpt)

@@ -12,7 +12,8 @@ checkpoint without a warning.
 Name all parts in the list, or none of them. `re:.*mlp.gate` matches gate_proj with the router, and leaves up_proj out.
 
 ## When it can be wrong
-The checkpoint may not be made for this consumer. Name yours with `--consumers`.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
+this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
 
 ## Seen in
 vllm-project/vllm `should_ignore_layer`, sgl-project/sglang `should_ignore_layer` (both raise)
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_refusals
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_refusals, require_known_architecture
 
 
 @rule(
@@ -44,3 +45,4 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=ckpt.quantization.declarations[0].key,
             hint="name all parts of the fused module in the list, or none",
         )
+    require_known_architecture(ckpt)

@@ -17,6 +17,8 @@ from ckptcheck.checkpoint.config import Config
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """File that the tools of a method write beside config.json → the method it declares where it names none."""
+NESTED_FILE = "hf_quant_config.json"
+"""The side file whose settings stand below ``quantization``."""
 ALIASES = {
     "compressed_tensors": "compressed-tensors", "gptq_marlin": "gptq", "auto_gptq": "gptq", "gptqmodel": "gptq",
     "awq_marlin": "awq", "auto_awq": "awq", "gpt_oss_mxfp4": "mxfp4", "modelopt_fp4": "modelopt",
@@ -38,6 +40,14 @@ class Declaration:
     """The object with the settings; for hf_quant_config.json its inner ``quantization``."""
     method: str | None
     """Normalised name of the method; None where the object does not name one."""
+
+    def document(self, **changes: Any) -> Mapping[str, Any]:
+        """Return the object that consumers parse, with settings changed: for hf_quant_config.json the whole file.
+
+        There the list is ``exclude_modules``, and beside ``quant_algo`` it is ``ignore``: consumers tell by the nesting.
+        """
+        value = {**self.value, **changes}
+        return {self.key: value} if self.file == NESTED_FILE and self.key else value
 
     def key_path(self, *names: str) -> str:
         """Return the JSON path of a setting, for a finding."""
@@ -69,7 +79,7 @@ def declarations(config: Config | None, side: Mapping[str, Config]) -> tuple[Dec
     for file, method in SIDE_FILES.items():
         if file in side and side[file].readable:
             value, key = side[file].value, ""
-            if file == "hf_quant_config.json" and isinstance(value.get("quantization"), dict):
+            if file == NESTED_FILE and isinstance(value.get("quantization"), dict):
                 value, key = value["quantization"], "quantization"
             declarations_found.append(Declaration(file, key, value, parse_method(value, method)))
     return tuple(declarations_found)
