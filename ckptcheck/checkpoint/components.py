@@ -8,18 +8,21 @@ from functools import cached_property
 from typing import Any
 
 from ckptcheck.checkpoint.architecture import can_tie, tied_by_default
-from ckptcheck.checkpoint.config import EXPERTS, LAYERS, Config
+from ckptcheck.checkpoint.config import EXPERTS, LAYERS, MTP_LAYERS, Config
 from ckptcheck.checkpoint.layout import ASIDE, Layout, Stack
 from ckptcheck.checkpoint.tensor import Tensor
 
 EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok_embeddings|tokens_embed|embeddings?|embed|input_embedding|w)\.weight$"
+    r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok(en)?_embeddings?|tok(en)?_emb|tokens_embed|embeddings?|embed"
+    r"|embedding_layer|(text|input)_embeddings?|w)\.weight$|(^|\.)wte\.embedding$"
 )
 HEAD = re.compile(
-    r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions)(\.decoder|\.proj)?\.weight$"
+    r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions|ff_out)"
+    r"(\.decoder|\.proj)?\.weight$"
 )
 SCORE = re.compile(
-    r"(^|\.)(score|classifier|classification_head|value_head|v_head|reward_head|rm_head|regression_head|critic_head|qa_outputs)(\.|$)"
+    r"(^|\.)(score|classifier|classification_head|qa_outputs|logits_proj|sequence_summary"
+    r"|(v|value|rewards?|rm|prm|regression|critic|score|scalar|cls)_(head|layer|proj))(\.|$)"
 )
 MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
 """Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
@@ -38,15 +41,39 @@ class Components:
 
     @cached_property
     def stack(self) -> Stack | None:
-        """The language model's stack of layers."""
-        return self.layout.main
+        """The language model's stack of layers.
+
+        Of several candidates it is the one that lies nearest to a token embedding, then the one with the declared number of
+        layers, then the largest: an encoder of images may have more layers, and more tensors, than the language model.
+        """
+        candidates = self.layout.candidates
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        parents = [name.split(".")[:-2] for name in self._embeddings]
+
+        def rank(stack: Stack) -> tuple[int, bool]:
+            own = stack.prefix.split(".")[:-1]
+            strange = [len(own) - _count_shared(own, parent) for parent in parents]
+            declared = self.config.integer(*_depth_names(stack)) if self.config is not None else None
+            return min(strange, default=0), len(stack.layers) != declared
+
+        return min(candidates, key=rank)
+
+    @cached_property
+    def _embeddings(self) -> list[str]:
+        """The names of all matrices that may be the token embedding: those with vocab_size rows, if there are any."""
+        names = [
+            name
+            for name in self.layout.outside
+            if EMBEDDING.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+        ]
+        size = self.config.integer("vocab_size") if self.config is not None else None
+        return [name for name in names if self.tensors[name].shape[0] == size] or names
 
     @cached_property
     def depth_names(self) -> tuple[str, ...]:
         """The config keys that may declare the number of layers, most specific first."""
-        if self.stack is not None and "decoder" in self.stack.prefix.split("."):
-            return ("decoder_layers", "num_decoder_layers", *LAYERS)
-        return ("num_layers_per_stack", *LAYERS)
+        return _depth_names(self.stack) if self.stack is not None else LAYERS
 
     @cached_property
     def num_layers(self) -> int | None:
@@ -56,14 +83,19 @@ class Components:
 
     @cached_property
     def mtp_layers(self) -> frozenset[int]:
-        """MTP layers that are numbered after the declared layers (DeepSeek-V3's layer 61)."""
+        """MTP layers that are numbered after the declared layers (DeepSeek-V3's layer 61): known by their names, else declared
+        and unlike the layers before them.
+        """
         if self.stack is None or self.num_layers is None:
             return frozenset()
-        return frozenset(
-            layer
-            for layer, names in self.stack.layers.items()
-            if layer >= self.num_layers and any(MTP.search(name) for name in names)
-        )
+        beyond = sorted(layer for layer in self.stack.layers if layer >= self.num_layers)
+        named = {layer for layer in beyond if any(MTP.search(name) for name in self.stack.layers[layer])}
+        declared = self.config.integer(*MTP_LAYERS) or 0 if self.config is not None else 0
+        ordinary = {frozenset(names) for layer, names in self.stack.layers.items() if layer < self.num_layers}
+        unnamed = [
+            layer for layer in beyond if layer not in named and frozenset(self.stack.layers[layer]) not in ordinary
+        ]
+        return frozenset({*named, *unnamed[: max(declared - len(named), 0)]})
 
     @cached_property
     def has_mtp(self) -> bool:
@@ -80,13 +112,8 @@ class Components:
     @cached_property
     def embedding(self) -> str | None:
         """The name of the token embedding; of several candidates the one that shares the layers' prefix."""
-        candidates = [
-            name
-            for name in self.layout.outside
-            if EMBEDDING.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
-        ]
         parent = self.stack.prefix.rpartition(".")[0] if self.stack is not None else ""
-        return max(candidates, key=lambda name: (name.startswith(parent + "."), -len(name)), default=None)
+        return max(self._embeddings, key=lambda name: (name.startswith(parent + "."), -len(name)), default=None)
 
     @cached_property
     def lm_head(self) -> str | None:
@@ -154,3 +181,17 @@ class Components:
             if type(value) is int or isinstance(value, list):
                 return value
         return None
+
+
+def _depth_names(stack: Stack) -> tuple[str, ...]:
+    if "decoder" in stack.prefix.split("."):
+        return ("decoder_layers", "num_decoder_layers", *LAYERS)
+    return ("num_layers_per_stack", *LAYERS)
+
+
+def _count_shared(one: list[str], other: list[str]) -> int:
+    """Count the parts that two names have in common at their beginnings."""
+    return next(
+        (at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right),
+        min(len(one), len(other)),
+    )

@@ -24,6 +24,10 @@ INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d
 EXPERTS = (
     "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_routed_experts", "n_experts",
 )  # fmt: skip
+MTP_LAYERS = (
+    "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules",
+    "num_next_n_predict_layers",
+)  # fmt: skip
 """Keys that architectures use for the same quantity, most specific first."""
 
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from ckptcheck.checkpoint.config import Config
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.config import HIDDEN, Config
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.components import Components
 
 SCORERS = ("ForSequenceClassification", "ForTokenClassification", "RewardModel", "ForRewardModel", "ForScore")
 VALUE_HEADS = ("value_head.weight", "v_head.weight", "v_head.summary.weight", "critic_head.weight")
+OTHER_PARTS = re.compile(
+    r"embed|(^|[._])(wte|wpe|shared|rotary\w*|position\w*|(\w*_)?norm\w*|\w*norm|ln\w*|pooler|predictions\w*|lm_head|vocab_\w+)(\.|$)"
+)
+"""Names of tensors outside the layers that are no score head: embeddings, norms, the pooler and the head of the language model."""
+LM_HEADS = ("embed_out.weight", "lm_head.weight")
+"""Names of language-modelling heads under which some reward models keep theirs, with a row for each label."""
 DEFAULT_LABELS = 2
 """Labels that transformers assumes where the config declares none (`PreTrainedConfig.num_labels`)."""
 
@@ -27,3 +42,44 @@ def count_labels(config: Config) -> int:
         return len(named)
     number = config.value.get("num_labels")
     return number if type(number) is int else DEFAULT_LABELS
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    """Return what fixtures/learn_heads.py learned from transformers."""
+    facts: dict[str, Any] = json.loads((Path(__file__).parent / "heads.json").read_bytes())
+    return facts
+
+
+def always_ties(architecture: str | None) -> bool:
+    """Whether transformers 5 ties the head of an architecture to its embedding whatever the config says (T5 and its kin)."""
+    return architecture in _facts()["always_tied"]
+
+
+def score_head_modules(architecture: str | None) -> tuple[str, ...]:
+    """Return the modules with a row for each label in transformers' class of this name; () for a class that is not its own."""
+    return tuple(head for head, names in _facts()["score_heads"].items() if architecture in names)
+
+
+def find_likely_heads(components: Components) -> list[str]:
+    """Return the tensors that may be a score head under a name that nobody knows.
+
+    In a class that is not transformers' own: any tensor outside the layers that is nothing else by its name. In
+    transformers' classes: a matrix from the hidden state to fewer than 1,000 numbers that are not the vocabulary.
+    """
+    config, tensors = components.config, components.tensors
+    if config is None:
+        return []
+    outside = components.layout.outside
+    if not score_head_modules(config.architecture):
+        return [name for name in outside if not OTHER_PARTS.search(name)]
+    hidden, vocabulary = config.integer(*HIDDEN), config.integer("vocab_size")
+    narrow = [
+        name
+        for name in outside
+        if len(tensors[name].shape) == 2
+        and tensors[name].shape[1] == hidden
+        and tensors[name].shape[0] < min(1000, hidden)
+        and tensors[name].shape[0] != vocabulary
+    ]
+    return [name for name in narrow if name.endswith(LM_HEADS) or not OTHER_PARTS.search(name)]

@@ -45,8 +45,8 @@ class Layout:
     """Names of the tensors that belong to no stack."""
 
     @property
-    def main(self) -> Stack | None:
-        """The language model's stack: of the stacks that look like layers, the one with the most tensors."""
+    def candidates(self) -> list[Stack]:
+        """The stacks that look like a language model's layers, largest first: not those of other modalities or an encoder."""
         candidates = [
             stack
             for stack in self.stacks.values()
@@ -54,7 +54,7 @@ class Layout:
         ]
         if any("decoder" in stack.prefix for stack in candidates):
             candidates = [stack for stack in candidates if "encoder" not in stack.prefix]
-        return max(candidates, key=lambda stack: sum(map(len, stack.layers.values())), default=None)
+        return sorted(candidates, key=lambda stack: -sum(map(len, stack.layers.values())))
 
 
 def parse_layout(names: Iterable[str]) -> Layout:

@@ -1,35 +1,76 @@
 """Compares the layers of a stack with each other and finds layers that lack tensors of their siblings.
 
-This module knows no tensor names. The lists of the config determine the kinds of layers, so it works for unknown
-architectures too: their complete layers show what a layer has.
+The config determines the kinds of layers, as far as it lists them, so this works for unknown architectures too: their complete
+layers show what a layer has. What it does not list, a gap that repeats at regular distances tells.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 Names = frozenset[str]
 MINORITY = 3
 """Several layers that lack the same tensors are incomplete if this many times as many have them; else they are a kind."""
+CLEAR = 4
+"""This many layers have to have a part that many architectures give to some of their layers only, before one may not lack it."""
+BEYOND = 4
+"""A list with up to this many entries more than there are layers also describes layers of multi-token prediction."""
 MOST_SHAPES = 500
 """With more different layers than this there is no regularity, and comparing each with each would take too long."""
+OPTIONAL = re.compile(
+    r"index|compress|sink|lora|adapter|bias|norm|scale|embed|hash|tid2eid|engram|(?<!mlp\.)gate(?!_?(up_?)?proj)"
+)
+"""Names of parts that some architectures give to some kinds of layers only: attention sinks, indexers, compressors, gates."""
+SHARED = re.compile(r"(^|[._])(k|v|kv|key|value|k_norm|v_norm)(_?proj|_?norm)?(\.|$)")
+"""Names of keys and values, which layers at the end of a model may take from layers before them."""
 
 
 def layer_kinds(settings: Mapping[str, Any], depth: int) -> dict[int, str]:
-    """Map each layer to its kind: the entries of the config's per-layer lists and its membership in lists of layer numbers."""
+    """Map each layer to its kind: the entries of the config's per-layer lists and its membership in lists of layer numbers.
+
+    A string with one letter a layer (``hybrid_override_pattern``) counts as a list; lists one level down count too.
+    """
     kinds: dict[int, list[str]] = {layer: [] for layer in range(depth)}
-    for name, value in sorted(settings.items()):
-        if not isinstance(value, list):
-            continue
+    for name, value in _iter_lists(settings):
         numbers = bool(value) and all(type(item) is int and 0 <= item < depth for item in value)
-        if len(value) == depth or numbers:
+        of_layers = len(value) == depth or (depth > BEYOND and 0 <= len(value) - depth <= BEYOND)
+        if of_layers or numbers:
             for layer, entries in kinds.items():
-                entry = value[layer] if len(value) == depth else layer in value
+                entry = value[layer] if of_layers else layer in value
                 entries.append(f"{name}={json.dumps(entry, sort_keys=True)}")
     return {layer: ";".join(entries) for layer, entries in kinds.items()}
+
+
+def _iter_lists(settings: Mapping[str, Any]) -> Iterator[tuple[str, list[Any] | str]]:
+    """Yield the lists of the settings and of the objects in them, by name, and strings that look like a pattern."""
+    for name, value in sorted(settings.items()):
+        if isinstance(value, list) or (isinstance(value, str) and "pattern" in name):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{key}", inner) for key, inner in sorted(value.items()) if isinstance(inner, list))
+
+
+def is_regular(layers: Collection[int], depth: int) -> bool:
+    """Whether several of `depth` layers, or all the others, lie at equal distances: every fourth, all but every sixth.
+
+    >>> is_regular([3, 7, 11], 12), is_regular([0, 1, 2, 4, 5, 6], 8), is_regular([3, 4, 9], 12)
+    (True, True, False)
+    """
+    for some in (sorted(layers), sorted(set(range(depth)) - set(layers))):
+        steps = {after - before for before, after in zip(some, some[1:], strict=False)}
+        if (
+            len(some) > 1
+            and len(steps) == 1
+            and min(steps) > 1
+            and some[0] < min(steps) + 1
+            and some[-1] + min(steps) >= depth
+        ):
+            return True
+    return False
 
 
 def find_incomplete_layers(
@@ -55,9 +96,19 @@ def find_incomplete_layers(
             fuller = _fuller(names, numbers, torn=not alike)
             if fuller is None and len(siblings) < 3 and numbers[names] == 1:
                 compared, fuller = layers, _fuller(names, all_shapes, torn=True)
-            if fuller is not None:
+            if fuller is not None and not _is_pattern(fuller - names, layers):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
     return incomplete
+
+
+def _is_pattern(missing: Names, layers: Mapping[int, Names]) -> bool:
+    """Whether the layers that lack all these names are a kind of their own, by what they lack or where they stand."""
+    lacking = [layer for layer, names in layers.items() if not names & missing]
+    if len(lacking) < 2:
+        return False
+    if all(OPTIONAL.search(name) for name in missing) or is_regular(lacking, max(layers) + 1):
+        return True
+    return all(SHARED.search(name) for name in missing) and set(lacking) == set(range(min(lacking), max(layers) + 1))
 
 
 def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | None:

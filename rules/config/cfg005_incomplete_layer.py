@@ -2,9 +2,14 @@
 
 ## What it checks
 Layers are compared with each other and not with a list of names, so the rule covers unknown architectures too. Layers are
-siblings if the config gives them the same entry in every per-layer list (`layer_types`, `block_configs`, `mlp_only_layers`,
-…). A layer that has only a part of what at least two siblings have is incomplete. A layer with fewer than two siblings is
-compared with all layers, and is incomplete if it has only some tensors of a component.
+siblings if the config gives them the same entry in every per-layer list or string (`layer_types`, `block_configs`,
+`mlp_only_layers`, `hybrid_override_pattern`, …). A layer that has only a part of what at least two siblings have is incomplete. A
+layer with fewer than two siblings is compared with all layers, and is incomplete if it has only some tensors of a component.
+
+Several layers that lack the same are a kind of their own if they, or all others, stand at equal distances, or if they lack
+nothing but what many architectures give to some layers only: attention sinks, indexers, compressors, gates, norms, biases. One
+layer lacks such a part only if at least four others have it, and not if it is the first or the last; in families whose layers
+are all alike (Llama, Qwen3, …) two others are enough, wherever it stands.
 
 ## Why it matters
 transformers initializes the missing tensors with random numbers and an easily missed warning; vLLM leaves uninitialized
@@ -14,9 +19,9 @@ memory inside a fused projection and reports it as loaded.
 Export or convert again; check which rank or shard should have written the tensors.
 
 ## When it can be wrong
-An architecture may omit something from one layer by design without saying so in its config. Known cases are excluded: a norm
-or scale that only the first layer lacks (ModernBERT, Zaya), and layers that share keys and values with earlier ones
-(`num_kv_shared_layers`).
+An architecture may omit a matrix from one layer, or from several at irregular places, by design and without saying so in its
+config. Known cases are excluded: a norm or scale that only the first layer lacks (ModernBERT, Zaya), and layers at the end that
+share keys and values with earlier ones (`num_kv_shared_layers`). The rule misses biases and norms that several layers have lost.
 
 ## Seen in
 NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892
@@ -29,7 +34,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.packing import unquantized_names
-from ckptcheck.checkpoint.siblings import Names, find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.siblings import CLEAR, OPTIONAL, Names, find_incomplete_layers, layer_kinds
 from ckptcheck.text.formatting import format_layers, join_truncated
 
 
@@ -67,12 +72,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, having: list[int]) -> bool:
-    """Layers that share keys and values with earlier ones, and a norm or scale that the first layer does without."""
+    """Whether a layer may lack this: it shares keys and values with earlier ones, or only a few layers show what is usual.
+
+    In a family whose layers are all alike two layers show it. In others the first layer may do without a norm or scale, and
+    a part that some kinds of layers have needs a clear majority, also at the end of the stack.
+    """
     if stack is ckpt.components.stack and ckpt.config is not None:
         sharing = ckpt.config.integer("num_kv_shared_layers") or 0
         if layer >= len(ckpt.components.layers) - sharing:
             return True
-    if layer or family_of(ckpt.config) is not None:
-        return False
+        if family_of(ckpt.config) is not None:
+            return False
+    if all(OPTIONAL.search(name) for name in missing):
+        return len(having) < CLEAR or layer in (0, max(stack.layers))
     found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
-    return all(tensor is not None and len(tensor.shape) < 2 for tensor in found)
+    return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)

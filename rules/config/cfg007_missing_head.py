@@ -2,7 +2,8 @@
 
 ## What it checks
 A model with a language-modelling head whose config says `tie_word_embeddings: false` (or whose architecture does not tie by
-default) holds a tensor for that head, recognized by name or by the embedding's shape.
+default) holds a tensor for that head, recognized by name or by the embedding's shape. Classes that transformers 5 ties whatever
+the config says are left out: T5, mT5, UMT5, LongT5, Udop.
 
 ## Why it matters
 transformers initializes the head with random numbers and warns; other converters silently tie it. Either way the logits are
@@ -15,7 +16,7 @@ Save the head too, or set `tie_word_embeddings` to true if it is tied.
 A model that is used only for embeddings or hidden states may keep the architecture of its language model without a head:
 `AutoModel` misses nothing. Write the class without a head into `architectures`, or use `--ignore CFG007`. The model's own
 code may tie the two whatever the config says. Another matrix of the embedding's shape outside the layers, such as a second
-table, counts as the head and hides the loss of the real one.
+table, counts as the head and hides the loss of the real one. transformers 4 does not tie an untied T5 that has lost its head.
 
 ## Seen in
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.heads import always_ties
 
 PACKED_HEAD = re.compile(
     r"(^|\.)(lm_head|embed_out|output|head|unembed)\.(qweight|weight_packed|weight|weight_blocks)$"
@@ -41,6 +43,7 @@ WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
         ckpt.config is not None
         and (ckpt.config.architecture or "").endswith(WITH_HEAD)
         and ckpt.components.is_tied is False
+        and not always_ties(ckpt.config.architecture)
         and ckpt.components.embedding is not None
         and not ckpt.is_partial
     ),

@@ -25,7 +25,7 @@ from math import prod
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config import HIDDEN
-from ckptcheck.checkpoint.heads import VALUE_HEADS, count_labels, is_scorer
+from ckptcheck.checkpoint.heads import VALUE_HEADS, count_labels, is_scorer, score_head_modules
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.text.formatting import format_shape
 
@@ -39,7 +39,7 @@ from ckptcheck.text.formatting import format_shape
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     hidden = ckpt.config.integer(*HIDDEN)
-    if hidden is None:
+    if hidden is None or (is_scorer(ckpt.config) and not score_head_modules(ckpt.config.architecture)):
         return
     for name in ckpt.components.score_head_tensors:
         found = ckpt.tensors[name].shape

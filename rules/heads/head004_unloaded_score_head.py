@@ -1,8 +1,9 @@
 """A reward or value head is stored under a name that its architecture does not load.
 
 ## What it checks
-A classifier architecture finds its head as `score` or `classifier`; a plain language-model architecture loads no such head at
-all. TRL's `v_head` beside a language model is what TRL's own class loads, and is left out.
+A classifier of transformers finds its head as `score` or `classifier`; a plain language-model architecture loads no such head at
+all. What a class that is not transformers' own loads is not known, and so it is left out. TRL's `v_head` beside a language model
+is what TRL's own class loads, and is left out too.
 
 ## Why it matters
 transformers initializes `score` with random numbers and omits the trained head, with a warning that is easily missed. With a
@@ -22,7 +23,7 @@ OpenRLHF/OpenRLHF#542 (Llama-3-8b-rm-mixture)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.heads import is_language_model, is_scorer
+from ckptcheck.checkpoint.heads import find_likely_heads, is_language_model, is_scorer, score_head_modules
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.text.formatting import join_truncated
 
@@ -35,20 +36,21 @@ LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classificatio
     severity="warning",
     on="config",
     when=lambda ckpt: (
-        bool(ckpt.components.score_head_tensors)
-        and (is_scorer(ckpt.config) or is_language_model(ckpt.config))
+        bool(ckpt.components.score_head_tensors or is_scorer(ckpt.config))
+        and bool(score_head_modules(ckpt.config.architecture) or is_language_model(ckpt.config))
         and not ckpt.is_partial
     ),
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
-    scorer = is_scorer(ckpt.config)
-    unloaded = [
-        name
-        for name in ckpt.components.score_head_tensors
-        if not (scorer and name.startswith(LOADED)) and not (not scorer and name.startswith("v_head."))
-    ]
-    if unloaded and not (scorer and len(unloaded) < len(ckpt.components.score_head_tensors)):
-        loads = "loads its head as score.weight" if scorer else "loads no such head"
+    scorer, components = is_scorer(ckpt.config), ckpt.components
+    own = score_head_modules(ckpt.config.architecture)
+    loaded = (*LOADED, *(f"{head.partition('.')[0]}." for head in own)) if scorer else ("v_head.",)
+    names = components.score_head_tensors or (
+        find_likely_heads(components) if "auto_map" not in ckpt.config.value else ()
+    )
+    unloaded = [name for name in names if not name.startswith(loaded)]
+    if unloaded and not (scorer and len(unloaded) < len(names)):
+        loads = f"loads its head as {own[0]}" if scorer else "loads no such head"
         yield Problem(
             f"{ckpt.config.architecture} {loads}, so transformers omits {join_truncated(unloaded)}",
             file=ckpt.tensor_to_file[unloaded[0]],

@@ -27,7 +27,7 @@ def test_layout_reads_stacks_groups_and_the_rest() -> None:
         ]
     )
     stack = layout.stacks["model.layers"]
-    assert layout.main is stack
+    assert layout.candidates == [stack]
     assert stack.groups[0] == {"mlp.experts": {"up.weight": {0, 1, 11}, "down.weight": {0}}}
     assert stack.groups[10] == {"mlp.experts": {"up.weight": {1}}}
     assert stack.layers[0] == {"mlp.experts.{}.up.weight", "mlp.experts.{}.down.weight"}
@@ -69,6 +69,32 @@ def test_kinds() -> None:
         0: 'dense=true;layer_types="a"',
         1: 'dense=false;layer_types="b"',
     }
+
+
+def test_parts_that_only_some_layers_have_by_a_pattern_are_no_loss() -> None:
+    plain = frozenset({"self_attn.q_proj.weight", "mlp.up_proj.weight"})
+    sparse = plain | {"self_attn.indexer.wq_b.weight", "self_attn.indexer.weights_proj.weight"}
+    wide = plain | {"self_attn.o_proj.weight"}
+    at_irregular_places = {layer: plain if layer in (0, 1, 5) else sparse for layer in range(12)}
+    assert find_incomplete_layers(at_irregular_places, {}) == {}, "some layers have no indexer"
+    lost = {layer: plain if layer in (3, 4, 9) else wide for layer in range(12)}
+    assert set(find_incomplete_layers(lost, {})) == {3, 4, 9}
+    every_fourth = {layer: plain if layer % 4 == 3 else wide for layer in range(12)}
+    assert find_incomplete_layers(every_fourth, {}) == {}
+    keys = plain | {"self_attn.k_proj.weight", "self_attn.v_proj.weight"}
+    assert find_incomplete_layers({layer: keys if layer < 9 else plain for layer in range(12)}, {}) == {}, "shared"
+    assert set(find_incomplete_layers({layer: wide if layer < 9 else plain for layer in range(12)}, {})) == {9, 10, 11}
+
+
+def test_kinds_of_layers_are_read_from_longer_lists_strings_and_inner_lists() -> None:
+    settings = {
+        "compress_ratios": [0, 4, 0, 4, 0, 4, 0],
+        "pattern": "M-M*-M",
+        "linear": {"full": [1, 3]},
+        "ids": [9] * 11,
+    }
+    assert layer_kinds(settings, 6)[3] == 'compress_ratios=4;linear.full=true;pattern="*"'
+    assert layer_kinds({"sizes": [1, 2, 3, 4]}, 3)[0] == "", "of three layers nobody can tell"
 
 
 def test_config_looks_into_the_language_models_part_first() -> None:
