@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 Names = frozenset[str]
@@ -61,7 +62,7 @@ def is_regular(layers: Collection[int], depth: int) -> bool:
     (True, True, False)
     """
     for some in (sorted(layers), sorted(set(range(depth)) - set(layers))):
-        steps = {after - before for before, after in zip(some, some[1:], strict=False)}
+        steps = {after - before for before, after in pairwise(some)}
         if (
             len(some) > 1
             and len(steps) == 1
