@@ -13,14 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
 from ckptcheck.values.detectors.roles import NORM
-from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -42,11 +39,8 @@ EXPANDING = re.compile(
 )
 """Names of matrices of a feed-forward block that read the residual stream. Their shape shows how the checkpoint stores matrices:
 torch.nn.Linear as [outputs, inputs], GPT-2's Conv1D as [inputs, outputs]."""
-FLOATS = ("F64", "F32", "F16", "BF16")
 MIN_CHANNELS = 192
 """Channels below which chance may look like a relation."""
-MAX_CHANNELS, RUNS = 256, 8
-"""Channels that are sampled, and the runs of neighbouring channels in which they are read, spread evenly."""
 MAX_REFERENCES = 24
 """Neighbours that a matrix is compared with, those of its own layer first."""
 FOLLOWS, INDEPENDENT = 0.2, 0.15
@@ -148,7 +142,7 @@ def _iter_fits(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[tuple[
         return
     import numpy as np
 
-    sample = _choose_channels(channels)
+    sample = choose_channels(channels)
     near = sorted({other for layer in square for other in (layer - 1, layer, layer + 1)} & stack.layers.keys())
     references = {layer: _reference_profiles(ckpt, stack, layer, channels, sample) for layer in near}
     for layer, roles in square.items():
@@ -158,7 +152,7 @@ def _iter_fits(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[tuple[
         basis, _ = np.linalg.qr(np.column_stack(profiles[:MAX_REFERENCES]))
         for role in roles:
             stats = ckpt.values.tensors[stack.full_name(layer, role)]
-            values = _read_rows(ckpt, stats, sample, sample)
+            values = read_rows(ckpt, stats, sample, sample)
             rows, columns = (_adjusted_r2(_profile(values, axis), basis) for axis in (1, 0))
             yield layer, role, AxisFit(stats.name, (rows, columns))
 
@@ -176,17 +170,6 @@ def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
     )
 
 
-def _choose_channels(channels: int) -> NDArray[np.intp]:
-    """Return the channels that are sampled, in runs of neighbours."""
-    import numpy as np
-
-    if channels <= MAX_CHANNELS:
-        return np.arange(channels)
-    together = MAX_CHANNELS // RUNS
-    starts = [run * (channels - together) // (RUNS - 1) for run in range(RUNS)]
-    return np.concatenate([np.arange(start, start + together) for start in starts])
-
-
 def _reference_profiles(
     ckpt: Checkpoint, stack: Stack, layer: int, channels: int, sample: NDArray[np.intp]
 ) -> list[NDArray[np.float64]]:
@@ -199,13 +182,13 @@ def _reference_profiles(
         if stats is None or not _can_judge(ckpt, stats):
             continue
         if stats.shape == (channels,) and NORM.search(role):
-            weights = _read_rows(ckpt, stats, sample, np.arange(1))[:, 0]
+            weights = read_rows(ckpt, stats, sample, np.arange(1))[:, 0]
             profiles.append(_centre(np.log(np.abs(weights) + 1e-3 * stats.absmax)))
         elif len(stats.shape) == 2 and stats.shape.count(channels) == 1 and min(stats.shape) >= 32:
             axis = stats.shape.index(channels)
-            rows = sample if axis == 0 else _choose_channels(stats.shape[0])
-            columns = sample if axis == 1 else _choose_channels(stats.shape[1])
-            profiles.append(_profile(_read_rows(ckpt, stats, rows, columns), 1 - axis))
+            rows = sample if axis == 0 else choose_channels(stats.shape[0])
+            columns = sample if axis == 1 else choose_channels(stats.shape[1])
+            profiles.append(_profile(read_rows(ckpt, stats, rows, columns), 1 - axis))
     return [profile for profile in profiles if profile.any()]
 
 
@@ -231,18 +214,3 @@ def _adjusted_r2(profile: NDArray[np.float64], basis: NDArray[np.float64]) -> fl
     explained = basis.T @ profile
     unexplained = 1 - float(explained @ explained) / total
     return float(1 - unexplained * (number - 1) / (number - references - 1))
-
-
-def _read_rows(ckpt: Checkpoint, stats: TensorStats, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Any]:
-    """Read some rows and columns of a matrix as float32 or float64; neighbouring rows are read together."""
-    import numpy as np
-
-    form = FORMATS[stats.dtype]
-    width = prod(stats.shape[1:]) * (form.bits // 8)
-    parts = []
-    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-        raw = read_tensor_bytes(ckpt, stats.name, int(run[0]) * width, len(run) * width)
-        if len(raw) < len(run) * width:
-            raise Skip(f"{stats.shard} shrank while it was being read")
-        parts.append(np.frombuffer(raw, form.unsigned).reshape(len(run), -1)[:, columns])
-    return decode(stats.dtype, np.concatenate(parts))

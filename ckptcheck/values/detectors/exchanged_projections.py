@@ -1,0 +1,210 @@
+"""Finds projections of a layer that hold each other's weights: keys and values, or gate and up.
+
+Training leaves the two sides of a product alike. In a gated feed-forward block, unit j computes act(gate_j · x) × (up_j · x), and
+column j of down carries it on. It is linear in up_j, so gradient descent changes the norms of up_j and of down's column j together,
+but not those of gate_j (Du, Hu and Lee 2018: the
+difference of their squares is conserved). In the same way value
+channel j goes with column j of the output projection, and key channel j with query channel j. So the correlation of these norms
+over the channels tells which matrix is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+ATTENTION = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("wq", "wk", "wv"),
+)
+OUTPUTS = ("o_proj", "out_proj", "out_lin", "wo", "dense")
+GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo"))
+"""Names of the parts of an attention or feed-forward block, as families use them together."""
+MIN_CHANNELS = 128
+"""Channels below which chance may look like a correlation."""
+MAX_CHANNELS, MAX_QUERY_HEADS = 128, 8
+"""Channels that are compared, and query heads that are read of those that share a key head."""
+MIN_LAYERS = 4
+"""Layers that it takes to say what is usual."""
+MIN_USUAL, REVERSED_SHARE = 0.4, 0.4
+"""By how much more the matrices of a kind have to agree with their own partners than with each other's, in the median layer; and
+which share of that an exchanged pair has to agree less."""
+
+
+@dataclass(frozen=True)
+class ExchangedPair:
+    """Two kinds of projections that hold each other's weights in some layers."""
+
+    first: str
+    """What the first is called: "k_proj"."""
+    second: str
+    tensors: tuple[str, ...]
+    """The first tensor of each pair, in the order of the layers."""
+    layers: tuple[int, ...]
+    agreement: float
+    """How much more the pair that is the least doubtful agrees with its own partners than with each other's; negative."""
+    usual: float
+    """The same in the median of all layers; negative if most layers are exchanged."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The matrices of an attention or feed-forward block in one layer. `first` and `second` have one shape."""
+
+    kind: tuple[str, str, str]
+    """Prefix of the stack, path of the block in its layer, name of the first matrix."""
+    layer: int
+    first: TensorStats
+    second: TensorStats
+    last: TensorStats
+    """The matrix that carries the channels on: the output projection, or down."""
+    query: TensorStats | None = None
+    """The query projection of an attention block."""
+
+
+def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
+    """Return keys and values, and gates and ups, that hold each other's weights, in some layers or in most.
+
+    It reads 128 or 256 rows of each of these matrices; nothing on the Hub. Raises Skip if a file shrank since its values were
+    read, OSError if reading fails.
+    """
+    if ckpt.source.local is None:
+        return []
+    kinds: dict[tuple[str, str, str], list[Block]] = {}
+    for stack in ckpt.layout.stacks.values():
+        for block in iter_blocks(ckpt, stack):
+            kinds.setdefault(block.kind, []).append(block)
+    pairs = []
+    for blocks in kinds.values():
+        if len(blocks) < MIN_LAYERS:
+            continue
+        measured = [(block, measure_agreement(ckpt, block)) for block in blocks]
+        usual = median(sum(parts) for _, parts in measured)
+        exchanged = [
+            (block, parts)
+            for block, parts in measured
+            if abs(usual) > MIN_USUAL and sum(parts) < -REVERSED_SHARE * abs(usual) and max(parts) < 0
+        ]
+        if exchanged:
+            first, second = (stats.name.split(".")[-2] for stats in (exchanged[0][0].first, exchanged[0][0].second))
+            tensors = tuple(block.first.name for block, _ in exchanged)
+            layers = tuple(block.layer for block, _ in exchanged)
+            pairs.append(
+                ExchangedPair(first, second, tensors, layers, min(sum(parts) for _, parts in exchanged), usual)
+            )
+    return pairs
+
+
+def iter_blocks(ckpt: Checkpoint, stack: Stack) -> Iterator[Block]:
+    """Yield the blocks of a stack whose matrices can be told apart."""
+    for layer in sorted(stack.layers):
+        for role in sorted(stack.layers[layer]):
+            path, _, name = role.removesuffix(".weight").rpartition(".")
+            for query, key, value in ATTENTION:
+                if name == key and role.endswith(".weight"):
+                    names = [f"{path}.{part}.weight" for part in (key, value, query)]
+                    outputs = [f"{path}.{part}.weight" for part in OUTPUTS]
+                    outputs.append(f"{path.removesuffix('.self')}.output.dense.weight")
+                    last = next((output for output in outputs if output in stack.layers[layer]), None)
+                    if last is not None:
+                        yield from _make_block(ckpt, stack, layer, path, [*names[:2], last, names[2]])
+            for gate, up, down in GATED:
+                if name == gate and role.endswith(".weight"):
+                    yield from _make_block(
+                        ckpt, stack, layer, path, [f"{path}.{part}.weight".lstrip(".") for part in (up, gate, down)]
+                    )
+
+
+def _make_block(ckpt: Checkpoint, stack: Stack, layer: int, path: str, roles: list[str]) -> Iterator[Block]:
+    """Yield the block of these matrices if it has them all, and their shapes fit."""
+    tensors = [ckpt.values.tensors.get(stack.full_name(layer, role)) for role in roles]
+    matrices = [stats for stats in tensors if stats is not None and _can_judge(ckpt, stats)]
+    if len(matrices) < len(roles):
+        return
+    first, second, last, *query = matrices
+    channels = first.shape[0]
+    outer = query[0].shape[0] if query else channels
+    if (
+        first.shape == second.shape
+        and min(channels, first.shape[1], last.shape[0]) >= MIN_CHANNELS
+        and outer % channels == 0
+        and last.shape[1] == outer
+    ):
+        yield Block((stack.prefix, path, roles[0]), layer, first, second, last, query[0] if query else None)
+
+
+def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    return (
+        stats.name in ckpt.tensor_to_file
+        and stats.dtype in FLOATS
+        and len(stats.shape) == 2
+        and not (stats.zero or stats.constant or stats.nan or stats.inf)
+    )
+
+
+def measure_agreement(ckpt: Checkpoint, block: Block) -> list[float]:
+    """Return by how much two matrices agree more with their own partners than with each other's.
+
+    That is the difference of two correlations over the channels, from -2 to 2: one for the matrix that carries the channels on,
+    and, in an attention block, one for the query. If the two are exchanged, each changes its sign.
+    """
+    import numpy as np
+
+    channels, inputs = choose_channels(block.first.shape[0], MAX_CHANNELS), choose_channels(block.first.shape[1])
+    first, second = (
+        np.log(_mean_squares(read_rows(ckpt, stats, channels, inputs), 1)) for stats in (block.first, block.second)
+    )
+    outer = _expand_heads(ckpt, block, channels)
+    squares = _mean_squares(read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), outer.ravel()), 0)
+    last = np.log(squares.reshape(outer.shape).mean(0))
+    if block.query is None:
+        return [_correlate(first, last) - _correlate(second, last)]
+    squares = _mean_squares(read_rows(ckpt, block.query, outer.ravel(), inputs), 1)
+    query = np.log(squares.reshape(outer.shape).mean(0))
+    return [_correlate(second, last) - _correlate(first, last), _correlate(first, query) - _correlate(second, query)]
+
+
+def _expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return [group, channel]: the channels of the query heads that share each channel of a key head."""
+    import numpy as np
+
+    if block.query is None or block.query.shape[0] == block.first.shape[0]:
+        return channels[None]
+    group = block.query.shape[0] // block.first.shape[0]
+    config = ckpt.config
+    width = config.integer("head_dim") if config is not None else None
+    heads = config.integer("num_key_value_heads", "num_kv_heads") if config is not None else None
+    width = width or (block.first.shape[0] // heads if heads else block.first.shape[0])
+    head, channel = channels // width, channels % width
+    return np.stack([(head * group + member) * width + channel for member in range(min(group, MAX_QUERY_HEADS))])
+
+
+def _mean_squares(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
+    """Return the mean squares along an axis, none of them zero."""
+    import numpy as np
+
+    squares = np.square(values, dtype=np.float32).mean(axis, dtype=np.float64)
+    raised: NDArray[np.float64] = np.maximum(squares, 1e-6 * squares.max() + 1e-300)
+    return raised
+
+
+def _correlate(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return Pearson's correlation; 0 if one of the two is constant."""
+    first, second = first - first.mean(), second - second.mean()
+    scale = float((first @ first) * (second @ second)) ** 0.5
+    return float(first @ second) / scale if scale else 0.0

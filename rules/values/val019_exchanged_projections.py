@@ -1,0 +1,70 @@
+"""Two projections of a layer hold each other's weights: keys and values, or gate and up.
+
+## What it checks
+In the same layer, `k_proj` and `v_proj` of one shape, and `gate_proj` and `up_proj`, agree with their own partners and not with
+each other's (also under the names of BERT, DistilBERT, DeBERTa, T5 and Llama's first release).
+
+Training leaves the sides of a product alike. So the norms of up's rows follow the norms of down's columns, those of the values'
+rows the output projection's columns, and those of the keys' rows the queries' rows. The rule takes, over the channels, the
+correlation of each matrix with its own partner less that of the other matrix with it. A pair counts as exchanged if
+
+- in the median of the layers (at least four) that is more than 0.4: in a model that was not trained it is 0;
+- in the pair it is negative, by 0.4 times as much or more, and for keys and values it is negative for both partners.
+
+If the median itself is as far below zero, most layers are exchanged, as by a converter that takes one name for the other.
+
+It reads 128 or 256 rows of each of these matrices. The rule does not look for this on the Hub.
+
+## Why it matters
+Offsets that were exchanged in a header, or a converter that maps one name to the other, leave every shape and size as it was. The
+layer computes nonsense in every consumer, and the model answers almost sensibly if it is one of many.
+
+## How to fix
+Compare with the checkpoint that this one was made from: `ckptcheck diff`, or `ckptcheck verify` with a manifest.
+
+## When it can be wrong
+Measured on trained models, difference of correlations in sound layers (exchanged ones have the negative):
+
+| model | pair | least | median | layers seen if exchanged |
+|---|---|---|---|---|
+| SmolLM2-135M | gate and up | 0.40 | 0.72 | 30 of 30 |
+| SmolLM2-135M | keys and values | 0.29 | 1.17 | 27 of 30 |
+| all-MiniLM-L6-v2 | keys and values | 0.73 | 2.04 | 5 of 6 |
+
+- These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
+  most layers. A layer whose keys follow the output projection, and whose values the
+  queries, would be reported.
+- It cannot see an exchange of queries and keys, for their product is the same. If query and output projection are exchanged,
+  VAL021 reports both as transposed. An exchange of the same projection of two layers needs a reference: `ckptcheck diff`.
+- It does not judge experts, fused projections (`qkv_proj`, `gate_up_proj`), quantized weights, multi-head latent attention, biases,
+  and matrices of fewer than 128 rows or columns. Methods that rotate the channels of heads (QuaRot) leave nothing to see.
+- `--ignore VAL019`, or a reason under `[ignore]`, silences it.
+
+## Seen in
+NVIDIA-NeMo/Megatron-Bridge#1984 (right shapes, wrong values in some parameters)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.text.formatting import format_layers
+from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections
+
+
+@rule(
+    "VAL019", "exchanged-projections", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers)
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.source.local is None:
+        raise Skip("matrices are not read again on the Hub")
+    for pair in find_exchanged_projections(ckpt):
+        yield Problem(
+            f"{pair.first} and {pair.second} of {format_layers(pair.layers)} seem to hold each other's weights: their norms follow "
+            f"the other one's partners (difference of correlations {pair.agreement:.2f}"
+            + (f", and {pair.usual:.2f} in the median layer)" if pair.usual > 0 else ", in most layers)"),
+            file=ckpt.tensor_to_file[pair.tensors[0]],
+            key=pair.tensors[0],
+            hint="compare with the checkpoint that this one was made from: ckptcheck diff",
+        )
+    ckpt.require_values()
