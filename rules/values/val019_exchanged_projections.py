@@ -32,8 +32,7 @@ Measured on trained models, difference of correlations in sound layers (exchange
 | all-MiniLM-L6-v2 | keys and values | 0.73 | 2.04 | 5 of 6 |
 
 - These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
-  most layers. A layer whose keys follow the output projection, and whose values the
-  queries, would be reported.
+  most layers, and a layer whose keys follow the output projection, and whose values follow the queries, in this one.
 - It cannot see an exchange of queries and keys, for their product is the same. If query and output projection are exchanged,
   VAL021 reports both as transposed. An exchange of the same projection of two layers needs a reference: `ckptcheck diff`.
 - It does not judge experts, fused projections (`qkv_proj`, `gate_up_proj`), quantized weights, multi-head latent attention, biases,

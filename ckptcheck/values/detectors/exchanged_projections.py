@@ -2,10 +2,9 @@
 
 Training leaves the two sides of a product alike. In a gated feed-forward block, unit j computes act(gate_j · x) × (up_j · x), and
 column j of down carries it on. It is linear in up_j, so gradient descent changes the norms of up_j and of down's column j together,
-but not those of gate_j (Du, Hu and Lee 2018: the
-difference of their squares is conserved). In the same way value
-channel j goes with column j of the output projection, and key channel j with query channel j. So the correlation of these norms
-over the channels tells which matrix is which.
+but not those of gate_j (Du, Hu and Lee 2018: the difference of their squares is conserved). In the same way value channel j goes
+with column j of the output projection, and key channel j with query channel j. So the correlation of these norms over the channels
+tells which matrix is which.
 """
 
 from __future__ import annotations
