@@ -49,6 +49,18 @@ class DrawnTensor(StrictTable, kw_only=True):
     """The axis with the channels of the residual stream: along it all such tensors have the same norms."""
 
 
+class WordRows(StrictTable, kw_only=True):
+    """A table of rows for the tokens of `write_words`, 120 words in four forms each: trained and at their tokens' places."""
+
+    words: int = 120
+    by: int = 0
+    """How many rows later the rows lie."""
+    begin: int = 0
+    """The first row of those that `by` or `how` changes."""
+    how: Literal["", "shuffled", "drawn"] = ""
+    """shuffled: in random order; drawn: from an initialiser."""
+
+
 class ValueChange(StrictTable, kw_only=True):
     """Elements to overwrite in place: one of hex, zeros, zero and fill."""
 
@@ -105,6 +117,8 @@ class CheckpointChanges(CaseTable, kw_only=True):
     """File → its whole content."""
     drawn: dict[str, DrawnTensor] = {}
     """Tensor → random numbers to add or replace it with in model.safetensors."""
+    words: dict[str, WordRows] = {}
+    """Tensor → rows of words to replace it with in model.safetensors; tokenizer.json gets the words."""
     tensors: Tensors = {}
     values: dict[str, list[ValueChange]] = {}
     """Tensor, or a pattern with ``*`` → elements to overwrite."""
@@ -188,6 +202,8 @@ def write_checkpoint(table: Mapping[str, Any], folder: Path) -> None:
         (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     if "drawn" in table:
         _draw(folder / "model.safetensors", table["drawn"])
+    if "words" in table:
+        _write_words(folder, table["words"])
     for name, changes in table.get("tensors", {}).items():
         edit_tensors(folder / name, changes)
     if table.keys() & {"values", "twins", "halves"}:
@@ -295,6 +311,33 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                     value *= scale.reshape([-1 if other == axis else 1 for other in range(len(shape))])
             tensors[pattern.replace("*", str(number))] = value.astype(np.float32)
     save_file(tensors, path, {"format": "pt"})
+
+
+def _write_words(folder: Path, tables: dict[str, Any]) -> None:
+    """Write a vocabulary of words in four forms, in random order, and tables of rows for them."""
+    from safetensors.numpy import load_file
+
+    number = max(entry.get("words", 120) for entry in tables.values())
+    words = ["".join(chr(97 + index // 5**place % 5) for place in range(4)) for index in range(number)]
+    order = np.random.default_rng(6).permutation(4 * number)
+    words[0] = "the"
+    written = [form for word in words for form in (word, "Ġ" + word, word.capitalize(), word + "s")]
+    forms = [written[place] for place in order]
+    tokenizer = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {form: n for n, form in enumerate(forms)}}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
+    for name, entry in tables.items():
+        random = np.random.default_rng(7)
+        meanings = random.normal(0, 0.1, (number, 64))[order // 4]
+        begin, how = entry.get("begin", 0), entry.get("how", "")
+        rows = meanings + random.normal(0, 0.06, meanings.shape)
+        rows[begin:] = np.roll(rows[begin:], entry.get("by", 0), axis=0)
+        if how == "shuffled":
+            rows[begin:] = rows[begin:][random.permutation(len(rows) - begin)]
+        elif how == "drawn":
+            rows[begin:] = random.normal(0, 0.1, rows[begin:].shape)
+        tensors[name] = rows[: 4 * entry.get("words", 120)].astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def _edit_values(folder: Path, table: Mapping[str, Any]) -> None:

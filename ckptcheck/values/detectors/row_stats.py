@@ -156,6 +156,20 @@ def compute_mean_row(ckpt: Checkpoint, name: str, *, jobs: int = 1) -> NDArray[n
     return mean
 
 
+def read_row_starts(ckpt: Checkpoint, name: str, columns: int, *, jobs: int = 1) -> NDArray[np.float32]:
+    """Read a matrix and return the first elements of each row, [rows, at most `columns`]. Raises as `compute_row_stats`."""
+    import numpy as np
+
+    tensor = ckpt.tensors[name]
+    starts = np.empty((tensor.shape[0], min(columns, tensor.shape[1])), np.float32)
+
+    def process(first: int, patterns: NDArray[Any]) -> None:
+        starts[first : first + len(patterns)] = decode(tensor.dtype, patterns[:, :columns])
+
+    _for_each_rows(ckpt, name, process, jobs)
+    return starts
+
+
 def _tensor_row_stats(ckpt: Checkpoint, name: str, jobs: int) -> NDArray[np.float32]:
     import numpy as np
 
