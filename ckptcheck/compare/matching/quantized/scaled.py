@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 SCALES = ("weight_scale", "weight_scale_inv")
 FLOATS = ("F64", "F32", "F16", "BF16")
-SCALE_DTYPES = (*FLOATS, "F8_E8M0")
+SCALE_DTYPES = (*FLOATS, "F8_E8M0", "U8")
+"""U8 holds powers of two too, as compressed-tensors stores those of MXFP8."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +60,53 @@ class ScaledWeight(QuantizedWeight):
         """Return rows [begin, end) of the weight. Raises as the base class says."""
         import numpy as np
 
-        raw = files.read_tensor(
-            self.weight.cut(0, begin // 8, -(-end // 8)) if self.interleaved else self.weight.cut(0, begin, end)
-        )
         scale = self._scales(files, begin, end)
         if self.weight.dtype == "F8_E4M3":
-            numbers = decode("F8_E4M3", raw)
+            numbers = decode("F8_E4M3", files.read_tensor(self.weight.cut(0, begin, end)))
             # numbers = m × 2^exponent with m in [0.5, 1)
             _, exponent = np.frexp(numbers)
             finest = np.where(numbers == 0, -9, np.maximum(exponent - 4, -9))
             step = np.ldexp(np.float32(1), finest).astype(np.float32)
             step *= np.abs(scale)
             return DequantizedRows(numbers * scale, step, step)
-        codes = raw.view(np.int8).astype(np.int32) if self.bits == 8 and self.weight.itemsize == 1 else None
-        if self.interleaved:
-            codes = unpack_awq(raw)[begin % 8 :][: end - begin]
-        elif codes is None:
-            codes = unpack_bits(raw, self.bits, self.shape[1])
+        codes = self._read_codes(files, (begin, end), (0, self.shape[1]))
         if "weight_zero_point" in self.parts:
             codes = codes - self._zero_points(files, begin, end)
         numbers = codes.astype(np.float32) * scale
         grid = np.broadcast_to(np.abs(scale), numbers.shape)
         return DequantizedRows(numbers, grid, grid, grid * 2**self.bits if "weight_zero_point" in self.parts else None)
+
+    def read_codes(
+        self, files: TensorFiles, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
+        """Return the integers of a block, their zero points in a shape that broadcasts to it, and the group of each column.
+
+        rows, columns: [begin, end) of the weight; the columns begin and end at a multiple of 32 numbers, or at the last one.
+        Both are signed: of packed numbers 2^(bits - 1) is subtracted. Raises as `dequantize_rows`.
+        """
+        import numpy as np
+
+        zeros: NDArray[np.int32] = np.zeros((1, 1), np.int32)
+        if "weight_zero_point" in self.parts:
+            zeros = self._zero_points(files, *rows)
+        if zeros.shape[1] > 1:
+            zeros = zeros[:, columns[0] : columns[1]]
+        groups = self._group_of_columns(files)[columns[0] : columns[1]]
+        return self._read_codes(files, rows, columns), zeros, groups
+
+    def _read_codes(self, files: TensorFiles, rows: tuple[int, int], columns: tuple[int, int]) -> NDArray[np.int32]:
+        """Return the signed integers of the rows [begin, end) and columns [begin, end)."""
+        import numpy as np
+
+        (begin, end), (first, last) = rows, columns
+        if self.interleaved:
+            raw = files.read_tensor(self.weight.cut(0, begin // 8, -(-end // 8)).cut(1, first, last))
+            return unpack_awq(raw)[begin % 8 :][: end - begin]
+        block = self.weight.cut(0, begin, end)
+        if self.bits == 8 and self.weight.itemsize == 1:
+            return files.read_tensor(block.cut(1, first, last)).view(np.int8).astype(np.int32)
+        raw = files.read_tensor(block.cut(1, first * self.bits // 32, -(-last * self.bits // 32)))
+        return unpack_bits(raw, self.bits, last - first)
 
     def _group_of_columns(self, files: TensorFiles) -> NDArray[Any]:
         """Return the index of the group of each column."""
@@ -95,7 +121,8 @@ class ScaledWeight(QuantizedWeight):
         import numpy as np
 
         layout = next(self.parts[role] for role in SCALES if role in self.parts)
-        values = decode(layout.dtype, files.read_tensor(layout)).astype(np.float32) / np.float32(self.steps)
+        dtype = "F8_E8M0" if layout.dtype == "U8" else layout.dtype
+        values = decode(dtype, files.read_tensor(layout)).astype(np.float32) / np.float32(self.steps)
         grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
         if grid.shape[0] > 1:
             grid = grid[np.arange(begin, end) // self.block[0]]
@@ -107,20 +134,27 @@ class ScaledWeight(QuantizedWeight):
         import numpy as np
 
         layout = self.parts["weight_zero_point"]
-        raw = files.read_tensor(layout)
+        outputs, groups = self.shape[0], -(-self.shape[1] // self.block[1])
         if self.interleaved:
-            grid = unpack_awq(raw)
+            low = begin // 8 * 8
+            grid = unpack_awq(files.read_tensor(layout.cut(0, low // 8, -(-end // 8))))
+            whole = (8 * layout.shape[0], layout.shape[1])
         elif layout.dtype == "I32":
-            grid = unpack_bits(np.ascontiguousarray(raw.T), self.bits, self.shape[0]).T
+            low = begin // 32 * 32
+            whole = (min(layout.shape[0] * 32 // self.bits, outputs), layout.shape[1])
+            words = files.read_tensor(layout.cut(0, low * self.bits // 32, -(-end * self.bits // 32)))
+            grid = unpack_bits(np.ascontiguousarray(words.T), self.bits, end - low).T
         else:
+            low, raw = 0, files.read_tensor(layout)
             grid = raw.view(np.int8).astype(np.int32).reshape((raw.shape[0], -1) if raw.size > 1 else (1, 1))
-        if grid.shape[0] not in (1, self.shape[0]) or grid.shape[1] not in (1, -(-self.shape[1] // self.block[1])):
+            whole = grid.shape
+        if whole[0] not in (1, outputs) or whole[1] not in (1, groups):
             raise ValueError("the zero points do not fit the weight")
         if self.shift:
             half = 1 << (self.bits - 1)
             grid = (grid + half + self.shift) % (2 * half) - half
-        if grid.shape[0] > 1:
-            grid = grid[begin:end]
+        if whole[0] > 1:
+            grid = grid[begin - low : end - low]
         return grid[:, self._group_of_columns(files)] if grid.shape[1] > 1 else grid
 
 
@@ -128,10 +162,15 @@ def unpack_bits(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.int3
     """Return the signed numbers that rows of 32-bit words hold, `bits` each, lowest bits first."""
     import numpy as np
 
+    half = 1 << (bits - 1)
+    if 32 % bits == 0:
+        places = np.arange(0, 32, bits, dtype=np.uint32)
+        numbers = (words.view(np.uint32)[:, :, None] >> places) & np.uint32(2 * half - 1)
+        return numbers.reshape(len(words), -1)[:, :columns].astype(np.int32) - half
     stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
     fields = stream[:, : columns * bits].reshape(words.shape[0], columns, bits)
     weights = (1 << np.arange(bits)).astype(np.int32)
-    return (fields @ weights).astype(np.int32) - (1 << (bits - 1))
+    return (fields @ weights).astype(np.int32) - half
 
 
 def build_scaled_weight(

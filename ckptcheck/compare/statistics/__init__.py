@@ -1,0 +1,1 @@
+"""Compares samples of weights, plain or dequantized, with those of the sibling layers."""

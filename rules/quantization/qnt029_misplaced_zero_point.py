@@ -1,0 +1,98 @@
+"""Zero points do not belong to the integers that they are subtracted from.
+
+## What it checks
+Where a format stores zero points as integers (GPTQ, AWQ, asymmetric compressed-tensors):
+
+- The integers of a weight lie around their zero points: their mean distance is at most half a step. Up to 4 bits each weight is
+  judged, above that the median over at least eight weights.
+- Where the zero points of a weight differ, the mean integers of their groups follow them: the correlation is at least 0.55.
+
+It reads some 32,000 integers of each weight, and at most 96 weights of one name.
+
+Measured on four trained models that packages ship (SmolLM2-135M, all-MiniLM-L6-v2, AntiBERTy, rxnfp), quantized to 4 bits in these
+formats: the mean distance is at most 0.14 steps, and about 1 if the zero points are one off; the correlation is at least 0.79, and
+at most 0.35 with AWQ's columns in another order or with another layer's zero points.
+
+## Why it matters
+GPTQ's first format (`checkpoint_format` gptq) stores zero points less one, gptq_v2 as they are. A converter that mixes them up, or
+the eight columns of a word of AWQ, shifts every weight by a step or more, and a typical weight is two steps from zero. Names,
+dtypes and shapes are right. GPTQModel (which transformers uses) and vLLM's plain GPTQ and AWQ kernels compute with the shifted
+weights, and the text is one token again and again. vLLM's Marlin kernels do not read the zero points of symmetric GPTQ, so the
+same files answer well on one machine and badly on another.
+
+## How to fix
+Declare the format that the zero points have, or convert them again. `ckptcheck diff` against the unquantized checkpoint shows
+whether that was it.
+
+## When it can be wrong
+- A weight whose numbers really lie on one side of zero. In a trained model none of 32 or more outputs is known.
+- With 8 bits a step is so small that only the median of all weights tells; one wrong weight among sound ones is missed. So are
+  zero points that are floats (HQQ), weights with an activation order for the second check, and what the sample leaves out.
+- `--ignore QNT029`, or a reason under `[ignore]`, silences it.
+
+## Seen in
+vllm-project/vllm#38966 (a released model whose config declares gptq, and whose zero points are gptq_v2's), vllm-project/vllm#26343
+(gptq_v2 read as gptq), AutoGPTQ/AutoGPTQ#640 (the second format)
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.compare.statistics.zero_points import ZeroPointFit, has_zero_points, measure_zero_points
+from ckptcheck.text.formatting import count
+
+MAX_SHIFT = 0.5
+MIN_CORRELATION = 0.55
+FEW_BITS = 4
+MIN_WEIGHTS = 8
+
+
+@rule("QNT029", "misplaced-zero-point", severity="error", on="quantization", when=has_zero_points)
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    _ = ckpt.values
+    if ckpt.source.local is None:
+        raise Skip("weights are not read again on the Hub")
+    fits = measure_zero_points(ckpt)
+    unrelated = [fit for fit in fits if fit.correlation is not None and fit.correlation < MIN_CORRELATION]
+    if unrelated:
+        first = unrelated[0]
+        yield Problem(
+            f"in {count(len(unrelated), 'weight')} of {len(fits):,} the integers do not follow their zero points (correlation "
+            f"{first.correlation:.2f}): they are the zero points of other groups, or lie in another order",
+            file=ckpt.tensor_to_file[first.name],
+            key=first.name,
+            hint="convert the zero points again, and run ckptcheck diff against the unquantized checkpoint",
+        )
+    shifted = [fit for fit in _find_shifted(fits) if fit not in unrelated]
+    if shifted:
+        first = shifted[0]
+        yield Problem(
+            f"in {count(len(shifted), 'weight')} of {len(fits):,} the integers lie {abs(first.shift):.2f} steps "
+            f"{'above' if first.shift > 0 else 'below'} their zero points on average, where those of a trained model lie around "
+            f"them: {_describe_convention(ckpt, first)}",
+            file=ckpt.tensor_to_file[first.name],
+            key=first.name,
+            hint="declare the format that the zero points have, or convert them again",
+        )
+    ckpt.require_values()
+
+
+def _find_shifted(fits: Sequence[ZeroPointFit]) -> list[ZeroPointFit]:
+    """Return the weights whose integers lie beside their zero points."""
+    many_bits = [fit for fit in fits if fit.bits > FEW_BITS]
+    if len(many_bits) < MIN_WEIGHTS or abs(median(fit.shift for fit in many_bits)) <= MAX_SHIFT:
+        many_bits = []
+    return [fit for fit in fits if fit.bits <= FEW_BITS and abs(fit.shift) > MAX_SHIFT] + many_bits
+
+
+def _describe_convention(ckpt: QuantizedCheckpoint, fit: ZeroPointFit) -> str:
+    """Say what the zero points seem to be, and what the config declares, where it declares that."""
+    if ckpt.quantization.method == "gptq":
+        second = ckpt.quantization.config.get("checkpoint_format") == "gptq_v2"
+        if not second and fit.shift < 0:
+            return "they are stored as they are, and the config declares gptq, which stores them less one (gptq_v2 does not)"
+        if second and fit.shift > 0:
+            return "they are stored less one, and the config declares gptq_v2, which stores them as they are"
+    return f"they are stored too {'low' if fit.shift > 0 else 'high'}"
