@@ -19,7 +19,9 @@ from tests.checkpoint.quantization import real_formats
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "comparison"]
 NAME = "model.layers.0.mlp.up_proj"
-KNOWN = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+KNOWN = (
+    "pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+)  # fmt: skip
 SCHEMES = [
     pytest.param(form, group, rows, columns, id=f"{form}-{number}-{rows}x{columns}")
     for number, (form, group) in enumerate(real_formats.schemes())
