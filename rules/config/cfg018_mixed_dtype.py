@@ -1,12 +1,19 @@
 """The same tensor has different dtypes in different layers.
 
 ## What it checks
-Among the floating-point dtypes of 16 bits and more, each tensor has the same dtype in all layers (and all experts). Different
-tensors may have different dtypes: norms and router biases are often kept in F32.
+- Among the floating-point dtypes of 16 bits and more, each tensor has the same dtype in all layers (and all experts). Different
+  tensors may have different dtypes: norms and router biases are often kept in F32.
+- Among the dtypes of 8 bits (F8_E4M3, F8_E5M2, I8, U8 and others) the same holds for tensors of one shape.
+- A checkpoint that holds at least 20 tensors of BF16 and not more than two of F16 outside the layers, or the reverse, is not sure
+  to label these right.
 
 ## Why it matters
 This is rarely intended: it comes from a merge of two checkpoints, a resumed conversion or a patched layer. Engines silently
 cast to one dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
+
+Dtypes of one width also get mixed up by a wrong label: the bytes are those of the other dtype, the size is right, and every
+number is read as another one. VAL006 tells that from the values of a matrix of 4 KiB or more. In a vector the values cannot tell:
+BF16 gains between 1.6 and 2.1, read as F16, lie between 1.95 and 2.01.
 
 ## How to fix
 Convert again from one source, with one dtype.
@@ -26,22 +33,30 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.views import LayeredCheckpoint
-from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.text.formatting import count, join_truncated, list_unless_single
 
 FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
+BYTES = frozenset(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"))
+HALVES = {"F16": "BF16", "BF16": "F16"}
+MIN_COMMON, MAX_LONE = 20, 2
+"""Tensors of the common dtype of 16 bits that it takes, and tensors of the other one that may be mislabelled."""
 
 
 @rule("CFG018", "mixed-dtype", severity="warning", on="layers")
 def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     anatomy = ckpt.components
     ours = anatomy.stack.prefix + "."
-    found: dict[str, dict[str, list[str]]] = {}
+    found: dict[tuple[str, tuple[int, ...] | None], dict[str, list[str]]] = {}
     for name, tensor in ckpt.tensors.items():
         # Scales of quantized weights come by the hundred thousand and belong to the quantization rules.
-        if tensor.dtype in FLOATS and name.startswith(ours) and "scale" not in name:
-            found.setdefault(INDEX.sub("{}", name), {}).setdefault(tensor.dtype, []).append(name)
+        if tensor.dtype in FLOATS | BYTES and name.startswith(ours) and "scale" not in name:
+            template = INDEX.sub("{}", name)
+            # A layer that was left unquantized among quantized ones has its own dtype, and one that is packed its own shape.
+            found.setdefault((template, tensor.shape if tensor.dtype in BYTES else None), {}).setdefault(
+                tensor.dtype, []
+            ).append(name)
     mixed = {template: dtypes for template, dtypes in found.items() if len(dtypes) > 1}
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[tuple[str, tuple[int, ...] | None]]] = {}
     for template, dtypes in mixed.items():
         numbers = Counter({dtype: len(names) for dtype, names in dtypes.items()})
         (common, _), *rest = numbers.most_common()
@@ -56,3 +71,21 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
             key=min(names),
             hint="convert again from one source, with one dtype",
         )
+    yield from _check_lone_labels(ckpt, ours)
+
+
+def _check_lone_labels(ckpt: LayeredCheckpoint, ours: str) -> Iterator[Problem]:
+    """Yield the few tensors outside the layers whose dtype of 16 bits no other tensor has."""
+    halves = [(name, tensor.dtype) for name, tensor in ckpt.tensors.items() if tensor.dtype in HALVES]
+    for dtype, common in HALVES.items():
+        lone = [name for name, label in halves if label == dtype]
+        others = len(halves) - len(lone)
+        is_outside = not any(name.startswith(ours) or "scale" in name for name in lone)
+        if 0 < len(lone) <= MAX_LONE and others >= MIN_COMMON and is_outside:
+            yield Problem(
+                f"{count(len(lone), 'tensor is', 'tensors are')} {dtype} while all {others:,} others of 16 bits are {common}"
+                f"{list_unless_single(lone)}",
+                file=ckpt.tensor_to_file[min(lone)],
+                key=min(lone),
+                hint=f"compare with the original; if these are bytes of {common}, correct the label in the header",
+            )

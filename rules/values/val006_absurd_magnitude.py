@@ -27,6 +27,9 @@ Compare the file's hash with the original's, and fetch it again. If a whole matr
 - It misses a flip of a lower exponent bit, or of any bit of a small value, if the result stays below the factor, and every flip
   of a sign or mantissa bit. Hashes find those (`ckptcheck manifest`).
 - It does not judge vectors that are neither norm, bias nor sink, or biases with a number for each token.
+- It does not judge the label of a vector or of a matrix of less than 4 KiB, where both readings may be weights, nor a label of FP8
+  or of integers: CFG018 compares those with the labels of siblings. An F8_E4M3 weight that reaches 448 holds NaN as F8_E5M2
+  (VAL001).
 - It does not judge the label of a matrix of one sign, such as scales, or with fewer than 64 different magnitudes in a sample of
   512 numbers, as in weights rounded to two or three bits.
 - `--ignore VAL006`, or a reason under `[ignore]`, silences it.
