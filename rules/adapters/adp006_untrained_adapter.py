@@ -24,6 +24,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count
+from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 
 
 @rule(
@@ -36,7 +37,10 @@ from ckptcheck.text.formatting import count
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     pairs = list_lora_pairs(ckpt.tensors)
     stats = ckpt.values.tensors
-    if all(any(name in stats and stats[name].zero for name in (pair.up, pair.down)) for pair in pairs):
+    # VAL016 reports an adapter of nothing but zeros.
+    if not find_blank_tensors(ckpt) and all(
+        any(name in stats and stats[name].zero for name in (pair.up, pair.down)) for pair in pairs
+    ):
         yield Problem(
             f"every LoRA pair is zero ({count(len(pairs), 'module')}): the adapter changes nothing",
             file=ckpt.tensor_to_file[pairs[0].up],
