@@ -57,13 +57,13 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
             ).append(name)
     mixed = {template: dtypes for template, dtypes in found.items() if len(dtypes) > 1}
     alike: dict[tuple[str, str], list[tuple[str, tuple[int, ...] | None]]] = {}
-    for template, dtypes in mixed.items():
+    for group, dtypes in mixed.items():
         numbers = Counter({dtype: len(names) for dtype, names in dtypes.items()})
         (common, _), *rest = numbers.most_common()
         for dtype, _ in rest:
-            alike.setdefault((dtype, common), []).append(template)
-    for (dtype, common), templates in alike.items():
-        names = [name for template in templates for name in mixed[template][dtype]]
+            alike.setdefault((dtype, common), []).append(group)
+    for (dtype, common), groups in alike.items():
+        names = [name for group in groups for name in mixed[group][dtype]]
         yield Problem(
             f"{count(len(names), 'tensor is', 'tensors are')} {dtype} while the same in other layers or experts "
             f"{'is' if len(names) == 1 else 'are'} {common}: {join_truncated(names)}",
