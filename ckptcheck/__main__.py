@@ -11,11 +11,18 @@ def main() -> None:
 
         sys.stdout.write(f"ckptcheck {__version__}\n")
         return
-    _open_closed_streams()
-    _import_typer()
-    from ckptcheck.cli.app import main as command_line
+    try:
+        _open_closed_streams()
+        _import_typer()
+        from ckptcheck.cli.app import main as command_line
+        from ckptcheck.text.encoding import accept_every_sign
 
-    command_line()
+        accept_every_sign(sys.stdout, sys.stderr)
+        command_line()
+    except KeyboardInterrupt:  # while all that was imported; later the command line answers it
+        sys.stderr.write("ckptcheck: interrupted\n")
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def _open_closed_streams() -> None:

@@ -8,9 +8,9 @@ The command line calls these functions, so a program, a notebook and a terminal 
     report.raise_for_findings()
 
 Keyword arguments have the names and the defaults of the command's options. Where an argument takes several values, a single string,
-path or number stands for a list of one. A function raises `CkptcheckError` where the command exits with 2 and has no report: an
-unreadable target, a number out of its range, an option that cannot be met. A report whose verdict is ``incomplete`` is returned;
-`Report.raise_for_findings` raises for it. An observer receives messages and progress; without one nothing is printed.
+path or number stands for a list of one. A function raises `CkptcheckError` where the command exits with 2 and has nothing else to
+report: an unreadable target, a number out of its range, an option that cannot be met. A report whose verdict is ``incomplete`` is
+returned; `Report.raise_for_findings` raises for it. An observer receives messages and progress; without one nothing is printed.
 
 Everything is imported inside the functions: importing this module costs nothing, and ``scan`` never loads torch.
 """
@@ -25,7 +25,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, overload
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ RANGES = {
 def scan(
     target: StrPath,
     *,
+    recursive: bool = False,
+    follow_links: bool = False,
     headers_only: bool = False,
     values: bool = False,
     verify_blobs: bool = False,
@@ -115,7 +117,10 @@ def scan(
     """Check a checkpoint: missing, broken or unintended weights, indexes, configs and tokenizers.
 
     Args:
-        target: a folder (Hugging Face or Megatron), a .safetensors file, an index, or ``hf://org/name@revision``.
+        target: a folder (Hugging Face or Megatron), a .safetensors file, an index, ``hf://org/name@revision`` or the address of its
+            page on the Hub.
+        recursive: look for the checkpoint in the folders below, too; `scan_all` scans several.
+        follow_links: follow links out of the checkpoint, to regular files.
         headers_only: read headers and configs only, no tensor values.
         values: read the values of a target on the Hub too.
         verify_blobs: hash the files of a cached snapshot and compare with the names of their blobs.
@@ -136,20 +141,31 @@ def scan(
         config: file with settings; None: the nearest ckptcheck.toml or pyproject.toml above the working directory.
         observer: receives messages and progress.
 
-    Raises CkptcheckError for a target that cannot be read and for arguments that contradict each other.
+    Raises CkptcheckError for a target that cannot be read, for arguments that contradict each other, and where `recursive` finds
+    several checkpoints.
 
     """
+    if recursive:
+        from ckptcheck.checkpoint.targets import resolve_targets
+
+        found = resolve_targets([os.fspath(target)], recursive=True, follow_links=follow_links, log=observer.log)
+        if len(found) > 1:
+            raise CkptcheckError(
+                f"{target} holds {len(found)} checkpoints, and scan reports on one", "scan_all takes several"
+            )
     return scan_all(
-        [target], headers_only=headers_only, values=values, verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold,
-        identical_threshold=identical_threshold, base=base, stats=stats, consumers=consumers, no_mmap=no_mmap, device=device,
-        select=select, ignore=ignore, rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline,
-        config=config, observer=observer,
+        [target], recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
+        verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
+        stats=stats, consumers=consumers, no_mmap=no_mmap, device=device, select=select, ignore=ignore, rules=rules, jobs=jobs,
+        fix=fix, baseline=baseline, write_baseline=write_baseline, config=config, observer=observer,
     )[0]  # fmt: skip
 
 
 def scan_all(
     targets: StrPath | Sequence[StrPath],
     *,
+    recursive: bool = False,
+    follow_links: bool = False,
     headers_only: bool = False,
     values: bool = False,
     verify_blobs: bool = False,
@@ -172,6 +188,9 @@ def scan_all(
 ) -> Reports:
     """Check several checkpoints; see `scan` for the arguments. A target that cannot be read gets a report with an error.
 
+    Several files of one model are one target: the folder that holds them. With `recursive`, every checkpoint in a folder and
+    below it is one.
+
     Raises CkptcheckError as `scan`, for an unreadable target only where it is the only one.
     """
     targets = _wrap_single(targets)
@@ -180,7 +199,9 @@ def scan_all(
     ignore = _wrap_single(ignore)
     rules = _wrap_single(rules)
     _require_ranges(near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, jobs=jobs)
+    from ckptcheck.checkpoint.hub_address import normalize_hub_address
     from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.checkpoint.targets import resolve_targets
     from ckptcheck.linter import baseline as baselines
     from ckptcheck.linter.report import Reports
     from ckptcheck.scanning import scan_targets
@@ -188,20 +209,21 @@ def scan_all(
     from ckptcheck.unused_options import Arguments, reject_unused_scan_options
 
     given = Arguments(scan_all, locals())
-    names = [os.fspath(target) for target in targets]
+    names = [normalize_hub_address(os.fspath(target)) for target in targets]
     reject_unused_scan_options(
         given, names, headers_only=headers_only, values=values, write_baseline=write_baseline is not None
     )
     if not targets:
         raise CkptcheckError("there is nothing to scan", hint="name a checkpoint")
     if headers_only and stats:
-        raise CkptcheckError("--headers-only leaves the values out that --stats would write; choose one")
+        raise UsageError("--headers-only leaves the values out that --stats would write; choose one")
     if headers_only and values:
-        raise CkptcheckError("--headers-only leaves the values out and --values reads them; choose one")
+        raise UsageError("--headers-only leaves the values out and --values reads them; choose one")
     require_distinct_outputs({"--stats": _path(stats), "--write-baseline": _path(write_baseline)})
+    names = resolve_targets(names, recursive=recursive, follow_links=follow_links, log=observer.log)
     options = ScanOptions(
         verify_blobs, near_zero_threshold, identical_threshold, None if base is None else os.fspath(base),
-        _check_consumers(consumers),
+        _check_consumers(consumers), follow_links=follow_links,
     )  # fmt: skip
     request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options)
     request = replace(
@@ -211,9 +233,8 @@ def scan_all(
     known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
     reports = scan_targets(names, request)
     if write_baseline:
-        number = baselines.write_baseline(Path(write_baseline), reports)
-        observer.log(f"{number} finding{'' if number == 1 else 's'} written to {write_baseline}")
-        known = baselines.read_baseline(Path(write_baseline))
+        known = baselines.write_baseline(Path(write_baseline), reports)
+        observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
     if known:
         reports = [baselines.drop_known(report, known) for report in reports]
     return Reports(tuple(replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
@@ -222,6 +243,8 @@ def scan_all(
 def preview_repairs(
     targets: StrPath | Sequence[StrPath],
     *,
+    recursive: bool = False,
+    follow_links: bool = False,
     consumers: Sequence[str] = (),
     rules: StrPath | Sequence[StrPath] = (),
     jobs: int | None = None,
@@ -234,12 +257,14 @@ def preview_repairs(
     rules = _wrap_single(rules)
     _require_ranges(jobs=jobs)
     from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.checkpoint.targets import resolve_targets
     from ckptcheck.scanning import preview_repairs
 
     names = [os.fspath(target) for target in targets]
     if not targets:
         raise CkptcheckError("there is nothing to scan", hint="name a checkpoint")
-    options = ScanOptions(consumers=_check_consumers(consumers))
+    names = resolve_targets(names, recursive=recursive, follow_links=follow_links, log=observer.log)
+    options = ScanOptions(consumers=_check_consumers(consumers), follow_links=follow_links)
     request, _, _ = _scan_request(names, config, rules, (), (), options)
     return preview_repairs(names, replace(request, jobs=jobs, observer=observer))
 
@@ -1334,7 +1359,7 @@ def parity_matrix(
         require_output_apart(file, _path(floor), Path(source))
         require_writable(file)
     if markdown is not None and resume is not None and Path(markdown).resolve() == Path(resume).resolve():
-        raise CkptcheckError("-o, --markdown and --resume are to be files of their own")
+        raise OutputError("-o, --markdown and --resume are to be files of their own")
     if parse_switches(list(switch)).logprobs == "processed":
         raise CkptcheckError(
             "the matrix compares the models' own logprobs, not processed ones",

@@ -15,3 +15,11 @@ class CkptcheckError(Exception):
 
 class EvidenceError(CkptcheckError):
     """Evidence exists but cannot be read (permission, I/O, network): the verdict is incomplete."""
+
+
+class UsageError(CkptcheckError):
+    """Options that contradict each other or have no effect: the command was not understood, and no report is written."""
+
+
+class OutputError(UsageError):
+    """The file that a report should go to cannot be written, or must not be: it is an input, or another output."""

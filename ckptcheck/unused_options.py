@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import UsageError
 from ckptcheck.text.formatting import join_words
 
 VALUE_OPTIONS = ("no_mmap", "device", "near_zero_threshold", "identical_threshold")
@@ -53,15 +53,17 @@ class Arguments:
 
 
 def reject_flags(flags: Sequence[str], where: str, hint: str | None = None) -> None:
-    """Raise CkptcheckError that says that these have no effect, unless there are none."""
+    """Raise UsageError that says that these have no effect, unless there are none."""
     if flags:
-        raise CkptcheckError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}", hint)
+        raise UsageError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}", hint)
 
 
 def reject_unused_scan_options(
     options: Options, targets: Sequence[str], *, headers_only: bool, values: bool, write_baseline: bool
 ) -> None:
-    """Reject options of ``scan``."""
+    """Reject options of ``scan``. targets: with addresses of the Hub written ``hf://``."""
+    if all(target.startswith("hf://") for target in targets):
+        options.reject(["recursive", "follow_links"], "for targets on the Hub")
     if write_baseline:
         options.reject(["baseline"], "with --write-baseline, which lists all findings anew")
     if headers_only:
@@ -163,7 +165,7 @@ def reject_unused_attach_options(
 
 def _reject_device_options(options: Options, device: str, checks_weights: bool, checks_logprobs: bool) -> None:
     if not (checks_weights or checks_logprobs):
-        raise CkptcheckError("with both checks turned off there is nothing to check")
+        raise UsageError("with both checks turned off there is nothing to check")
     if device == "cpu":
         options.reject(["trainer_gpus"], "with --device cpu: the trainer is kept off GPUs")
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.scan_options import ScanOptions
+from ckptcheck.checkpoint.hub_address import HUB, normalize_hub_address
+from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
 from ckptcheck.checkpoint.source import Folder, Source
+from ckptcheck.checkpoint.targets import suggest_checkpoints
 from ckptcheck.checkpoint.value_reader import ValueReader
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import expand_home
@@ -37,14 +39,17 @@ def open_target(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint
 
     Raises the exceptions of `open_checkpoint`.
     """
+    target = normalize_hub_address(target)
     path = Path(expand_home(target))
-    if target and not target.startswith("hf://") and _is_megatron(path):
+    if target and not target.startswith(HUB) and _is_megatron(path):
         from ckptcheck.checkpoint.megatron.megatron import Megatron
 
         megatron = Megatron(path, target, **settings)
         has_links = megatron.outside_links or any(file.outside_link for file in megatron.files.values())
         if megatron.form == "empty" and megatron.tracker is None and not has_links:
-            raise CkptcheckError(f"{target} holds no checkpoint", hint="name the folder of a run or of an iteration")
+            raise suggest_checkpoints(target, path) or CkptcheckError(
+                f"{target} holds no checkpoint", hint="name the folder of a run or of an iteration"
+            )
         return megatron
     return open_checkpoint(target, **settings)
 
@@ -60,12 +65,13 @@ def _is_megatron(path: Path) -> bool:
 
 
 def open_checkpoint(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint:
-    """Open a folder, a .safetensors file, an index file, ``hf://org/name[@revision]`` or a bare ``org/name``.
+    """Open a folder, a .safetensors file, an index file, ``hf://org/name[@revision]``, its page's address, or a bare ``org/name``.
 
     Raises CkptcheckError when the target holds nothing to check, EvidenceError when the Hub cannot be read.
     """
-    if target.startswith("hf://"):
-        return _remote(target, target.removeprefix("hf://"), settings)
+    target = normalize_hub_address(target)
+    if target.startswith(HUB):
+        return _remote(target, target.removeprefix(HUB), settings)
     if not target:
         raise CkptcheckError(
             "the target has no name", hint="name a folder, a .safetensors file, its index, or hf://org/name"
@@ -93,7 +99,9 @@ def _folder(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
             f"{target} is a Megatron or torch.distributed.checkpoint folder, and a Hugging Face checkpoint is needed here",
             hint="ckptcheck scan checks it as it is",
         )
-    source = Folder(path, target, templates=True)
+    source = Folder(path, target, templates=True, follow_links=_follows_links(settings))
+    if not _has_safetensors(source) and (error := suggest_checkpoints(target, path)) is not None:
+        raise error
     if not source.files:
         raise CkptcheckError(
             f"{target} holds no file that can be checked", hint="name the folder that holds the .safetensors files"
@@ -105,7 +113,7 @@ def _folder(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
 def _require_safetensors(source: Source) -> None:
     """Refuse a source without safetensors files: a report about nothing would pass vacuously."""
     target = source.target
-    if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files):
+    if not _has_safetensors(source):
         weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
         if weights:
             raise CkptcheckError(
@@ -115,15 +123,25 @@ def _require_safetensors(source: Source) -> None:
         raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
 
 
+def _has_safetensors(source: Source) -> bool:
+    return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files)
+
+
 def _file(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
     if path.name.endswith(".index.json"):
-        return Checkpoint(Folder(path.parent, target, templates=True), index_file=path.name, **settings)
+        folder = Folder(path.parent, target, templates=True, follow_links=_follows_links(settings))
+        return Checkpoint(folder, index_file=path.name, **settings)
     if path.suffix == ".safetensors":
-        return Checkpoint(Folder(path.parent, target, only=frozenset({path.name})), single=True, **settings)
+        folder = Folder(path.parent, target, only=frozenset({path.name}), follow_links=_follows_links(settings))
+        return Checkpoint(folder, single=True, **settings)
     raise CkptcheckError(
         f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
         hint="name the folder instead",
     )
+
+
+def _follows_links(settings: EvidenceSettings) -> bool:
+    return settings.get("options", DEFAULT_OPTIONS).follow_links
 
 
 def _remote(target: str, repository: str, settings: EvidenceSettings) -> Checkpoint:

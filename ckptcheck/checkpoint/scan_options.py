@@ -23,6 +23,8 @@ class ScanOptions:
     """The base model of an adapter; None: the one that its config names, where that is a folder beside it."""
     consumers: tuple[str, ...] = ()
     """The consumers that a quantized checkpoint is evaluated for; () for the usual ones."""
+    follow_links: bool = False
+    """Follow links out of the checkpoint, to regular files."""
 
 
 DEFAULT_OPTIONS = ScanOptions()

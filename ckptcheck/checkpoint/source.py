@@ -23,7 +23,7 @@ class File:
     size: int
     """Size in bytes."""
     outside_link: str | None = None
-    """Where the file is a link that leads out of the target, what it points to; else None. Such a link is never followed."""
+    """Where the file is a link that is not followed, what it points to; else None. It leads out of the target, or to no file."""
 
 
 class Source(Protocol):
@@ -64,13 +64,21 @@ def is_checkpoint_file(path: str) -> bool:
 
 
 class Folder:
-    """The files directly in a folder on disk (or some of them). Links out of the folder are not followed.
+    """The files directly in a folder on disk (or some of them). Links out of the folder are not followed, unless the user says so.
 
     A snapshot of the Hugging Face cache links to the blobs two levels up; that is the only place outside the folder that
-    a link may lead to.
+    a link may lead to by itself.
     """
 
-    def __init__(self, path: Path, target: str, only: frozenset[str] | None = None, *, templates: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        target: str,
+        only: frozenset[str] | None = None,
+        *,
+        templates: bool = False,
+        follow_links: bool = False,
+    ) -> None:
         """List the folder.
 
         Args:
@@ -78,6 +86,7 @@ class Folder:
             target: the target as the user wrote it.
             only: names of the files to list; None for all.
             templates: list the chat templates in CHAT_TEMPLATES as well; their names contain a slash.
+            follow_links: follow links out of the folder, to regular files.
 
         Raises CkptcheckError where the folder cannot be listed.
         """
@@ -87,6 +96,8 @@ class Folder:
         allowed = [self._path]
         if self._path.parent.name == "snapshots":
             allowed.append(self._path.parent.parent / "blobs")
+        if follow_links:
+            allowed.append(Path(self._path.anchor))
         try:
             entries = sorted(os.scandir(self._path), key=lambda entry: entry.name)
         except OSError as error:
@@ -96,7 +107,7 @@ class Folder:
             if (only is None or entry.name in only) and (file := _file(entry, allowed)) is not None:
                 self.files[entry.name] = file
         inner = self._path / CHAT_TEMPLATES
-        if templates and inner.resolve().is_relative_to(self._path) and inner.is_dir():
+        if templates and (follow_links or inner.resolve().is_relative_to(self._path)) and inner.is_dir():
             for entry in sorted(os.scandir(inner), key=lambda entry: entry.name):
                 name = f"{CHAT_TEMPLATES}/{entry.name}"
                 if is_checkpoint_file(name) and (file := _file(entry, allowed)) is not None:
@@ -105,7 +116,7 @@ class Folder:
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never through a link that leads out of the target."""
         if (link := self.files[name].outside_link) is not None:
-            raise PermissionError(f"it is a link to {link}, outside the checkpoint")
+            raise PermissionError(f"it is a link to {link}, and was not followed")
         # os.open takes a third of the time of `open`, and sampling values takes thousands of reads.
         file = os.open(f"{self._path}/{name}", os.O_RDONLY)
         try:
@@ -127,10 +138,18 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
             outside_link = os.readlink(entry.path)
     try:
         status = entry.stat()
-    except OSError:
-        # A dangling link, or a file that disappeared after it was listed.
-        return File(entry.name, 0, outside_link or "a file that does not exist") if entry.is_symlink() else None
-    return File(entry.name, status.st_size, outside_link) if stat.S_ISREG(status.st_mode) else None
+    except OSError as error:
+        if not entry.is_symlink():  # it disappeared after it was listed
+            return None
+        goal = f"{os.readlink(entry.path)}, which cannot be followed: {error.strerror}"
+        dangles = "a file that does not exist" if isinstance(error, FileNotFoundError) else goal
+        return File(entry.name, 0, outside_link or dangles)
+    if stat.S_ISREG(status.st_mode):
+        return File(entry.name, status.st_size, outside_link)
+    if entry.is_symlink() and not stat.S_ISDIR(status.st_mode):
+        # a pipe would wait for ever, and a device has no end
+        return File(entry.name, 0, f"{os.readlink(entry.path)}, which is no regular file")
+    return None
 
 
 def blob_digests(source: Source) -> dict[str, str]:

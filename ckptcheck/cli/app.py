@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from ckptcheck.cli.command_groups import NestedCommandGroup
+from ckptcheck.cli.output import INTERRUPTED
+from ckptcheck.cli.report_command import ReportCommand, describe_error
 from ckptcheck.errors import CkptcheckError
-
-INTERRUPTED = 130
-"""What typer returns after Ctrl-C. The command exits with 2: it could not check."""
-
 
 COMMAND_MODULES = {
     "scan": "scan",
@@ -56,7 +56,7 @@ def build_app(first_word: str = "") -> typer.Typer:
         if isinstance(command, typer.Typer):
             command_line.add_typer(command, name=name)
         else:
-            command_line.command(name)(command)
+            command_line.command(name, cls=ReportCommand)(command)
     return command_line
 
 
@@ -80,22 +80,20 @@ def main() -> None:
     try:
         code = _run_command_line()
         if code == INTERRUPTED:
-            _exit_with_error("interrupted")
+            raise KeyboardInterrupt
         sys.stdout.flush()
         # Python would free every object of a large checkpoint one by one, which takes longer than the scan
         _exit_now(code or 0)
     except CkptcheckError as error:
         _exit_with_error(error.message, error.hint)
-    except KeyboardInterrupt:
-        _exit_with_error("interrupted")
-    except typer.Abort:
-        _exit_with_error("interrupted")
+    except (KeyboardInterrupt, typer.Abort):
+        _exit_with_error("interrupted", code=INTERRUPTED)
     except BrokenPipeError:
         # the reader of our output has seen enough (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit_now(2)
     except OSError as error:
-        _exit_with_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+        _exit_with_error(describe_error(error))
     except Exception as error:
         # A usage error has a method `format_message`. Its class belongs to whichever click typer bundles.
         if (format_message := getattr(error, "format_message", None)) is None:
@@ -143,14 +141,27 @@ def _find_command_name(words: list[str]) -> str:
     return two_words if is_group and len(words) > 1 and not words[1].startswith("-") else first_word
 
 
-def _exit_with_error(message: str, hint: str | None = None) -> NoReturn:
+def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
     from ckptcheck.linter.reporters.printable import printable
 
-    text = f"ckptcheck: {printable(message)}\n" + (f"           {printable(hint)}\n" if hint else "")
+    text = _wrap(f"ckptcheck: {printable(message)}") + (_wrap(f"           {printable(hint)}") if hint else "")
     # OSError: the terminal was closed
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
-    _exit_now(2)
+    _exit_now(code)
+
+
+def _wrap(line: str) -> str:
+    """Wrap a line between its words where stderr is a terminal; a pipe gets it whole, so that grep works."""
+    if not sys.stderr.isatty():
+        return line + "\n"
+    width, margin = max(shutil.get_terminal_size().columns, 30), " " * 11
+    return (
+        textwrap.fill(
+            line, width, subsequent_indent=margin, drop_whitespace=True, break_long_words=False, break_on_hyphens=False
+        )
+        + "\n"
+    )
 
 
 def _exit_now(code: int) -> NoReturn:

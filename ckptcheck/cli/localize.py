@@ -89,7 +89,7 @@ def localize(
         limit=limit, plots=plots, engine_python=engine_python, trainer_python=trainer_python, timeout=timeout,
         observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)
 
 
 def _parse_tokens(text: str) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ Select = Annotated[list[str], typer.Option(help="Run only these rules: codes or 
 Ignore = Annotated[list[str], typer.Option(help="Leave these rules out; the report lists them as skipped.")]
 
 # What is checked.
-TARGET_FORMS = "A folder (Hugging Face or Megatron), a .safetensors file, an index, or hf://org/name@revision."
+TARGET_FORMS = "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address."
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]

@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -16,10 +16,16 @@ import typer
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.linter.rule import Rule
+from ckptcheck.runtime.process.signal_guard import SignalGuard
+from ckptcheck.text.formatting import format_bytes, format_duration
 from ckptcheck.text.observer import Advance, Observer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as of every program that SIGINT ends: 128 and the number of the signal."""
 
 
 def log(message: str) -> None:
@@ -59,17 +65,7 @@ def write_reports(
 
 
 def finish(
-    result: Report | Reports, format: str, output: Path | None, fail_on: FailOn | None = None, *, verbose: bool = False
-) -> NoReturn:
-    """Write the report, and end the command with its exit code. fail_on: None takes the severity that the settings name."""
-    reports = _list_reports(result)
-    write_reports(reports, reports[0].rules, format, output, verbose=verbose)
-    sys.stdout.flush()
-    raise typer.Exit(result.exit_code(fail_on))
-
-
-def finish_long_run(
-    report: Report,
+    result: Report | Reports,
     format: str,
     output: Path | None,
     fail_on: FailOn | None = None,
@@ -77,25 +73,36 @@ def finish_long_run(
     verbose: bool = False,
     record_error: CkptcheckError | None = None,
 ) -> NoReturn:
-    """Write the report of a run that took minutes, and end the command with its exit code.
+    """Write the report, and end the command with its exit code.
 
-    Where the output file can no longer be written, the report goes to stdout and the exit code is 2. record_error: why the
-    record of the syncs could not be written, which also makes the exit code 2.
+    Where the output file can no longer be written, the report goes to stdout and the exit code is 2: the work may have taken
+    hours. After Ctrl-C, which leaves a report of what was done before it, the exit code is 130.
+
+    Args:
+        result: what to write.
+        format: the format of the report.
+        output: the file to write; None: stdout.
+        fail_on: the lightest severity that makes the exit code 1; None: the one that the settings name.
+        verbose: list the rules that passed, too.
+        record_error: why the record of the syncs could not be written, which makes the exit code 2.
+
     """
+    reports = _list_reports(result)
     messages = [record_error.message] if record_error is not None else []
     try:
-        write_reports([report], report.rules, format, output, verbose=verbose)
+        write_reports(reports, reports[0].rules, format, output, verbose=verbose)
     except (CkptcheckError, OSError) as error:
         if output is None:
             raise
         messages.append(
             error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
         )
-        write_reports([report], report.rules, format, None, verbose=verbose)
+        write_reports(reports, reports[0].rules, format, None, verbose=verbose)
     sys.stdout.flush()
     for message in messages:
         log(f"ckptcheck: {message}")
-    raise typer.Exit(2 if messages else report.exit_code(fail_on))
+    code = 2 if messages else result.exit_code(fail_on)
+    raise typer.Exit(INTERRUPTED if code == 2 and SignalGuard.was_interrupted else code)
 
 
 def _list_reports(result: Report | Reports) -> Sequence[Report]:
@@ -106,14 +113,18 @@ BAR_DELAY = 0.5
 """Seconds before a progress bar appears: most scans are over by then."""
 
 
+LINE_INTERVAL = 30.0
+"""Seconds between two lines about the progress, where stderr is no terminal: a log of a job."""
+
+
 @contextmanager
-def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance | None]:
-    """Show a progress bar with speed and time left while the block runs; none where stderr is no terminal.
+def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance]:
+    """Show a progress bar with speed and time left while the block runs; where stderr is no terminal, a line now and then.
 
     Gives the function to call with how much is done and how much there is in all. bytewise: the work counts bytes, else items.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield log_progress(target, bytewise=bytewise)
         return
     start_time = time.monotonic()
     bars: list[Progress] = []
@@ -129,6 +140,27 @@ def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance | No
     finally:
         for bar in bars:
             bar.stop()
+
+
+def log_progress(target: str, *, bytewise: bool, clock: Callable[[], float] = time.monotonic) -> Advance:
+    """Return a function that writes a line about the progress when LINE_INTERVAL has passed since the last one.
+
+    bytewise: the work counts bytes, else items. clock: gives the seconds since some moment.
+    """
+    start_time = clock()
+    line_time = start_time
+
+    def advance(done: int, total: int) -> None:
+        nonlocal line_time
+        now = clock()
+        if now - line_time < LINE_INTERVAL or not 0 < done < total:
+            return
+        line_time = now
+        numbers = (format_bytes(done), format_bytes(total)) if bytewise else (f"{done:,}", f"{total:,}")
+        left = format_duration((now - start_time) * (total - done) / done)
+        log(f"{target}: {100 * done / total:.0f} % done, {numbers[0]} of {numbers[1]}, about {left} left")
+
+    return advance
 
 
 def _create_bar(target: str, bytewise: bool) -> Progress:
@@ -160,7 +192,7 @@ class TerminalObserver(Observer):
         log(message)
 
     def progress(self, label: str, *, bytewise: bool = True) -> contextlib.AbstractContextManager[Advance | None]:
-        """Show a progress bar."""
+        """Show a progress bar, or write a line now and then."""
         return progress_bar(label, bytewise=bytewise)
 
 

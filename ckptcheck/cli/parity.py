@@ -13,6 +13,7 @@ from ckptcheck import api
 from ckptcheck.cli import localize, parity_live, parity_matrix, parity_probe, parity_why
 from ckptcheck.cli.command_groups import CommandGroup
 from ckptcheck.cli.options import FailOn, FloorFile, Format, Output, Verbose, WrittenOptions, finite
+from ckptcheck.cli.report_command import ReportCommand
 from ckptcheck.unused_options import reject_unused_judge_options
 
 parity = typer.Typer(
@@ -30,10 +31,10 @@ for command in (
     parity_why.why,
     localize.localize,
 ):
-    parity.command()(command)
+    parity.command(cls=ReportCommand)(command)
 
 
-@parity.command()
+@parity.command(cls=ReportCommand)
 def judge(
     ctx: typer.Context,
     files: Annotated[

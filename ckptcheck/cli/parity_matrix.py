@@ -34,7 +34,7 @@ from ckptcheck.cli.options import (
     finite,
     split_list,
 )
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.unused_options import reject_unused_matrix_options
 
 
@@ -97,7 +97,7 @@ def matrix(
     require_output_apart(output, floor, Path(source))
     require_writable(output)
     if output is not None and output.resolve() in [file.resolve() for file in (markdown, resume) if file is not None]:
-        raise CkptcheckError("-o, --markdown and --resume are to be files of their own")
+        raise OutputError("-o, --markdown and --resume are to be files of their own")
     reject_unused_matrix_options(
         WrittenOptions(ctx),
         has_floor=calibrate or floor is not None,
@@ -113,7 +113,7 @@ def matrix(
         max_mult_prob_error=max_mult_prob_error, max_floor_multiple=max_floor_multiple, resume=resume, markdown=markdown,
         timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)
 
 
 def _parse_numbers(text: str, option: str) -> list[int]:

@@ -85,4 +85,4 @@ def probe(
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
         timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)

@@ -91,4 +91,4 @@ def why(
         head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
         engine_python=engine_python, trainer_python=trainer_python, timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish_long_run(report, format, output, fail_on, verbose=verbose)
+    out.finish(report, format, output, fail_on, verbose=verbose)

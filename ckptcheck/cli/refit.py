@@ -206,7 +206,7 @@ def refit(
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (),
             despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
         )  # fmt: skip
-        out.finish_long_run(report, format, output, fail_on, verbose=verbose)
+        out.finish(report, format, output, fail_on, verbose=verbose)
     assert source is not None
     record_error = None
     try:
@@ -221,4 +221,4 @@ def refit(
         )  # fmt: skip
     except RecordError as error:
         report, record_error = error.report, error
-    out.finish_long_run(report, format, output, fail_on, verbose=verbose, record_error=record_error)
+    out.finish(report, format, output, fail_on, verbose=verbose, record_error=record_error)

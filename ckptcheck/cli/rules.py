@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.formatting import join_truncated
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,7 +70,7 @@ def markdown_table(rules: Sequence[Rule]) -> str:
 
 
 def rule(
-    code: Annotated[str, typer.Argument(help="A rule's code or name.")],
+    code: Annotated[list[str], typer.Argument(metavar="RULE", help="A rule's code or name: CFG003, missing-layer.")],
     folders: Annotated[list[Path], RULE_FOLDERS] = [],  # noqa: B006
 ) -> None:
     """Print a rule's page: what it checks, why it matters, how to fix it, where it occurred."""
@@ -82,16 +79,12 @@ def rule(
 
     from ckptcheck.linter import rule_loader, settings
     from ckptcheck.linter.reporters.text import width_for
-    from ckptcheck.linter.selection import match_rules
+    from ckptcheck.linter.selection import find_rules
 
-    matches = match_rules(rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *folders]), code)
-    if len(matches) > 1:
-        raise CkptcheckError(
-            f"{code} is the beginning of {len(matches)} codes: {join_truncated([rule.code for rule in matches], 8)}"
-        )
-    for rule in matches:
+    rules = rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *folders])
+    for number, rule in enumerate(find_rules(rules, " ".join(code))):
         page = f"# {rule.code} {rule.name} ({rule.severity})\n\n{rule.explanation.strip()}\n"
         if sys.stdout.isatty():
             Console(width=width_for(sys.stdout)).print(Markdown(page))
         else:
-            sys.stdout.write(page)
+            sys.stdout.write(("\n" if number else "") + page)

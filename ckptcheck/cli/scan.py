@@ -20,7 +20,7 @@ from ckptcheck.cli.options import (
     finite,
     split_list,
 )
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import UsageError
 from ckptcheck.linter.report import FailOn
 from ckptcheck.unused_options import VALUE_OPTIONS, reject_unused_scan_options
 
@@ -34,6 +34,12 @@ REPORT_OPTIONS = (
 def scan(
     ctx: typer.Context,
     targets: Annotated[list[str], typer.Argument(metavar="TARGET", help=TARGET_FORMS)],
+    recursive: Annotated[
+        bool, typer.Option("--recursive", help="Check every checkpoint in a folder and below it: all steps of a run.")
+    ] = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")
+    ] = False,
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
     ] = False,
@@ -112,29 +118,32 @@ def scan(
 
     Exit codes: 0 clean, 1 findings at or above --fail-on, 2 could not check.
     """
+    from ckptcheck.checkpoint.hub_address import normalize_hub_address
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_distinct_outputs
 
     written = WrittenOptions(ctx)
     if fix and diff:
-        raise CkptcheckError("--fix makes the repairs and --diff only shows them; choose one")
+        raise UsageError("--fix makes the repairs and --diff only shows them; choose one")
     require_distinct_outputs({"--stats": stats, "--write-baseline": write_baseline, "-o": output})
     if diff:
         written.reject(REPORT_OPTIONS, "with --diff, which only shows what --fix would change")
     reject_unused_scan_options(
-        written, targets, headers_only=headers_only, values=values, write_baseline=write_baseline is not None
-    )
+        written, [normalize_hub_address(target) for target in targets], headers_only=headers_only, values=values,
+        write_baseline=write_baseline is not None,
+    )  # fmt: skip
     if diff:
         diffs = api.preview_repairs(
-            targets, consumers=split_list(consumers), rules=rules, jobs=jobs, config=config, observer=out.TERMINAL
-        )
+            targets, recursive=recursive, follow_links=follow_links, consumers=split_list(consumers), rules=rules, jobs=jobs,
+            config=config, observer=out.TERMINAL,
+        )  # fmt: skip
         sys.stdout.write(diffs)
         raise typer.Exit(1 if diffs else 0)
     reports = api.scan_all(
-        targets, headers_only=headers_only, values=values, verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold,
-        identical_threshold=identical_threshold, base=base, stats=stats, consumers=split_list(consumers), no_mmap=no_mmap,
-        device=device,
-        select=split_list(select), ignore=split_list(ignore), rules=rules, jobs=jobs, fix=fix, baseline=baseline,
-        write_baseline=write_baseline, config=config, observer=out.TERMINAL,
+        targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
+        verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
+        stats=stats, consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
+        ignore=split_list(ignore), rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline,
+        config=config, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Skip
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
@@ -27,6 +29,12 @@ from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
 
 SCHEMA = "ckptcheck-manifest/1"
+FEWEST_TELLING = 8
+"""Tensors from which on a manifest can be told to be of another model: each of fewer is listed."""
+SAME_STRUCTURE = 0.9
+"""Share of all names that have one shape on both sides from which on the architecture is called the same."""
+MOST_KEPT = 0.1
+"""Share of the tensors that another model may have in common with the one of the manifest: a frozen embedding, constants."""
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -157,6 +165,44 @@ class Verification(EvidenceDefaults):
             if new.get(old.identity) and old.digest != digest_zeros(old.nbytes):
                 new_names[name] = new[old.identity].pop()
         return new_names
+
+    @cached_property
+    def other_model(self) -> str | None:
+        """Say in a sentence that the manifest is of another model or another state of it; None where it is of this one.
+
+        Judged by the tensors whose bytes occur once in the manifest: norms of ones are alike in any two models.
+        """
+        listed = self.manifest.tensors
+        occurrences = Counter(entry.identity for entry in listed.values())
+        telling = [
+            name for name, entry in listed.items() if occurrences[entry.identity] == 1 and name not in self.unreadable
+        ]
+        kept = [name for name in telling if name in self.renamed or self._is_unchanged(name)]
+        if len(telling) < FEWEST_TELLING or len(kept) > MOST_KEPT * len(telling):
+            return None
+        named = [name for name in listed if name in self.current]
+        alike = [name for name in named if self.current[name].shape == listed[name].shape]
+        cast = [name for name in alike if self.current[name].dtype != listed[name].dtype]
+        if 2 * len(cast) > len(listed):
+            return None  # the same model in another dtype
+        source = f"the manifest, which was written of {self.manifest.target}, is of another"
+        number = f"{len(kept) or 'none'} of {count(len(telling), 'tensor')}"
+        same_values = f"{number} {'have' if len(kept) > 1 else 'has'} the same values"
+        if len(alike) > SAME_STRUCTURE * len(listed.keys() | self.current.keys()):
+            return f"{source} step or another training of this architecture: names and shapes agree, and {same_values}"
+        new = len(self.current) - len(named)
+        return (
+            f"{source} model: of its {count(len(listed), 'tensor')}, {len(named):,} are here by name, {len(alike):,} of them "
+            f"with the same shape; {count(new, 'tensor')} here {'is' if new == 1 else 'are'} not in it; {same_values}"
+        )
+
+    def require_this_model(self) -> None:
+        """Skip a rule that would list every tensor where the manifest is of another model. Raises Skip."""
+        if self.other_model:
+            raise Skip("the manifest is of another model or another state of it, see MAN001")
+
+    def _is_unchanged(self, name: str) -> bool:
+        return name in self.current and self.current[name].identity == self.manifest.tensors[name].identity
 
     @property
     def target(self) -> str:

@@ -21,13 +21,13 @@ def finding_identity(finding: Finding) -> Identity:
     return (finding.code, finding.file or "", finding.key or "", finding.message)
 
 
-def write_baseline(path: Path, reports: Iterable[Report]) -> int:
-    """Write the findings of these reports as the baseline; return their number. Raises CkptcheckError."""
-    known = sorted({finding_identity(finding) for report in reports for finding in report.findings})
-    entries = [dict(zip(("code", "file", "key", "message"), entry, strict=True)) for entry in known]
+def write_baseline(path: Path, reports: Iterable[Report]) -> frozenset[Identity]:
+    """Write the findings of these reports as the baseline, and return them. Raises CkptcheckError."""
+    known = frozenset(finding_identity(finding) for report in reports for finding in report.findings)
+    entries = [dict(zip(("code", "file", "key", "message"), entry, strict=True)) for entry in sorted(known)]
     text = json.dumps({"schema": SCHEMA, "findings": entries}, indent=2, ensure_ascii=False) + "\n"
     replace_file(path, text.encode("utf-8", "surrogatepass"))
-    return len(entries)
+    return known
 
 
 def read_baseline(path: Path) -> frozenset[Identity]:

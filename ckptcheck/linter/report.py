@@ -54,7 +54,9 @@ class Report:
     crashed: tuple[tuple[str, str], ...] = ()
     """(code, error) of rules that failed or could not read their evidence; one makes the verdict incomplete."""
     error: str | None = None
-    """Why the target could not be checked at all; None where it could."""
+    """Why the target could not be checked, or not all of it; None where it could."""
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Files that could not be read: `error` says why, and rules that needed them repeat it; not part of the JSON form."""
     known: int = 0
     """Number of findings that a baseline covers; they are not among `findings`."""
     counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
@@ -74,6 +76,10 @@ class Report:
         if self.crashed or self.error:
             return "incomplete"
         return "findings" if self.findings else "clean"
+
+    def other_reasons(self, outcomes: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """Return those of the skipped or crashed rules whose reason is another than `error`, which reporters say once."""
+        return tuple((code, reason) for code, reason in outcomes if not (self.unread and reason == self.error))
 
     def count(self, severity: Severity) -> int:
         """Return the number of findings of this severity."""
@@ -99,7 +105,7 @@ class Report:
 
     def _incomplete_reason(self) -> str:
         """Say what could not be checked, "" where everything was."""
-        reasons = [f"{code}: {error}" for code, error in self.crashed] or [self.error or ""]
+        reasons = [self.error] if self.error else [f"{code}: {error}" for code, error in self.crashed]
         return f"{self.target} could not be checked: {reasons[0]}" if self.verdict == "incomplete" else ""
 
     def _repr_html_(self) -> str:

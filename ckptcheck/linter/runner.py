@@ -96,11 +96,13 @@ def run_rules(
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
     crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
     error = None if passed or findings or crashed else "no selected rule looked at this target"
-    if unread := join_truncated([f"{name}: {reason}" for name, reason in evidence.unread.items()]):
-        message = f"could not {evidence.failed_to} {unread}"
+    if evidence.unread:
+        listed = join_truncated([f"{name}: {reason}" for name, reason in evidence.unread.items()])
+        error = f"could not {evidence.failed_to} {listed}"
         # A rule that passed may have missed something in what could not be read.
-        crashed += [(code, message) for code in passed]
-        error = None if crashed else message
+        crashed = [(code, _unify(reason, evidence.unread, error)) for code, reason in crashed]
+        crashed += [(code, error) for code in passed]
+        skipped = [(code, _unify(reason, evidence.unread, error)) for code, reason in skipped]
         passed = []
     # A stable sort: within a severity the order of the rules stays.
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -112,9 +114,15 @@ def run_rules(
         skipped=tuple(skipped),
         crashed=tuple(crashed),
         error=error,
+        unread=tuple(evidence.unread),
         counts=evidence.counts,
         sections=tuple(evidence.sections),
     )
+
+
+def _unify(reason: str, files: Iterable[str], error: str) -> str:
+    """Return `error` for a reason that is about one of these files, so that reporters say it once."""
+    return error if any(file in reason for file in files) else reason
 
 
 def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, OutputError
 
 
 def expand_home(path: str) -> str:
@@ -32,41 +32,41 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
-    """Raise CkptcheckError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
+    """Raise OutputError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
     if output is None or not output.is_file():
         return
     for path in inputs:
         if path is None or not path.exists():
             continue
         if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
-            raise CkptcheckError(
+            raise OutputError(
                 f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
             )
 
 
 def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
-    """Raise CkptcheckError if two options (name → path) would write the same file: the second would overwrite the first."""
+    """Raise OutputError if two options (name → path) would write the same file: the second would overwrite the first."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None or (path.exists() and not path.is_file()):  # /dev/stdout takes both
             continue
         if (other := seen.setdefault(path.resolve(), option)) is not option:
-            raise CkptcheckError(f"{other} and {option} would both write {path}", hint="give one of them another name")
+            raise OutputError(f"{other} and {option} would both write {path}", hint="give one of them another name")
 
 
 def require_writable(output: Path | None) -> None:
-    """Raise CkptcheckError if a file cannot be written, before the work that produces its content."""
+    """Raise OutputError if a file cannot be written, before the work that produces its content."""
     if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe
         return
     if output.is_dir():
-        raise CkptcheckError(f"cannot write {output}: it is a folder")
+        raise OutputError(f"cannot write {output}: it is a folder")
     import tempfile
 
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{output.name}.", dir=output.parent):
             pass
     except OSError as error:
-        raise CkptcheckError(f"cannot write {output}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

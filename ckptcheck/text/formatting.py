@@ -1,5 +1,6 @@
 """Formats numbers, shapes and lists of names for messages."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 
@@ -84,6 +85,17 @@ def format_bytes(number: int) -> str:
             break
         amount /= 1000
     return f"{number} byte{'' if number == 1 else 's'}" if unit == "bytes" else f"{amount:.3g} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as a person would say it.
+
+    >>> format_duration(0.4), format_duration(45), format_duration(150), format_duration(9000)
+    ('1 second', '45 seconds', '3 minutes', '2.5 hours')
+    """
+    if seconds < 100:
+        return count(max(math.ceil(seconds), 1), "second")
+    return count(math.ceil(seconds / 60), "minute") if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def format_shape(dimensions: Iterable[int]) -> str:

@@ -4,6 +4,9 @@
 - Every tensor of the manifest that still exists has the dtype, the shape and the digest that the manifest recorded.
 - Of a Megatron run, the tensors are those of the whole model and of its optimizer, assembled from their chunks. A tensor
   whose place in a file holds something else (a file of another save), or lies beyond the end of the file, is a finding too.
+- Where (nearly) no tensor is as it was recorded, the manifest is of another model, another training or another step: one finding
+  says so, and MAN002 to MAN004 are skipped. Tensors whose bytes occur several times in the manifest, such as norms of ones, do not
+  count, and of fewer than eight tensors each is listed. A cast of all tensors is one finding.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for the
@@ -31,7 +34,14 @@ from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 @rule("MAN001", "changed-tensor", severity="error", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
+    if verification.other_model:
+        yield Problem(
+            verification.other_model,
+            hint="verify it with its own manifest; ckptcheck manifest writes one, ckptcheck diff compares two checkpoints",
+        )
+        return
     changed: dict[str, list[str]] = {}
+    reformed: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name, old in verification.manifest.tensors.items():
         current = verification.current.get(name)
         if current is None or (
@@ -39,14 +49,13 @@ def check(verification: Verification) -> Iterator[Problem]:
         ):
             continue
         if (current.dtype, current.shape) != (old.dtype, old.shape):
-            yield Problem(
-                f"it was {old.dtype} {format_shape(old.shape)} and is {current.dtype} {format_shape(current.shape)}",
-                file=current.file,
-                key=name,
-                hint="write a new manifest if the change is intended",
-            )
+            # a cast keeps the shapes, and is one finding
+            shapes = (old.shape, current.shape) if old.shape != current.shape else ((), ())
+            reformed.setdefault((old.dtype, current.dtype, *shapes), []).append(name)
         else:
             changed.setdefault(current.file, []).append(name)
+    for names in reformed.values():
+        yield _describe_reformed(verification, names)
     if verification.unreadable:
         name, reason = min(verification.unreadable.items())
         number = count(len(verification.unreadable), "tensor is", "tensors are")
@@ -64,3 +73,15 @@ def check(verification: Verification) -> Iterator[Problem]:
             key=names[0],
             hint="fetch the file again, or write a new manifest if the change is intended",
         )
+
+
+def _describe_reformed(verification: Verification, names: list[str]) -> Problem:
+    """Describe tensors that all went from one dtype and shape to another."""
+    old, current = verification.manifest.tensors[names[0]], verification.current[names[0]]
+    before, after = old.dtype, current.dtype
+    if len(names) == 1 or old.shape != current.shape:
+        before, after = f"{before} {format_shape(old.shape)}", f"{after} {format_shape(current.shape)}"
+    what = f"it was {before} and is {after}"
+    if len(names) > 1:
+        what = f"{count(len(names), 'tensor')} were {before} and are {after}: {join_truncated(names)}"
+    return Problem(what, file=current.file, key=names[0], hint="write a new manifest if the change is intended")

@@ -29,6 +29,7 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("MAN002", "vanished-tensor", severity="error", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
+    verification.require_this_model()
     vanished = [
         name
         for name in verification.manifest.tensors

@@ -28,6 +28,7 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("MAN003", "unknown-tensor", severity="warning", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
+    verification.require_this_model()
     renamed = set(verification.renamed.values())
     new = [name for name in verification.current if name not in verification.manifest.tensors and name not in renamed]
     for file in sorted({verification.current[name].file for name in new}):

@@ -26,6 +26,7 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("MAN004", "moved-tensor", severity="info", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
+    verification.require_this_model()
     moved: dict[tuple[str, str], list[str]] = {}
     for name, old in verification.manifest.tensors.items():
         current = verification.current.get(name)

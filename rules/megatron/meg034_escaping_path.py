@@ -37,9 +37,11 @@ def check(run: Megatron) -> Iterator[Problem]:
             yield Problem(
                 f"this is a link to {clip(file.outside_link)}, outside the checkpoint",
                 file=name,
-                hint="copy the file here",
+                hint="scan with --follow-links to check what it leads to, or copy the file here",
             )
     for name, target in run.outside_links.items():
         yield Problem(
-            f"this is a link to {clip(target)}, outside the checkpoint", file=name, hint="check that folder instead"
+            f"this is a link to {clip(target)}, outside the checkpoint",
+            file=name,
+            hint="scan with --follow-links, or check that folder instead",
         )

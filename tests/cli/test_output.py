@@ -98,6 +98,16 @@ def test_a_narrow_terminal_has_colour_and_no_line_is_too_long(here: Path, bar_de
     assert "IDX001" in "".join(lines)
 
 
+def test_an_error_is_wrapped_between_words(here: Path) -> None:
+    shown = _terminal(here, "scan", "nowhere/at/all", columns=44, bar_delay=3600)
+    assert shown.splitlines() == [
+        "ckptcheck: nowhere/at/all does not exist",
+        "           name a folder, a .safetensors",
+        "           file, its index, or hf://org/name",
+        "           for the Hub",
+    ]
+
+
 def test_names_cannot_draw_on_the_terminal(here: Path) -> None:
     index = here / "sound/model.safetensors.index.json"
     value = json.loads(index.read_text(encoding="utf-8"))
@@ -106,3 +116,68 @@ def test_names_cannot_draw_on_the_terminal(here: Path) -> None:
     result = run(here, "scan", "sound")
     assert "\x1b" not in result.stdout
     assert "\\x1b[31mred\\nline" in result.stdout
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from ckptcheck.cli.output import log_progress
+
+    seconds = iter([0.0, 1.0, 29.0, 31.0, 60.0, 62.0, 200.0])
+    advance = log_progress("model", bytewise=True, clock=lambda: next(seconds))
+    for done in (1, 2, 25, 30, 50, 100):
+        advance(done * 10**9, 10**11)
+    assert capsys.readouterr().err == (
+        "model: 25 % done, 25 GB of 100 GB, about 93 seconds left\n"
+        "model: 50 % done, 50 GB of 100 GB, about 62 seconds left\n"
+    )
+    seconds = iter([0.0, 40.0, 45.0])
+    advance = log_progress("scor\ning", bytewise=False, clock=lambda: next(seconds))
+    advance(1, 1200)
+    advance(2, 1200)
+    assert capsys.readouterr().err == "scor\\ning: 0 % done, 1 of 1,200, about 13.3 hours left\n"
+
+
+def test_the_values_of_a_scan_and_a_manifest_are_followed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every call of a clock that runs fast is a line, where the report goes to a file and the messages to a log."""
+    from ckptcheck import api
+    from ckptcheck.cli import output
+    from ckptcheck.values import value_pass
+
+    monkeypatch.setattr(output, "LINE_INTERVAL", -1.0)
+    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 1 << 60)
+    monkeypatch.setattr(value_pass, "READ_BYTES", 512)
+    monkeypatch.setattr(value_pass, "MAX_BATCH_BYTES", 512)
+    for work in (
+        lambda: api.scan(here / "sound", observer=output.TERMINAL),
+        lambda: api.manifest(here / "sound", observer=output.TERMINAL),
+    ):
+        work()
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) > 1
+        assert all(re.search(r"sound: \d+ % done, .* of 8.03 kB, about \d+ seconds? left$", line) for line in lines)
+
+
+@pytest.mark.parametrize("form", ["text", "junit", "sarif", "github"])
+def test_a_shard_that_cannot_be_read_is_said_once(form: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptcheck import api
+    from ckptcheck.checkpoint.source import Folder
+    from ckptcheck.cli import output
+
+    read = Folder.read
+
+    def broken(folder: Folder, name: str, start: int, length: int) -> bytes:
+        if "00002" in name:
+            raise OSError(5, "Input/output error")
+        return read(folder, name, start, length)
+
+    monkeypatch.setattr(Folder, "read", broken)
+    report = api.scan(here / "sound")
+    output.write_reports([report], report.rules, form, here / "report")
+    text = (here / "report").read_text(encoding="utf-8")
+    times = 2 if form == "junit" else 1  # a JUnit error has its message as attribute and as text
+    assert text.count("could not read model-00002-of-00003.safetensors: Input/output error") == times
+    assert report.verdict == "incomplete"
+    assert not report.passed
+    if form == "text":
+        assert text.count("model-00002") == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.factories.command_line import run
 
 
@@ -17,3 +19,59 @@ def test_rules_lists_every_rule_and_rule_prints_its_page(here: Path) -> None:
     assert page.startswith(
         "# IDX001 missing-shard (error)\n\nThe index names a shard that does not exist.\n\n## What it checks\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ("missing-layer", ["CFG003", "MEG016"]),
+        ("Missing Layer", ["CFG003", "MEG016"]),
+        ("missing_shard", ["IDX001"]),
+        ("CFG03", ["CFG003"]),
+        ("cfg3", ["CFG003"]),
+        ("CFG-003", ["CFG003"]),
+        ("CFG0003", ["CFG003"]),
+        ("CFG003 missing-layer", ["CFG003"]),
+        ("rules/config/cfg003_missing_layer.py", ["CFG003"]),
+        ("qnt20", ["QNT020"]),
+    ],
+)
+def test_a_rule_is_found_by_what_people_write(here: Path, words: str, codes: list[str]) -> None:
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.linter.selection import find_rules
+
+    assert [rule.code for rule in find_rules(load_rules(), words)] == codes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("missing-layr", "no rule has the code 'missing-layr'; did you mean missing-layer?"),
+        ("CFGG03", "no rule has the code 'CFGG03'; did you mean CFG"),
+        ("CFG01", "CFG01 is the beginning of 10 codes"),
+        ("layer", "no rule has the code 'layer'; did you mean duplicate-layer, "),
+        ("qqq", "no rule has the code 'qqq'"),
+        ("", "no rule has the code ''"),
+    ],
+)
+def test_what_may_be_meant_is_suggested(here: Path, words: str, sentence: str) -> None:
+    from ckptcheck.errors import CkptcheckError
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.linter.selection import find_rules
+
+    with pytest.raises(CkptcheckError) as caught:
+        find_rules(load_rules(), words)
+    assert caught.value.message.startswith(sentence)
+
+
+def test_a_name_of_two_rules_prints_both_pages(here: Path) -> None:
+    for words in (["missing-layer"], ["missing", "layer"]):
+        page = run(here, "rule", *words).stdout
+        assert page.startswith("# CFG003 missing-layer (error)\n")
+        assert "\n\n# MEG016 missing-layer (error)\n" in page
+
+
+def test_a_selection_has_to_be_written_as_it_is(here: Path) -> None:
+    """A pipeline that selects CFG03 would run another rule as soon as there is a CFG030."""
+    result = run(here, "scan", "sound", "--select", "CFG03")
+    assert (result.returncode, "did you mean CFG003?" in result.stderr) == (2, True)

@@ -207,3 +207,33 @@ def test_a_corrupt_blob_is_found(snapshot: Path) -> None:
     blob.write_bytes(raw)
     assert look(True) == (["model-00002-of-00003.safetensors: its SHA-256 is"], [])
     assert command("scan", snapshot, "--verify-blobs", "--select", "ST024").returncode == 1
+
+
+def test_a_manifest_of_another_model_is_one_finding(tmp_path: Path) -> None:
+    import numpy as np
+
+    def draw(seed: int, names: str, width: int = 4, dtype: str = "float32") -> dict[str, object]:
+        generator = np.random.default_rng(seed)
+        drawn = {name: generator.normal(size=(width, width)).astype(dtype) for name in names}
+        return {**drawn, "norm": np.ones(width, dtype)}
+
+    letters = "abcdefghijklmnop"
+    same = draw(1, letters)
+    other = "MAN001 the manifest, which was written of " + str(tmp_path)
+    (found,) = _verified(tmp_path / "names", same, draw(2, letters.upper()))
+    assert found.startswith(f"{other}/names, is of another model: of its 17 tensors, 1 are here by name")
+    (found,) = _verified(tmp_path / "shapes", same, draw(2, letters, width=8))
+    assert "is of another model: of its 17 tensors, 17 are here by name, 0 of them with the same shape" in found
+    (found,) = _verified(tmp_path / "step", same, draw(2, letters))
+    assert "is of another step or another training of this architecture" in found
+    assert found.endswith("names and shapes agree, and 1 of 17 tensors has the same values")
+    (found,) = _verified(tmp_path / "cast", same, draw(1, letters, dtype="float16"))
+    assert found == "MAN001 17 tensors were F32 and are F16: a, b, c and 14 more"
+    # a LoRA merged into half of the tensors, a shard that is gone, a few tensors of a small checkpoint
+    half = {**same, **{name: value for name, value in draw(2, letters).items() if name in letters[:8]}}
+    assert len(_verified(tmp_path / "half", same, half)) == 1
+    assert _verified(tmp_path / "lost", same, {"a": same["a"], "b": same["b"]}) == [
+        "MAN002 15 tensors of the manifest are missing: c, d, e and 12 more"
+    ]
+    small = _verified(tmp_path / "small", draw(1, "abc"), draw(2, "xyz"))
+    assert [line.partition(" ")[0] for line in small] == ["MAN002", "MAN003"]

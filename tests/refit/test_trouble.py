@@ -280,7 +280,8 @@ def test_a_trial_is_told_also_where_its_file_cannot_be_written_any_more(place: P
 )
 def test_signals_end_the_command_in_order(place: Path, moment: str, signals: str, said: str) -> None:
     outcome = refit(place, f"{moment}:{signals}")
-    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    code = 130 if signals.startswith("SIGINT") else 2
+    assert (outcome.code, outcome.processes, outcome.files) == (code, [], []), outcome.err
     assert outcome.why.endswith(f": {said}")
     assert "Traceback" not in outcome.err
 
@@ -332,7 +333,8 @@ def test_a_reader_that_has_seen_enough(place: Path) -> None:
 )
 def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: Path, fault: str, words: str) -> None:
     outcome = refit(place, fault, "--transport", "gloo")
-    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    code = 130 if words == "interrupted" else 2
+    assert (outcome.code, outcome.processes, outcome.files) == (code, [], []), outcome.err
     assert words in outcome.why
 
 

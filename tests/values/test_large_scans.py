@@ -43,7 +43,7 @@ main()
         timeout=120,
         check=False,
     )
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", "ckptcheck: interrupted\n")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "ckptcheck: interrupted\n")
     assert os.listdir(tmp_path) == ["stats.json"]
     assert (tmp_path / "stats.json").read_text() == "old"
 

@@ -33,22 +33,23 @@ class MegatronFiles:
     A part that does not exist is None; one that is malformed has defects; one that cannot be read is in `unread`.
     """
 
-    def __init__(self, path: Path, target: str, *, jobs: int | None = None) -> None:
+    def __init__(self, path: Path, target: str, *, jobs: int | None = None, follow_links: bool = False) -> None:
         self._path = path
         self.jobs: Final = jobs or os.cpu_count() or 1
-        self.iterations = tuple(list_iterations(path))
+        self.iterations = tuple(list_iterations(path, follow_links=follow_links))
         self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
-        self._tracker_text, self.tracker = read_tracker(path)
+        self._tracker_text, self.tracker = read_tracker(path, follow_links=follow_links)
         self.iteration = self._chosen()
         inside = f"{self.iteration}/" if self.iteration else ""
         here = path / self.iteration
-        ranks = [f"{inside}{name}" for name in list_rank_folders(here)]
+        ranks = [f"{inside}{name}" for name in list_rank_folders(here, follow_links=follow_links)]
         self.rank_folders = tuple(ranks)
-        self.outside_links = find_outside_links(path) | {
-            f"{inside}{name}": goal for name, goal in (find_outside_links(here) if inside else {}).items()
-        }
+        self.outside_links = find_outside_links(path, follow_links=follow_links)
+        if inside:
+            inner = find_outside_links(here, follow_links=follow_links)
+            self.outside_links |= {f"{inside}{name}": goal for name, goal in inner.items()}
         folders = [""] + ([self.iteration] if self.iteration else []) + ranks
-        self.source = FolderTree(path, target, folders)
+        self.source = FolderTree(path, target, folders, follow_links=follow_links)
         self._parts = FileReader(self.source)
 
     def _chosen(self) -> str:

@@ -63,7 +63,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
         Raises CkptcheckError where a folder cannot be listed.
         """
-        super().__init__(path, target, jobs=jobs)
+        super().__init__(path, target, jobs=jobs, follow_links=options.follow_links)
         self.options: Final = options
         self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
         self.archive = lru_cache(ARCHIVES)(self._archive)

@@ -23,7 +23,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     for report in reports:
         if report.error:
             lines.append(_command("error", {"title": "could not check"}, report.target, report.error))
-        for code, error in report.crashed:
+        for code, error in report.other_reasons(report.crashed):
             lines.append(_command("error", {"title": f"{code} could not check"}, report.target, error))
         lines += [_annotation(report.target, finding) for finding in report.findings]
     return "\n".join([*lines, *map(_verdict, reports)]) + "\n"

@@ -68,7 +68,7 @@ def _render_verdict(report: Report) -> str:
     counts = [count(report.count(severity), severity) for severity in SEVERITIES if report.count(severity)]
     counts += [f"{count(len(report.passed), 'rule')} passed"] if report.passed else []
     counts += [f"{count(len(report.skipped), 'rule')} skipped"] if report.skipped else []
-    counts += [f"could not check {code}: {error}" for code, error in report.crashed]
+    counts += [f"could not check {code}: {error}" for code, error in report.other_reasons(report.crashed)]
     counts += [report.error] if report.error else []
     text = " · ".join([report.verdict, *counts])
     return f'<div style="color:{VERDICT_COLOURS[report.verdict]}"><b>{_text(text)}</b></div>'

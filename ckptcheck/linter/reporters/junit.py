@@ -3,7 +3,8 @@
 A rule that found errors fails. One that found only warnings or infos passes and says so in its output (system-out):
 CI services know no third outcome, and a red test for a remark teaches people to ignore red tests. The exit code is
 what ``--fail-on`` decides, not this file. A rule that could not look is skipped; one that crashed is an error, and its
-text lists what it had found before. A target that could not be checked is an error of its own.
+text lists what it had found before. A target that could not be checked, or not all of it, is an error of its own, and the rules
+that could not check for that reason are skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def _suite(report: Report, names: dict[str, str], *, several: bool) -> ET.Elemen
         findings = [finding for finding in report.findings if finding.code == code]
         name = names.get(code) or (findings[0].name if findings else "")
         case.set("name", printable(f"{code} {name}".rstrip()) + mark)
-        _judge(case, findings, dict(report.skipped).get(code), dict(report.crashed).get(code))
+        crashed = dict(report.other_reasons(report.crashed)).get(code)
+        skipped = dict(report.other_reasons(report.skipped)).get(code)
+        if crashed is None and code in dict(report.crashed):
+            skipped = "the target could not be checked, see above"
+        _judge(case, findings, skipped, crashed)
     suite.set("tests", str(len(suite.findall("testcase"))))
     for outcome, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         suite.set(attribute, str(len(suite.findall(f"testcase/{outcome}"))))

@@ -1,7 +1,7 @@
 """SARIF 2.1.0, which GitHub code scanning and editors read: one run, whatever the number of targets.
 
-A file's path is relative to the repository; what is on the Hub is named by its path there, because code scanning
-refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
+A file's path is relative to the repository; what is on the Hub is named by its path there, relative to the Hub's address, because
+code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
 tensor has none, and a line would make the upload action read whole shards to fingerprint it.
 
 What kept a rule from looking is a notification. A run with a crashed rule, or a target that could not be checked, is
@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
-from urllib.parse import quote
 
 from ckptcheck import __version__
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters.locations import HUB, path_of
+from ckptcheck.linter.reporters.locations import HUB, encode_uri, path_of, path_on_hub, root_folder, select_side
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
 ROOT = "%SRCROOT%"
+WEB = "HUB"
 MOST = 1024
 """Characters of a description that code scanning takes."""
 
@@ -44,8 +45,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
                 "toolExecutionNotifications": [note for report in reports for note in _notifications(report, index)],
             }
         ],
-        # Without a URI on purpose: where the repository was on the machine that looked says nothing to the reader.
-        "originalUriBaseIds": {ROOT: {"description": {"text": "The repository, or the folder ckptcheck ran in."}}},
+        "originalUriBaseIds": _bases(reports),
         "results": [result for report in reports for result in _results(report, index)],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
@@ -68,7 +68,7 @@ def _descriptor(rule: Rule) -> dict[str, Any]:
         "name": "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", rule.name)),
         "shortDescription": {"text": _cut(rule.summary or rule.name)},
         "fullDescription": {"text": _cut(_first_paragraph(page))},
-        "help": {"text": page, "markdown": page},
+        "help": {"text": f"{_cut(rule.summary or rule.name)} See ckptcheck rule {rule.code}.", "markdown": page},
         "defaultConfiguration": {"level": LEVELS[rule.severity]},
     }
 
@@ -113,12 +113,14 @@ def _plain(text: str) -> str:
 
 
 def _location(target: str, file: str | None, key: str | None = None, line: int | None = None) -> dict[str, Any]:
-    path = path_of(target, file)
-    artifact: dict[str, Any] = {"uri": _uri(path)}
+    target = select_side(target, file)
     if target.startswith(HUB):
-        artifact["description"] = {"text": _plain(f"{file or 'the repository'} of {target}")}
-    elif not artifact["uri"].startswith("file:"):
-        artifact["uriBaseId"] = ROOT
+        text = _plain(f"{file or 'the repository'} of {target}")
+        artifact: dict[str, Any] = {"uri": path_on_hub(target, file), "uriBaseId": WEB, "description": {"text": text}}
+    else:
+        artifact = {"uri": encode_uri(path_of(target, file))}
+        if not artifact["uri"].startswith("file:"):
+            artifact["uriBaseId"] = ROOT
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact}}
     if line:
         location["physicalLocation"]["region"] = {"startLine": line}
@@ -127,15 +129,14 @@ def _location(target: str, file: str | None, key: str | None = None, line: int |
     return location
 
 
-def _uri(path: str) -> str:
-    """Encode a path: relative as it is, absolute with the scheme file."""
-    try:
-        encoded = quote(path, safe="/", errors="surrogateescape")  # a file name that is not UTF-8: its own bytes
-    except UnicodeEncodeError:
-        encoded = quote(path, safe="/", errors="surrogatepass")  # a surrogate out of JSON: no file has that name
-    if path.startswith("/"):
-        return "file://" + encoded
-    return "file:///" + encoded.replace("%3A", ":", 1) if re.match(r"[A-Za-z]:/", path) else encoded
+def _bases(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return what relative locations are relative to, so that a viewer can open them where the report was written."""
+    folder = {"text": "The repository, or the folder ckptcheck ran in."}
+    bases: dict[str, Any] = {ROOT: {"uri": encode_uri(root_folder().rstrip("/") + "/"), "description": folder}}
+    if any(HUB in report.target for report in reports):
+        address = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+        bases[WEB] = {"uri": address + "/", "description": {"text": "The Hugging Face Hub."}}
+    return bases
 
 
 def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -144,7 +145,7 @@ def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, 
         text = f"{report.target} could not be checked: {report.error}"
         yield {"level": "error", "message": {"text": _plain(text)}, **where}
     for level, fate, pairs in (("error", "could not check", report.crashed), ("note", "skipped", report.skipped)):
-        for code, reason in pairs:
+        for code, reason in report.other_reasons(pairs):
             text = _plain(f"{code} {fate} {report.target}: {reason}")
             rule = {"id": code, "index": index[code]}
             yield {"level": level, "message": {"text": text}, "associatedRule": rule, **where}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shutil import get_terminal_size
 from typing import IO
 
 from rich.console import Console
@@ -14,11 +15,14 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import tables
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
+from ckptcheck.text.encoding import lacks_signs
 from ckptcheck.text.formatting import count
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
+GROWTH = 4
+"""Characters by which a line of ours may grow where its signs are written in ASCII."""
 
 
 def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
@@ -32,8 +36,13 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
 
 
 def width_for(stream: IO[str]) -> int | None:
-    """Return the width to wrap at: a terminal's own (None), and none at all for a pipe or a file, so that grep works."""
-    return None if stream.isatty() else 10_000
+    """Return the width to wrap at: a terminal's own (None), and none at all for a pipe or a file, so that grep works.
+
+    Where the terminal's encoding lacks our signs, a line grows by some characters when it is written (``→`` becomes ``->``).
+    """
+    if not stream.isatty():
+        return 10_000
+    return max(get_terminal_size().columns - GROWTH, 20) if lacks_signs(stream) else None
 
 
 def _one(console: Console, report: Report, names: dict[str, str], verbose: bool) -> None:
@@ -55,6 +64,8 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
         tables.write(console, section, verbose=verbose)
     console.print()
     console.print(_verdict(report))
+    if report.other_reasons(report.crashed) != report.crashed:
+        console.print(Text("  no rule passes until that is mended", style="dim"))
     if report.findings:
         first = report.findings[0].code
         console.print(Text(f"  ckptcheck rule {first} explains the first one", style="dim"))
@@ -97,7 +108,10 @@ def _consumers(console: Console, report: Report) -> None:
 
 def _not_run(console: Console, report: Report, names: dict[str, str], verbose: bool) -> None:
     """Say which rules could not say anything, reasons together; passed ones only when asked."""
-    groups = [("could not check", "bold red", report.crashed), ("skipped", "dim", report.skipped)]
+    groups = [
+        ("could not check", "bold red", report.other_reasons(report.crashed)),
+        ("skipped", "dim", report.other_reasons(report.skipped)),
+    ]
     if verbose:
         groups.append(("passed", "green", tuple((code, names.get(code, "")) for code in report.passed)))
     for label, style, entries in groups:
@@ -122,7 +136,7 @@ def _verdict(report: Report) -> Text:
         for severity in SEVERITIES
         if (number := report.count(severity))
     ]
-    parts = [f"{count(len(report.passed), 'rule')} passed"]
+    parts = [f"{count(len(report.passed), 'rule')} passed"] if report.passed or not report.error else []
     if report.skipped:
         parts.append(f"{len(report.skipped)} skipped")
     if report.known:
@@ -134,7 +148,7 @@ def _verdict(report: Report) -> Text:
             ("✗ incomplete: ", "bold red"),
             printable(why),
             *([", ", ", ".join(numbers)] if numbers else []),
-            f" · {rest}",
+            *([f" · {rest}"] if rest else []),
         )
     if report.verdict == "clean":
         return Text.assemble(("✓ clean", "bold green"), f" · {rest}")

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 """Ctrl-C; kill, and what schedulers send; a terminal that was closed."""
@@ -27,6 +27,9 @@ class SignalGuard:
     most: the supervisors of worker processes (process/process.py) kill what does not end. Use it as a context manager, in the
     main thread (elsewhere it does nothing), around the work and its clean-up.
     """
+
+    was_interrupted: ClassVar[bool] = False
+    """Whether Ctrl-C ended the work of any guard of this process, so that the command can exit as after Ctrl-C."""
 
     def __init__(self) -> None:
         self._previous_handlers: dict[signal.Signals, Any] = {}
@@ -56,4 +59,5 @@ class SignalGuard:
         if time.monotonic() > self._ignore_until:
             self._ignore_until = time.monotonic() + IGNORE_SECONDS
             name = signal.Signals(number).name
+            SignalGuard.was_interrupted = name == "SIGINT"
             raise SignalInterrupt("interrupted" if name == "SIGINT" else f"interrupted by {name}")

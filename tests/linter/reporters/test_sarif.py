@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from jsonschema import Draft4Validator
 
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters import render
 from ckptcheck.linter.rule import Finding
 from tests.factories.sample_reports import (
     CLEAN,
@@ -55,7 +58,7 @@ def test_sarif_rules() -> None:
         "name": "MissingShard",
         "shortDescription": {"text": "The index names an absent shard."},
         "fullDescription": {"text": "Every file of the weight map."},
-        "help": {"text": PAGE, "markdown": PAGE},
+        "help": {"text": "The index names an absent shard. See ckptcheck rule IDX001.", "markdown": PAGE},
         "defaultConfiguration": {"level": "error"},
     }
     assert [rule["defaultConfiguration"]["level"] for rule in rules[1:3]] == ["warning", "note"]
@@ -121,13 +124,43 @@ def test_sarif_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert render_sarif_location("/elsewhere/a b", "c.json") == {"uri": "file:///elsewhere/a%20b/c.json"}
     assert render_sarif_location("a", "../../../../../../../../etc/passwd") == {"uri": "file:///etc/passwd"}
     assert render_sarif_location("hf://org/name", "c.json") == {
-        "uri": "org/name/c.json",
+        "uri": "org/name/blob/main/c.json",
+        "uriBaseId": "HUB",
         "description": {"text": "c.json of hf://org/name"},
     }
-    assert render_sarif_location("hf://org/name@refs/pr/1", None)["uri"] == "org/name@refs/pr/1".replace("@", "%40")
-    assert render_sarif_location("hf://org/name", "../../../x")["uri"] == "x"
-    assert render_sarif_location("hf://", None)["uri"] == ".", "code scanning refuses an empty one"
+    assert render_sarif_location("hf://org/name@refs/pr/1", None)["uri"] == "org/name/tree/refs%2Fpr%2F1"
+    assert render_sarif_location("hf://org/name", "../../../x")["uri"] == "org/name/blob/main/x"
+    assert render_sarif_location("hf://", None)["uri"] == "tree/main", "code scanning refuses an empty one"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/a.safetensors").touch()
+    assert render_sarif_location("first ↔ second", "a.safetensors")["uri"] == "first/a.safetensors"
+    assert render_sarif_location("first ↔ second", "b.safetensors")["uri"] == "second/b.safetensors"
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     monkeypatch.chdir(tmp_path / "sub")
     assert render_sarif_location("a", "c.json") == {"uri": "sub/a/c.json", **inside}
+
+
+def test_sarif_has_a_page_once(tmp_path: Path) -> None:
+    from ckptcheck.linter.rule_loader import load_rules
+
+    (rule,) = [rule for rule in load_rules() if rule.code == "IDX001"]
+    text = render("sarif", [Report("a", findings=(MISSING, MISSING)), Report("b", findings=(MISSING,))], [rule])
+    assert text.count("## Why it matters") == 1
+
+
+def test_sarif_locations_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer joins the base and the location, and finds the file, whatever the folder is called."""
+    folder = tmp_path / "50% größe #1"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model/index.json").touch()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    finding = Finding("IDX001", "n", "error", "x", file="index.json")
+    run = sarif_run([Report("model", findings=(finding,)), Report("hf://org/name@v 1", findings=(finding,))])
+    urls = []
+    for result in run["results"]:
+        artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        urls.append(urljoin(run["originalUriBaseIds"][artifact["uriBaseId"]]["uri"], artifact["uri"]))
+    assert url2pathname(urlsplit(urls[0]).path) == str(folder / "model/index.json")
+    assert urls[1] == "https://huggingface.co/org/name/blob/v%201/index.json"

@@ -230,7 +230,7 @@ def silent_index(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     server.close()
 
 
-@pytest.mark.parametrize(("number", "code", "left"), [(signal.SIGINT, 2, "missing"), (signal.SIGKILL, -9, "broken")])
+@pytest.mark.parametrize(("number", "code", "left"), [(signal.SIGINT, 130, "missing"), (signal.SIGKILL, -9, "broken")])
 def test_an_interrupted_installation_is_not_ready(
     toy: Path,
     tmp_path: Path,

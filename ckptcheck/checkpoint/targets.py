@@ -1,0 +1,173 @@
+"""What the targets of one command mean together: shards of one model are that model, and a folder may hold checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ckptcheck.checkpoint.hub_address import HUB, normalize_hub_address
+from ckptcheck.checkpoint.index import find_index_file
+from ckptcheck.checkpoint.megatron.folders import is_megatron_folder
+from ckptcheck.checkpoint.shard_set import find_shard_sets, select_files_without_index
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.formatting import count
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""Files that say that what lies beside them is a model."""
+MOST_SEARCHED = 2000
+"""Folders that are searched for checkpoints to suggest: who names a whole disk by mistake gets an answer soon."""
+MOST_SUGGESTED = 3
+
+
+def resolve_targets(
+    targets: Sequence[str], *, recursive: bool = False, follow_links: bool = False, log: Callable[[str], None]
+) -> list[str]:
+    """Return what is to be scanned, one target for each report.
+
+    Addresses of pages of the Hub become ``hf://org/name``, and several files of one model the folder that holds them.
+
+    Args:
+        targets: what the user named.
+        recursive: replace each folder by the checkpoints in it and below; one that holds none stays.
+        follow_links: with `recursive`, look into folders that links lead to.
+        log: receives a sentence where several targets became one.
+
+    Raises CkptcheckError for an address of the Hub that is no model's.
+    """
+    resolved = join_files([normalize_hub_address(target) for target in targets], log)
+    if recursive:
+        return list(dict.fromkeys(found for target in resolved for found in _expand_folder(target, follow_links)))
+    return resolved
+
+
+def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
+    """Replace several files of one model by the folder that holds them: a shard alone would be clean without the others."""
+    named: dict[str, set[str]] = {}
+    for target in targets:
+        if (place := _split_file(target)) is not None:
+            named.setdefault(place[0], set()).add(place[1])
+    joined = {folder: files for folder, names in named.items() if (files := _select_model_files(folder, names))}
+    result: list[str] = []
+    seen: set[str] = set()
+    for target in targets:
+        place = _split_file(target)
+        if place is None:
+            place = (os.path.normpath(expand_home(target)), "")
+        folder, name = place
+        if folder not in joined or (name and name not in joined[folder]):
+            result.append(target)
+        elif folder not in seen:
+            seen.add(folder)
+            result.append(folder)
+    for folder, files in joined.items():
+        log(f"{folder}: the {count(len(files), 'file')} that you named there are one model, and are scanned as one")
+    return result
+
+
+def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: bool = False) -> Iterator[Path]:
+    """Yield the folders that hold a checkpoint, from this one downwards, in natural order.
+
+    Hidden folders and the inside of a Megatron run are left out. most: folders to look into; None: all. follow_links: look into
+    folders that links lead to, too, each folder once.
+    """
+    waiting, searched, known = deque([folder]), 0, {folder.resolve()}
+    while waiting and (most is None or searched < most):
+        path, searched = waiting.popleft(), searched + 1
+        try:
+            entries = list(os.scandir(path))
+        except OSError:
+            continue
+        if any(entry.name.endswith((".safetensors", ".safetensors.index.json")) for entry in entries):
+            yield path
+        elif is_megatron_folder(path) and not any(path.glob("iter_*/*.safetensors")):
+            # iterations that were converted to Hugging Face's format are checkpoints of their own
+            yield path
+            continue
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry, follow_links)]
+        # a folder before the links to it: runs/latest is runs/step_9 again
+        names.sort(key=lambda name: ((path / name).is_symlink(), _natural_order(name)))
+        for name in names:
+            if not follow_links or (real := (path / name).resolve()) not in known:
+                waiting.append(path / name)
+                known |= {real} if follow_links else set()
+
+
+def suggest_checkpoints(target: str, folder: Path) -> CkptcheckError | None:
+    """Return the error that names the checkpoints below a folder that is none itself; None where there are none."""
+    found = [str(path.relative_to(folder)) for path in find_checkpoints(folder, MOST_SEARCHED) if path != folder]
+    if not found:
+        return None
+    found.sort(key=_natural_order)
+    rest = f" and {len(found) - MOST_SUGGESTED} more" if len(found) > MOST_SUGGESTED else ""
+    is_one = len(found) == 1
+    return CkptcheckError(
+        f"{target} is no checkpoint itself, but holds {count(len(found), 'checkpoint')}: {', '.join(found[:MOST_SUGGESTED])}{rest}",
+        hint=f"name {os.path.join(target, found[-1])}"
+        + ("" if is_one else f", or scan all: ckptcheck scan --recursive {target}"),
+    )
+
+
+def _expand_folder(target: str, follow_links: bool) -> list[str]:
+    folder = Path(expand_home(target))
+    if target.startswith(HUB) or not folder.is_dir():
+        return [target]
+    found = sorted(find_checkpoints(folder, follow_links=follow_links), key=lambda path: _natural_order(str(path)))
+    return [os.path.normpath(os.path.join(target, path.relative_to(folder))) for path in found] or [target]
+
+
+def _split_file(target: str) -> tuple[str, str] | None:
+    """Split the path of a file into folder and name; None for a folder and for what is not on this disk."""
+    path = expand_home(target)
+    if target.startswith(HUB) or target.endswith(("/", os.sep)) or os.path.isdir(path):
+        return None
+    folder, name = os.path.split(path)
+    return (os.path.normpath(folder or "."), name) if os.path.isdir(folder or ".") else None
+
+
+def _select_model_files(folder: str, named: set[str]) -> set[str]:
+    """Return those of the files named in a folder that are one model; the empty set where they are not shown to be one."""
+    tensors = sorted(name for name in named if name.endswith(".safetensors"))
+    beside = set(os.listdir(folder)) | named
+    has_config = any(name in MODEL_FILES or name.endswith(".safetensors.index.json") for name in named)
+    shards: set[str] = set()
+    if (index := find_index_file(beside)) is not None:
+        shards |= _read_index_files(Path(folder, index)) & named
+    for shard_set in find_shard_sets(tensors):
+        if len(shard_set.files) > 1 or has_config:
+            shards |= set(shard_set.files.values())
+    if not shards and tensors and (has_config or ("config.json" in beside and "model.safetensors" not in tensors)):
+        shards = set(select_files_without_index(tensors, is_adapter="adapter_config.json" in beside))
+    if len(shards) < 2 and not (shards and has_config):
+        return set()
+    return shards | {name for name in named if not name.endswith(".safetensors")}
+
+
+def _read_index_files(path: Path) -> set[str]:
+    """Return the names of the shards in an index; the empty set where it cannot be read, which the scan will say."""
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        return set(msgspec.json.decode(document["weight_map"], type=dict[str, str]).values())
+    except (OSError, KeyError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
+        return set()
+
+
+def _is_folder(entry: os.DirEntry[str], follow_links: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follow_links)
+    except OSError:
+        return False
+
+
+def _natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts checkpoint-1000 after checkpoint-200.
+
+    >>> sorted(["checkpoint-1000", "checkpoint-200", "final"], key=_natural_order)
+    ['checkpoint-200', 'checkpoint-1000', 'final']
+    """
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

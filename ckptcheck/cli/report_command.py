@@ -1,0 +1,93 @@
+"""A command that reports: its report lands where -o says, also when the command cannot check anything."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.core
+
+from ckptcheck.errors import CkptcheckError, OutputError, UsageError
+from ckptcheck.linter.report import Report
+
+
+class ReportCommand(typer.core.TyperCommand):
+    """Runs a command. Where it cannot check, writes a report that says so, and lets the error go on to the terminal.
+
+    A pipeline that uploads the report finds one in every case; its verdict is ``incomplete``.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises what the command raises, and OutputError where -o names one of its inputs."""
+        if not {"format", "output"} <= ctx.params.keys():
+            return super().invoke(ctx)
+        output = Path(ctx.params["output"]) if ctx.params["output"] else None
+        try:
+            _refuse_output(output, ctx)
+            return super().invoke(ctx)
+        except UsageError:
+            raise
+        except (CkptcheckError, OSError) as error:
+            _write_failure(ctx, output, describe_error(error))
+            raise
+        except Exception as error:
+            if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(
+                error, "format_message"
+            ):  # a bug of ours
+                _write_failure(ctx, output, f"{type(error).__name__}: {error}")
+            raise
+
+
+def describe_error(error: CkptcheckError | OSError) -> str:
+    """Return an error as one sentence, with the hint in brackets."""
+    if isinstance(error, CkptcheckError):
+        return error.message + (f" ({error.hint})" if error.hint else "")
+    return f"{error.filename or 'the output'}: {error.strerror or error}"
+
+
+def _refuse_output(output: Path | None, ctx: Any) -> None:
+    """Raise OutputError where the report cannot be written, or would take the place of something that the command reads."""
+    from ckptcheck.text.file_io import require_writable
+
+    with contextlib.suppress(ValueError):  # an argument with a NUL in it is no file
+        if output is not None and output.is_file():
+            for word in _list_words(ctx):
+                if Path(word).is_file() and output.samefile(word):
+                    raise OutputError(
+                        f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
+                    )
+    require_writable(output)
+
+
+def _write_failure(ctx: Any, output: Path | None, reason: str) -> None:
+    """Write reports that say why nothing could be checked. In a terminal the sentence on stderr is enough."""
+    from ckptcheck.cli.output import write_reports
+
+    format = getattr(ctx.params["format"], "value", ctx.params["format"])
+    if output is None and format == "text":
+        return
+    reports = [Report(target, error=reason) for target in _list_targets(ctx)]
+    with contextlib.suppress(CkptcheckError, OSError):
+        write_reports(reports, (), format, output)
+
+
+def _list_targets(ctx: Any) -> list[str]:
+    """Return what the command was to check: one target for each report that it would have written."""
+    words = _list_words(ctx)
+    if not words:
+        return [*map(str, ctx.params.get("attach") or ()), ctx.info_name or "ckptcheck"][:1]
+    if {"first", "second"} <= ctx.params.keys():
+        return [" ↔ ".join(words)]
+    return words if {"targets", "files"} & ctx.params.keys() else words[:1]
+
+
+def _list_words(ctx: Any) -> list[str]:
+    """Return the values of the arguments that are no options, in their order."""
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name)
+        if parameter.param_type_name == "argument" and value is not None:
+            words += map(str, value if isinstance(value, (list, tuple)) else [value])
+    return words
