@@ -47,6 +47,8 @@ class DrawnTensor(StrictTable, kw_only=True):
     """How many: ``*`` in the name of the tensor stands for 0 to number - 1."""
     stream: int | None = None
     """The axis with the channels of the residual stream: along it all such tensors have the same norms."""
+    scale: float = 1.0
+    """By what the numbers are multiplied."""
 
 
 class WordRows(StrictTable, kw_only=True):
@@ -309,7 +311,7 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                     own = random if axis != entry.get("stream") else np.random.default_rng(length)
                     scale = np.exp(own.normal(0, 0.5, length))
                     value *= scale.reshape([-1 if other == axis else 1 for other in range(len(shape))])
-            tensors[pattern.replace("*", str(number))] = value.astype(np.float32)
+            tensors[pattern.replace("*", str(number))] = (value * entry.get("scale", 1.0)).astype(np.float32)
     save_file(tensors, path, {"format": "pt"})
 
 

@@ -1,0 +1,103 @@
+"""Finds matrices whose numbers are all many times as large, or as small, as those of the same matrix in other layers.
+
+The largest magnitude of every tensor is known from the pass over the values. Where it is out of line, some rows of the matrix and
+of its siblings are read, and the root mean square decides: one large number moves the maximum, and hardly the root mean square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
+from ckptcheck.values.detectors.roles import is_matrix, starts_at_zero
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+LARGE, SMALL = 8.0, 1 / 16
+"""From which multiple of its siblings' median the root mean square of a matrix is out of line, and up to which."""
+MIN_SIBLINGS = 4
+"""Other layers that it takes to say what is usual."""
+GAP = 3.0
+"""How many times further from the median than every other sibling the matrix has to be."""
+MAX_REFERENCES = 8
+"""Siblings whose root mean square is estimated: those whose largest magnitude is nearest to the median."""
+MAX_ROWS = 32
+"""Rows that are read of a matrix."""
+
+
+@dataclass(frozen=True)
+class ScaleOutlier:
+    """A matrix whose numbers are out of line with those of its siblings."""
+
+    name: str
+    layer: int
+    role: str
+    """Its name within the layer."""
+    factor: float
+    """Its root mean square as a multiple of its siblings' median."""
+
+
+def find_scale_outliers(ckpt: Checkpoint) -> list[ScaleOutlier]:
+    """Return the matrices of the layers whose scale is out of line.
+
+    It reads rows only where a largest magnitude is out of line. Raises Skip if a file shrank since its values were read,
+    OSError if reading fails.
+    """
+    return [outlier for stack in ckpt.layout.stacks.values() for outlier in _iter_stack(ckpt, stack)]
+
+
+def _iter_stack(ckpt: Checkpoint, stack: Stack) -> Iterator[ScaleOutlier]:
+    siblings: dict[tuple[str, tuple[int, ...], str], dict[int, TensorStats]] = {}
+    for layer, roles in stack.layers.items():
+        for role in roles:
+            stats = ckpt.values.tensors.get(stack.full_name(layer, role))
+            if stats is not None and stats.dtype in FLOATS and len(stats.shape) == 2 and _is_judged(stats):
+                siblings.setdefault((role, stats.shape, stats.dtype), {})[layer] = stats
+    for (role, _, _), by_layer in siblings.items():
+        usual = median(stats.absmax for stats in by_layer.values())
+        if len(by_layer) <= MIN_SIBLINGS or not usual:
+            continue
+        suspects = {
+            layer: stats for layer, stats in by_layer.items() if not SMALL * 2 < stats.absmax / usual < LARGE / 2
+        }
+        # More than a quarter of the layers are no exception.
+        if not suspects or 4 * len(suspects) > len(by_layer):
+            continue
+        others = sorted(
+            (stats for layer, stats in by_layer.items() if layer not in suspects),
+            key=lambda stats: abs(stats.absmax - usual),
+        )
+        references = [_estimate_rms(ckpt, stats) for stats in others[:MAX_REFERENCES]]
+        typical = median(references)
+        spread = max(max(typical / rms, rms / typical) for rms in references) if min(references) else float("inf")
+        for layer, stats in suspects.items():
+            factor = _estimate_rms(ckpt, stats) / typical if typical else 1.0
+            if (factor >= LARGE or 0 < factor <= SMALL) and max(factor, 1 / factor) >= GAP * spread:
+                yield ScaleOutlier(stats.name, layer, role, factor)
+
+
+def _is_judged(stats: TensorStats) -> bool:
+    return (
+        is_matrix(stats)
+        and not stats.constant
+        and not stats.nan
+        and not stats.inf
+        and stats.absmax > 0
+        and not starts_at_zero(stats.name)
+        and ".experts." not in stats.name
+    )
+
+
+def _estimate_rms(ckpt: Checkpoint, stats: TensorStats) -> float:
+    """Estimate the root mean square of a matrix from some of its rows."""
+    import numpy as np
+
+    rows = choose_channels(stats.shape[0], MAX_ROWS)
+    values = read_rows(ckpt, stats, rows, np.arange(stats.shape[1])).astype(np.float64)
+    return float(np.sqrt(np.mean(values * values)))
