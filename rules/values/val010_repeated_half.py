@@ -1,15 +1,17 @@
-"""The second half of a matrix repeats its first half.
+"""A half, a quarter or an eighth of a matrix repeats another one.
 
 ## What it checks
-- No weight matrix has two equal halves of rows or of columns, byte for byte.
+- No weight matrix has two equal halves, quarters or eighths of its rows or of its columns, byte for byte. Packed integers and
+  floats are compared as they are packed.
 - In a matrix that joins several projections it compares each by itself: gate and up (`gate_up_proj`, Megatron's `linear_fc1`), the
   queries of `qkv_proj`, `query_key_value` and `linear_qkv`, stacked plainly or by group, and the two halves of Mamba's `in_proj`.
+  Quarters and eighths are compared in gate and up, where these lie one after the other.
 - Where one tensor holds the experts of a layer it compares up to 16 of them, each by itself.
 - Constant matrices are left out, and state-space tables such as `A_log`, which start with equal rows.
 
 ## Why it matters
 A tensor-parallel merge that took one rank's shard twice leaves this. The shape is right, every engine and trainer loads it
-without a warning, and half of the heads or neurons are lost.
+without a warning, and half of the heads or neurons (a quarter, an eighth) are lost.
 
 ## How to fix
 Merge again from all tensor-parallel ranks.
@@ -17,9 +19,12 @@ Merge again from all tensor-parallel ranks.
 ## When it can be wrong
 - A model with a single key and value head (MQA) that was repeated to serve it on two ranks has equal halves in `k_proj` and
   `v_proj`. In fused matrices the rule leaves out keys and values for that reason.
+- Keys and values whose quarters or eighths all have twins are left out, for such heads were repeated to serve them on more ranks.
 - A layer that was widened by copying its neurons has equal halves until it is trained further.
-- It misses a matrix that repeats in other shares, such as thirds, or whose halves differ in a single byte; gate or up alone where
-  their columns alternate (gpt-oss); the single members of the joined inputs of linear attention and Mamba-2; packed integers.
+- It misses a matrix that repeats in other shares, such as thirds, or whose shares differ in a single byte; gate or up alone where
+  their columns alternate (gpt-oss); the single members of the joined inputs of linear attention and Mamba-2; quarters of the
+  queries in a fused matrix. `ckptcheck diff` against the checkpoint that was merged sees all of them.
+- EMB007 reports the rows of embeddings and heads, VAL009 the rows of routers.
 - MEG028 reports parts of a Megatron run that are copies of each other.
 - `--ignore VAL010`, or a reason under `[ignore]`, silences it.
 
@@ -33,30 +38,49 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.roles import is_matrix, is_scale
+from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
+from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
+
+RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
 
 
 @rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.source.local is None:
         raise Skip("matrices are not read again on the Hub")
+    tokens = find_vocabulary_tensors(ckpt)
     repeated: dict[tuple[str, str], list[str]] = {}
+    shares: dict[tuple[str, RepeatedShare], list[str]] = {}
     for name, stats in ckpt.values.tensors.items():
         if (
             name not in ckpt.tensor_to_file
-            or not name.endswith(("weight", "proj"))
+            or not name.endswith(("weight", "proj", "weight_packed"))
             or stats.constant
             or stats.zero
             or is_scale(name)
-            or not is_matrix(stats)
+            or not (is_matrix(stats) or is_packed(stats))
         ):
             continue
         if (axis := find_repeated_half(ckpt, name)) is not None:
             repeated.setdefault((stats.shard, axis), []).append(name)
+            continue
+        has_tokens_or_experts = name in tokens or is_router(ckpt, stats)
+        if (share := find_repeated_share(ckpt, name, rows=not has_tokens_or_experts)) is not None:
+            shares.setdefault((stats.shard, share), []).append(name)
     for (shard, axis), names in repeated.items():
         yield Problem(
             f"{count(len(names), 'matrix repeats the first half of its', 'matrices repeat the first half of their')} "
             f"{axis} (one tensor-parallel rank seems to be merged twice): {join_truncated(names)}",
+            file=shard,
+            key=names[0],
+            hint="merge again from all tensor-parallel ranks",
+        )
+    for (shard, share), names in shares.items():
+        part = RANKS[share.ranks]
+        yield Problem(
+            f"{count(len(names), 'matrix holds', 'matrices hold')} the same {part} of the {share.axis} twice, byte for byte "
+            f"(shares {share.first + 1} and {share.second + 1} of {share.ranks}: one tensor-parallel rank seems to be merged "
+            f"twice): {join_truncated(names)}",
             file=shard,
             key=names[0],
             hint="merge again from all tensor-parallel ranks",

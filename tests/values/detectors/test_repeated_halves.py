@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter.runner import run_rules
 from tests.factories.checkpoint_cases import MEGATRON
-from tests.factories.value_cases import read_raw_values, run_value_rules
+from tests.factories.value_cases import copy_with_values, read_raw_values, run_value_rules
 from tests.test_rules import RULES, open_with_values
 
 WIDTH, HIDDEN, INNER = 64, 576, 1536
@@ -151,3 +151,37 @@ def test_a_rank_merged_twice_within_a_fused_weight_of_megatron(
     assert [(finding.code, finding.severity, finding.message) for finding in report.findings] == (
         [("VAL010", "error", f"1 matrix repeats the first half of its {kind} ({MERGED}): {name}")] if kind else []
     )
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_any_share_of_a_real_matrix(smollm2: Path, tmp_path: Path, ranks: int, axis: int) -> None:
+    """Two ranks next to each other, and the first and the last; keys have three heads, which are not split among ranks."""
+    ckpt, values = open_checkpoint(str(smollm2)), {}
+    for layer, (part, (first, second)) in enumerate(
+        (part, pair)
+        for part in ("self_attn.q", "self_attn.o", "mlp.gate", "mlp.down")
+        for pair in ((0, 1), (0, ranks - 1))
+    ):
+        name = f"model.layers.{layer}.{part}_proj.weight"
+        raw = np.frombuffer(read_raw_values(ckpt, name), "<u2").reshape(ckpt.tensors[name].shape).copy()
+        shares = np.split(raw, ranks, axis=axis)
+        shares[second][:] = shares[first]
+        values[name] = raw.tobytes()
+    findings = run_value_rules(copy_with_values(smollm2, tmp_path / "model", values))
+    assert {finding.code for finding in findings} == {"VAL010"}
+    noun, kind = ("rows", "columns")[axis], {4: "quarter", 8: "eighth"}[ranks]
+    assert sum(int(finding.message.split()[0]) for finding in findings) == len(values)
+    assert all(f"the same {kind} of the {noun} twice" in finding.message for finding in findings)
+
+
+def test_a_quarter_of_packed_integers(smollm2_w4a16: Path, tmp_path: Path) -> None:
+    name = "model.layers.5.mlp.down_proj.weight_packed"
+    ckpt = open_checkpoint(str(smollm2_w4a16))
+    raw = np.frombuffer(read_raw_values(ckpt, name), "<u4").reshape(ckpt.tensors[name].shape).copy()
+    shares = np.split(raw, 4, axis=1)
+    shares[3][:] = shares[1]
+    assert run_value_rules(smollm2_w4a16) == []
+    (finding,) = run_value_rules(copy_with_values(smollm2_w4a16, tmp_path / "model", {name: raw.tobytes()}))
+    assert (finding.code, finding.key) == ("VAL010", name)
+    assert "the same quarter of the columns twice" in finding.message
