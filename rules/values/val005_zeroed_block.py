@@ -17,8 +17,9 @@ Runs of zeros:
   for each hidden unit.
 - A kind of matrix that is zero in every layer of a checkpoint that looks freshly initialised is left out, for its initialiser may
   leave it so; and so is what VAL016 reports.
-- Tensors that are not weights by their name (masks, filter banks, tables of positions) are left out, and so are matrices whose
-  zeros lie beside a diagonal: identities, triangular and block-diagonal matrices.
+- Tensors that are not weights by their name (masks, filter banks, Fourier bases, windows, tables of positions) are left out, and
+  so are matrices whose zeros show a pattern: identities, triangular and block-diagonal matrices, permutations, and convolutions
+  that compute a Fourier transform, in which the sines of frequency 0 are zero.
 
 Columns: in a matrix of at least 128 columns, no half, quarter or eighth of the columns is zero in every row. The last eighth
 may be padding. The rule does not look for this on the Hub.

@@ -17,7 +17,12 @@ from ckptcheck.values.detectors.roles import (
     is_scale,
     starts_at_zero,
 )
-from ckptcheck.values.detectors.structured_tensors import is_diagonal_pattern, is_learned_weight
+from ckptcheck.values.detectors.structured_tensors import (
+    is_diagonal_pattern,
+    is_fourier_row,
+    is_learned_weight,
+    is_selection,
+)
 from ckptcheck.values.detectors.token_usage import find_ordinary_rows
 from ckptcheck.values.detectors.zeroed_matrices import find_lost_matrices, nonzero_name_patterns
 from ckptcheck.values.dtypes import FORMATS
@@ -90,9 +95,9 @@ def _iter_shard_blocks(
         ]
         for run, tensors in zip(runs, tensors_by_run, strict=True)
     ]
-    diagonal = _diagonal_matrices(shard, parts_by_run)
+    patterns = _patterned_matrices(shard, parts_by_run)
     for (begin, end), tensors, all_parts in zip(runs, tensors_by_run, parts_by_run, strict=True):
-        parts = [part for part in all_parts if part.tensor not in diagonal]
+        parts = [part for part in all_parts if part.tensor not in patterns]
         nbytes = sum(part.nbytes for part in parts)
         is_torn = nbytes >= MIN_ZERO_RUN
         lost = find_lost_matrices(ckpt, shard, (begin, end), is_torn, tensors, get_nonzero_patterns)
@@ -114,8 +119,8 @@ def _tensors_by_run(shard: Shard, runs: list[tuple[int, int]]) -> list[list[str]
     return [order[max(bisect_right(begins, begin) - 1, 0) : bisect_left(begins, end)] for begin, end in runs]
 
 
-def _diagonal_matrices(shard: Shard, parts_by_run: list[list[ZeroPart]]) -> set[str]:
-    """Return the matrices whose zeros lie beside a diagonal."""
+def _patterned_matrices(shard: Shard, parts_by_run: list[list[ZeroPart]]) -> set[str]:
+    """Return the matrices whose zeros lie beside a diagonal, or beside one element a row."""
     runs: dict[str, list[tuple[int, int]]] = {}
     for tensor, begin, end in (part for parts in parts_by_run for part in parts):
         low = shard.tensors[tensor].data_offsets[0]
@@ -123,7 +128,8 @@ def _diagonal_matrices(shard: Shard, parts_by_run: list[list[ZeroPart]]) -> set[
     matrices = set()
     for tensor, pieces in runs.items():
         width = FORMATS[shard.tensors[tensor].dtype].bits // 8
-        if is_diagonal_pattern(pieces, shard.tensors[tensor].shape[-1] * width, width):
+        shape, nbytes = shard.tensors[tensor].shape, shard.tensors[tensor].nbytes
+        if is_diagonal_pattern(pieces, shape[-1] * width, width) or is_selection(pieces, shape[0], nbytes):
             matrices.add(tensor)
     return matrices
 
@@ -149,6 +155,9 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, part: ZeroPart) -> bool:
     if not is_matrix(stats) or not is_learned_weight(name):
         return True
     row = (high - low) // stats.shape[0]
+    width = max(1, (high - low) // prod(stats.shape))
+    if is_fourier_row(stats.shape, (begin - low) // width, (end - low) // width):
+        return True
     if name in find_vocabulary_tensors(ckpt):
         # A Megatron run holds the vocabulary in parts, with padding in the last one.
         is_whole_matrix = ckpt.config is not None

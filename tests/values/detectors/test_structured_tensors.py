@@ -73,5 +73,15 @@ def test_names_of_weights() -> None:
         "text.position_embedding.weight",
     ):
         assert is_learned_weight(name), name
+    for name in ("stft_conv.weight", "mel_basis.weight", "dft.weight", "hann_window.weight", "filter_bank.weight"):
+        assert not is_learned_weight(name), name
+    for name in (
+        "mel_embedding.weight",
+        "mel_head.weight",
+        "window_attention.qkv.weight",
+        "basis.weight",
+        "fft_block.w1",
+    ):
+        assert is_learned_weight(name), name
     for name in ("attn.mask", "position_encoding.weight", "pos_encoder.pe", "featurizer.fb", "extractor.melW", "A_log"):
         assert not is_learned_weight(name), name
