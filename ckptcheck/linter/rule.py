@@ -36,6 +36,8 @@ class Problem:
     """What to do next, as an imperative."""
     line: int | None = None
     """The line in a file that people write, counted from 1."""
+    severity: Severity | None = None
+    """Graver or milder than the rule's own, where the evidence shows it; a severity of the settings wins over both."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class RuleRun:
         """Ask the rule whether it applies to this evidence."""
         self._attempt(self._ask_rule)
 
-    def check(self, severity: Severity) -> None:
+    def check(self, severity: Severity | None) -> None:
         """Run the rule's check and collect its findings."""
         self._attempt(partial(self._collect_findings, severity))
 
@@ -42,7 +42,7 @@ class RuleRun:
         self.view = self.evidence.view_for(self.rule.on)
         self.applies = self.view is not None and (self.rule.when is None or bool(self.rule.when(self.view)))
 
-    def _collect_findings(self, severity: Severity) -> None:
+    def _collect_findings(self, severity: Severity | None) -> None:
         # One by one: findings from before a crash are kept.
         for problem in self.rule.check(self.view):
             self.findings.append(_finding(self.rule, severity, problem))
@@ -90,7 +90,7 @@ def run_rules(
         if run.applies and ignored and run.rule.code in ignored:
             run.skipped = ignored[run.rule.code]
         elif run.applies:
-            run.check((severities or {}).get(run.rule.code, run.rule.severity))
+            run.check((severities or {}).get(run.rule.code))
     findings = [finding for run in runs for finding in run.findings]
     passed = [run.rule.code for run in runs if run.passed]
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
@@ -125,7 +125,8 @@ def _unify(reason: str, files: Iterable[str], error: str) -> str:
     return error if any(file in reason for file in files) else reason
 
 
-def _finding(rule: Rule, severity: Severity, problem: Problem) -> Finding:
+def _finding(rule: Rule, chosen: Severity | None, problem: Problem) -> Finding:
+    severity = chosen or problem.severity or rule.severity
     return Finding(
         rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint, problem.line
     )

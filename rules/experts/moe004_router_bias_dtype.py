@@ -2,7 +2,9 @@
 
 ## What it checks
 The tensor `e_score_correction_bias` is F32 in the families that balance experts with a bias on the router: DeepSeek-V3 and V3.2,
-Kimi-K2, GLM-4.5 and later.
+Kimi-K2, GLM-4.5 and later. In BF16 or F16 it is a warning. It is an error if the values of a layer show that the cast has lost
+something: there are at most a quarter as many different values as experts, and they take up (almost) every number that the dtype
+has between the lowest and the highest.
 
 ## Why it matters
 The bias only orders the experts, so its last bits decide. In GLM-5.2 its values lie in [6.817, 7.063]. A cast to BF16 turns 238
@@ -12,10 +14,11 @@ distinct values into 8, and routes 98.5 % of the tokens to other experts than in
 Keep the bias in F32 through training, export and sync (`transformers` does so for these families).
 
 ## When it can be wrong
-- A bias whose values BF16 holds exactly has lost nothing by the cast, such as one that is still zero because it was never balanced.
-  The rule does not read the values; if you know them, `--ignore MOE004`.
+- A bias whose values BF16 holds exactly has lost nothing by the cast, such as one that is still zero because it was never balanced,
+  or one that was trained in BF16: `--ignore MOE004`.
 - It misses a bias that was cast to BF16 and back: in F32 again, it still has only a few distinct values. `ckptcheck diff` against
   the original finds that.
+- On the Hub it does not read the values, so it stays a warning.
 
 ## Seen in
 ISEEKYAN/Megatron-LM#81, sgl-project/sglang#37133, sgl-project/sglang#31213
@@ -28,6 +31,12 @@ from ckptcheck.checkpoint.views import LayeredCheckpoint
 from ckptcheck.text.formatting import count
 
 BIAS = "e_score_correction_bias"
+FEW = 4
+"""A rounded bias has at most one different value for this many experts."""
+LEAST_EXPERTS = 32
+"""With fewer experts, few different values show nothing."""
+LAYERS_READ = 8
+"""Of so many layers the values are read, a few hundred bytes each."""
 FAMILIES = frozenset(
     (
         "deepseek_v3",
@@ -46,7 +55,7 @@ FAMILIES = frozenset(
 @rule(
     "MOE004",
     "router-bias-dtype",
-    severity="error",
+    severity="warning",
     on="layers",
     when=lambda ckpt: (
         ckpt.config is not None
@@ -61,9 +70,27 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
             if name.endswith(BIAS) and (dtype := ckpt.tensors[stack.full_name(layer, name)].dtype) != "F32":
                 cast.setdefault(dtype, []).append(stack.full_name(layer, name))
     for dtype, tensors in cast.items():
+        lost = [found for name in tensors[:LAYERS_READ] if (found := _count_rounded_values(ckpt, name)) is not None]
+        what = f"{BIAS} is {dtype} in {count(len(tensors), 'layer')}"
         yield Problem(
-            f"{BIAS} is {dtype} in {count(len(tensors), 'layer')}; cast from F32 it routes tokens to other experts",
+            f"{what}, and rounded: {lost[0][0]} different values for {lost[0][1]} experts; it routes tokens to other experts"
+            if lost
+            else f"{what}; if it was cast from F32, it routes tokens to other experts",
             file=ckpt.tensor_to_file[tensors[0]],
             key=tensors[0],
             hint="take the values from a checkpoint that has them in F32",
+            severity="error" if lost else None,
         )
+
+
+def _count_rounded_values(ckpt: LayeredCheckpoint, name: str) -> tuple[int, int] | None:
+    """Return the numbers of different values and of experts if the values are as close as 16 bits allow, else None."""
+    tensor, file = ckpt.tensors[name], ckpt.tensor_to_file[name]
+    if ckpt.source.local is None or tensor.nbytes != 2 * tensor.shape[-1] or tensor.shape[-1] < LEAST_EXPERTS:
+        return None
+    raw = ckpt.source.read(file, ckpt.shards[file].data_start + tensor.data_offsets[0], tensor.nbytes)
+    patterns = {int.from_bytes(raw[at : at + 2], "little") for at in range(0, len(raw), 2)}
+    if len(patterns) < 2 or FEW * len(patterns) > tensor.shape[-1] or len({pattern >> 15 for pattern in patterns}) > 1:
+        return None
+    is_dense = 4 * len(patterns) >= 3 * (max(patterns) - min(patterns) + 1)
+    return (len(patterns), tensor.shape[-1]) if is_dense else None

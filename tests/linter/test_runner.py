@@ -108,3 +108,17 @@ def test_a_report_on_nothing_is_no_pass() -> None:
     report = run_rules(Played(), [made("A001", "elsewhere")])
     assert report.error == "no selected rule looked at this target"
     assert report.verdict == "incomplete"
+
+
+def test_a_problem_may_be_graver_than_its_rule_and_the_settings_win() -> None:
+    @rule("PLY001", "played", severity="warning", on="played")
+    def check(evidence: Played) -> Iterator[Problem]:
+        yield Problem("perhaps")
+        yield Problem("for certain", severity="error")
+
+    def severities(**chosen: Any) -> list[tuple[str, str]]:
+        report = run_rules(Played(), [check], **chosen)
+        return [(finding.message, finding.severity) for finding in report.findings]
+
+    assert severities() == [("for certain", "error"), ("perhaps", "warning")]
+    assert severities(severities={"PLY001": "info"}) == [("perhaps", "info"), ("for certain", "info")]
