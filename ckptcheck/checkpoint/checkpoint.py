@@ -167,6 +167,14 @@ class Checkpoint(EvidenceDefaults):
         return read_quantization(self.config, self.quantization_files, self.tensors)
 
     @property
+    def is_mlx(self) -> bool:
+        """Whether the weights are packed or named for MLX: such a checkpoint is sound, and no other loader reads it."""
+        if self.quantization is not None and self.quantization.method == "mlx":
+            return True
+        from_mlx = any((shard.metadata or {}).get("format") == "mlx" for shard in self.shards.values())
+        return from_mlx and any(".switch_mlp." in name for name in self.tensors)
+
+    @property
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter and no whole model."""
         weights = [name for name in self.files if name.endswith((".safetensors", ".bin"))]

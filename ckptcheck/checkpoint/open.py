@@ -114,7 +114,10 @@ def _require_safetensors(source: Source) -> None:
     """Refuse a source without safetensors files: a report about nothing would pass vacuously."""
     target = source.target
     if not _has_safetensors(source):
-        weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth", ".gguf"))]
+        weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth"))]
+        gguf = sorted(name for name in source.files if name.endswith(".gguf"))
+        if gguf and not weights:
+            raise _explain_gguf(target, target.removeprefix("hf://"), gguf[0])
         if weights:
             raise CkptcheckError(
                 f"{target} holds no safetensors file, only {weights[0]}",
@@ -127,6 +130,15 @@ def _has_safetensors(source: Source) -> bool:
     return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in source.files)
 
 
+def _explain_gguf(target: str, folder: str, file: str) -> CkptcheckError:
+    """Say that the target is a GGUF model, with the command that converts it."""
+    load = f'AutoModelForCausalLM.from_pretrained("{folder}", gguf_file="{file}").save_pretrained("converted")'
+    return CkptcheckError(
+        f"{target} is a model in GGUF, llama.cpp's format, and ckptcheck checks safetensors",
+        hint=f"convert it: python -c 'from transformers import AutoModelForCausalLM; {load}'",
+    )
+
+
 def _file(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
     if path.name.endswith(".index.json"):
         folder = Folder(path.parent, target, templates=True, follow_links=_follows_links(settings))
@@ -134,6 +146,8 @@ def _file(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
     if path.suffix == ".safetensors":
         folder = Folder(path.parent, target, only=frozenset({path.name}), follow_links=_follows_links(settings))
         return Checkpoint(folder, single=True, **settings)
+    if path.suffix == ".gguf":
+        raise _explain_gguf(target, str(path.parent), path.name)
     raise CkptcheckError(
         f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
         hint="name the folder instead",

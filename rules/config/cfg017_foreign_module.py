@@ -36,7 +36,7 @@ LEGAL = re.compile(
     "CFG017",
     "foreign-module",
     severity="warning",
-    when=lambda ckpt: KnownModules.of(ckpt.config) is not None and not ckpt.is_partial,
+    when=lambda ckpt: KnownModules.of(ckpt.config) is not None and not ckpt.is_partial and not ckpt.is_mlx,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     known, anatomy = KnownModules.of(ckpt.config), ckpt.components

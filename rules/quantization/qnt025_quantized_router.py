@@ -38,7 +38,7 @@ ENDINGS = ("gate", "router", "r.classifier", "r.weight", "r.proj", "r.layer", "g
     "quantized-router",
     severity="warning",
     on="quantization",
-    when=lambda ckpt: not ckpt.is_partial and ckpt.components.num_experts is not None,
+    when=lambda ckpt: not ckpt.is_partial and ckpt.components.num_experts is not None and not ckpt.is_mlx,
 )
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     kinds: dict[str, list[str]] = {}

@@ -26,6 +26,8 @@ def test_version(here: Path) -> None:
         (["scan", "nowhere"], "ckptcheck: nowhere does not exist\n"),
         (["scan", "empty"], "ckptcheck: empty holds no file that can be checked\n"),
         (["scan", "pickles"], "ckptcheck: pickles holds no safetensors file, only pytorch_model.bin\n"),
+        (["scan", "gguf"], """from_pretrained("gguf", gguf_file="a-Q4_K_M.gguf").save_pretrained("converted")'"""),
+        (["scan", "gguf/a-Q4_K_M.gguf"], "is a model in GGUF, llama.cpp's format, and ckptcheck checks safetensors\n"),
         (["scan", "sound/config.json"], "ckptcheck: sound/config.json is neither a .safetensors file nor an index"),
         (["scan", "sound", "--selct", "IDX"], "ckptcheck: No such option: --selct"),
         (["scan", "sound", "--select", "IDX01x"], "ckptcheck: no rule has the code 'IDX01x'; did you mean IDX01"),
@@ -82,6 +84,8 @@ def test_version(here: Path) -> None:
 )
 def test_trouble_is_a_sentence_and_exit_2(here: Path, arguments: list[str], sentence: str) -> None:
     (here / "empty").mkdir()
+    (here / "gguf").mkdir()
+    (here / "gguf" / "a-Q4_K_M.gguf").write_bytes(b"GGUF")
     (here / "pickles").mkdir()
     (here / "pickles/pytorch_model.bin").write_bytes(b"\x80\x02.")
     result = run(here, *arguments)

@@ -252,7 +252,7 @@ def _edit_json(path: Path, changes: dict[str, Any], removed: list[str]) -> None:
 
 WIDTHS = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
-    "I64": "i8", "I32": "i4", "I8": "i1", "U8": "u1",
+    "I64": "i8", "I32": "i4", "U32": "u4", "I8": "i1", "U8": "u1",
 }  # fmt: skip
 """dtype → numpy's; those that numpy lacks as patterns of the same width."""
 

@@ -65,11 +65,25 @@ def parse_method(value: Mapping[str, Any], default: str | None = None) -> str | 
     return default
 
 
+def find_mlx_settings(config: Config) -> Mapping[str, Any] | None:
+    """Return the object by which MLX declares its packed weights; None where there is none.
+
+    It is ``quantization``, with a size of groups and a number of bits; newer versions write it under ``quantization_config``
+    too, also without a method (mlx_lm/utils.py `save_config`).
+    """
+    value = config.value.get("quantization")
+    if not isinstance(value, dict) or not {"group_size", "bits"} <= value.keys() or "quant_method" in value:
+        return None
+    return value if config.value.get("quantization_config", value) == value else None
+
+
 def declarations(config: Config | None, side: Mapping[str, Config]) -> tuple[Declaration, ...]:
     """Return every place that declares a quantization, in the order in which consumers read them."""
     declarations_found: list[Declaration] = []
     if config is not None:
         nested = config.nested_name
+        if (mlx := find_mlx_settings(config)) is not None:
+            return (Declaration(config.file, "quantization", mlx, "mlx"),)
         for key in KEYS:
             for prefix, part in (("", config.value), (nested, config.text)):
                 value = part.get(key)
