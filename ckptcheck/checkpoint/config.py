@@ -28,6 +28,9 @@ MTP_LAYERS = (
     "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_modules",
     "num_next_n_predict_layers",
 )  # fmt: skip
+EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "moe_k", "num_selected_experts",
+)  # fmt: skip
 """Keys that architectures use for the same quantity, most specific first."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckptcheck.checkpoint.config_class import (
     find_nested_class,
@@ -16,15 +16,20 @@ from ckptcheck.checkpoint.config_class import (
     known_layer_types,
     required_rope_keys,
 )
-from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig, ResolvedPart, Setting
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 """Names of fields that hold the name of an activation function."""
+NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
+"""Names of fields that hold the epsilon of the norms."""
 DTYPES = ("dtype", "torch_dtype")
 NUMBERS = frozenset(
     ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 )  # fmt: skip
 """Keys of rotary embeddings that transformers computes with."""
+LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
+"""Names that released configs have and that some classes translate."""
 SIZES = (
     "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim",
 )  # fmt: skip
@@ -75,15 +80,33 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
         if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
     for whole_name, divisor_name in part.config_class.divisors:
-        whole, divisor = part.find(whole_name), part.find(divisor_name)
-        if whole is None or divisor is None or not _is_int(whole.value) or not _is_int(divisor.value):
-            continue
-        given = next((setting for setting in (divisor, whole) if setting.source == "config"), None)
-        if given is not None and divisor.value > 0 and whole.value > 0 and whole.value % divisor.value:
-            yield (
-                divisor.key_path,
-                f"{describe(whole)}, which is no multiple of {divisor.value:,} ({describe(divisor)})",
-            )
+        yield from _check_divisor(part.find(whole_name), part.find(divisor_name))
+
+
+def _check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[Fault]:
+    """Yield a pair of sizes of which the second does not divide the first; a pair of defaults is the class's own."""
+    if whole is None or divisor is None or not _is_int(whole.value) or not _is_int(divisor.value):
+        return
+    given = "config" in (whole.source, divisor.source)
+    if given and divisor.value > 0 and whole.value > 0 and whole.value % divisor.value:
+        yield divisor.key_path, f"{describe(whole)}, which is no multiple of {divisor.value:,} ({describe(divisor)})"
+
+
+def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Yield what the class of the model refuses when it is built, although the class of the config accepts it."""
+    for whole_path, divisor_path in table.divisors:
+        yield from _check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
+    for path in table.refuses_negative:
+        setting = resolved.at(path)
+        if setting is not None and isinstance(setting.value, (int, float)) and not 0 <= setting.value <= 1:
+            yield setting.key_path, f"{describe(setting)}, but a rate of dropout is from 0 to 1"
+    if not table.refuses_rope_types:
+        return
+    for path, parameters in iter_rope(resolved.text):
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        own = (resolved.text.config_class.rope.get("default") or {}).get("rope_type")
+        if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
+            yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
 
 
 def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
@@ -105,10 +128,11 @@ def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
 
 def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
     """Yield rotary embeddings that lack a key which their type needs, or whose numbers are none."""
+    yield from _check_rotary_width(part)
     # A class without rotary embeddings checks a rope_scaling too, and fills nothing in.
     fills = bool(part.config_class.rope or part.settings.get("rope_theta"))
     filled = {"rope_theta", "original_max_position_embeddings"} if fills else frozenset[str]()
-    for path, parameters in _iter_rope(part):
+    for path, parameters in iter_rope(part):
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
         missing = [key for key in required if key not in parameters and key not in filled]
@@ -121,7 +145,34 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
 
 
-def _iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _check_rotary_width(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield an odd width of the heads, where all of it is rotated in pairs."""
+    width, hidden, heads = part.find("head_dim"), part.find("hidden_size"), part.find("num_attention_heads")
+    if (
+        not part.config_class.rope.get("saved")
+        or "labels" in part.config_class.rope
+        or "head_dim" not in part.config_class.types
+    ):
+        return
+    value, source = (width.value, width) if width is not None else (None, heads)
+    if value is None and hidden is not None and heads is not None and _is_int(hidden.value) and _is_int(heads.value):
+        value, source = hidden.value // heads.value if heads.value > 0 else None, heads
+    partial = [
+        part.settings.get("partial_rotary_factor"),
+        *(found.get("partial_rotary_factor") for _, found in iter_rope(part)),
+    ]
+    if (
+        source is not None
+        and _is_int(value)
+        and value > 4
+        and value % 2
+        and all(factor in (None, 1, 1.0) for factor in partial)
+    ):
+        derived = f" ({describe(source)})" if source is not width else ""
+        yield source.key_path, f"{part.path}head_dim is {value:,}{derived}, and rotary embeddings need an even number"
+
+
+def iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the settings of rotary embeddings: one for all layers, or one for each kind of layer."""
     name = next((key for key in ("rope_scaling", "rope_parameters") if part.settings.get(key)), None)
     settings = part.settings.get(name) if name is not None else None
@@ -177,5 +228,5 @@ def name_type(hint: str) -> str:
     return " or ".join(kept)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return type(value) is int

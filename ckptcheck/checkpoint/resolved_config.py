@@ -88,6 +88,17 @@ class ResolvedConfig:
         given = [setting for setting in found if setting.source == "config" and setting.value is not None]
         return next(iter(given or found), None)
 
+    def at(self, path: str) -> Setting | None:
+        """Return a setting by the JSON path of its field: ``text_config.hidden_size``."""
+        outer, _, name = path.rpartition(".")
+        part = next((part for part in self.parts if part.path == (f"{outer}." if outer else "")), None)
+        if part is None:
+            return None
+        found = part.find(name)
+        if found is None and name in part.settings:
+            return Setting(name, part.settings[name], "config", part.path)
+        return found
+
     @cached_property
     def parts(self) -> tuple[ResolvedPart, ...]:
         """The config and all its sub-configs whose class is known."""

@@ -3,7 +3,8 @@
 ## What it checks
 Where transformers knows the `model_type`, in the config and its nested configs:
 
-- sizes are at least 1, and where the config class demands it, the heads divide the hidden size;
+- sizes are at least 1, and where the config class or the model demands it, the heads divide the hidden size;
+- no rate of dropout is negative, where the model checks it;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
 - `rope_scaling` and `rope_parameters` have the keys that their type needs, and numbers where transformers computes with them.
 
@@ -26,8 +27,14 @@ huggingface/transformers#32167, huggingface/transformers#32182: which missing ke
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import iter_impossible_sizes, iter_wrong_layer_lists, iter_wrong_rope
+from ckptcheck.checkpoint.config_refusals import (
+    iter_impossible_sizes,
+    iter_refused_by_model,
+    iter_wrong_layer_lists,
+    iter_wrong_rope,
+)
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 
 @rule(
@@ -42,6 +49,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     found: dict[str, str] = {}
     for part in config.resolved.parts if config.resolved is not None else ():
         for path, fault in (*iter_impossible_sizes(part), *iter_wrong_layer_lists(part), *iter_wrong_rope(part)):
+            found.setdefault(path, fault)
+    if (table := WeightsTable.of(config)) is not None and config.resolved is not None:
+        for path, fault in iter_refused_by_model(table, config.resolved):
             found.setdefault(path, fault)
     for path, fault in found.items():
         if path not in config.malformed_counts:

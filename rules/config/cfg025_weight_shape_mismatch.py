@@ -1,0 +1,79 @@
+"""Tensors do not have the sizes that the config gives them.
+
+## What it checks
+For the causal language models of transformers: which fields of the config decide each dimension of each tensor was learned from
+transformers, by building every architecture with one size changed after the other. Where config.json lacks a field, the
+default of its class counts. CFG012 to CFG015 check the embedding, the head and the common decoder families; this rule checks
+the rest: position tables, fused projections, latent attention, state-space layers, routers. Packed tensors are excluded.
+
+## Why it matters
+transformers stops with a size mismatch, and so does vLLM.
+
+## How to fix
+Use the config of this model, or add the key that it lacks.
+
+## When it can be wrong
+A model whose own code builds other shapes, under an architecture of transformers: use `--ignore CFG025`. Dimensions that
+depend on a list, or on a key that the tiny model does not set, are not checked.
+
+## Seen in
+No public report: configs that lost a key.
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config_refusals import describe
+from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.text.formatting import count, format_shape
+
+COMMON = re.compile(r"self_attn\.[qkvo]_proj\.|mlp\.(?!gate\.)|(input|post_attention)_layernorm\.")
+"""What CFG013 to CFG015 check in the families that they know."""
+
+
+@rule(
+    "CFG025",
+    "weight-shape-mismatch",
+    severity="error",
+    when=lambda ckpt: not ckpt.is_partial and WeightsTable.of(ckpt.config) is not None,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    table, config = WeightsTable.of(ckpt.config), ckpt.config
+    if table is None or config is None or config.resolved is None:
+        return
+    resolved = config.resolved
+    elsewhere = {ckpt.components.embedding, ckpt.components.lm_head}
+    is_family = family_of(config) is not None
+
+    def size_of(field: str) -> int | None:
+        setting = resolved.at(field)
+        return setting.value if setting is not None and type(setting.value) is int else None
+
+    odd: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, tensor in ckpt.tensors.items():
+        if name in elsewhere or not tensor.is_plain or (is_family and COMMON.search(name)):
+            continue
+        expected = table.expect_shape(name, size_of)
+        if expected is None or len(expected) != len(tensor.shape):
+            continue
+        for axis, (size, stored) in enumerate(zip(expected, tensor.shape, strict=True)):
+            if size is not None and size != stored:
+                wanted = format_shape(
+                    stored if size is None else size for size, stored in zip(expected, tensor.shape, strict=True)
+                )
+                odd.setdefault(tuple(table.fields_of(name, axis)), []).append((name, wanted))
+                break
+    for fields, tensors in odd.items():
+        name, wanted = tensors[0]
+        settings = [setting for field in fields if (setting := resolved.at(field)) is not None]
+        others = f" and {count(len(tensors) - 1, 'other tensor')}" if len(tensors) > 1 else ""
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but the config needs {wanted} "
+            f"({'; '.join(describe(setting) for setting in settings)}); transformers refuses to load it{others}",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model",
+        )

@@ -1,0 +1,75 @@
+"""The config lacks a setting that transformers always writes, and the default may be another number.
+
+## What it checks
+Where transformers itself wrote the config (`transformers_version`), and knows the `model_type`: the base of the rotary
+embeddings is there (`rope_parameters`, `rope_scaling` or `rope_theta`), and so is the epsilon of the norms. transformers writes
+both whenever it saves a model of these classes.
+
+## Why it matters
+The tensors do not show either number. transformers, vLLM and SGLang take the default of the class: a base of 10,000 for a
+Llama 3 that was trained with 500,000. The model loads without a word and answers worse, the more so the longer the text.
+
+## How to fix
+Copy the setting from the config of the model this one was trained or converted from.
+
+## When it can be wrong
+The lost number may have been the default. A program that copied `transformers_version` into a config of its own may never have
+written the setting. Nested configs are not checked, for transformers leaves defaults out of them.
+
+## Seen in
+paiml/aprender#324: an exporter that lost the base and filled in another family's
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.config_refusals import NORM_EPSILON, write_value
+from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+
+ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+ALL_CLASSES, FAMILIES = (5, 0), (4, 34)
+"""Since when transformers writes the base for every class that has one, and for the common decoder families."""
+
+
+@rule(
+    "CFG027",
+    "lost-setting",
+    severity="warning",
+    on="config",
+    when=lambda ckpt: (
+        not ckpt.is_partial
+        and ckpt.config.resolved is not None
+        and ckpt.config.resolved.text is ckpt.config.resolved.top
+        and "transformers_version" in ckpt.config.value
+    ),
+)
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
+    config, resolved = ckpt.config, ckpt.config.resolved
+    found = re.match(r"(\d+)\.(\d+)", str(config.value["transformers_version"]))
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if resolved is None:
+        return
+    part = resolved.text
+    since = FAMILIES if family_of(config) is not None else ALL_CLASSES
+    if part.config_class.rope.get("saved") and version >= since and not any(part.settings.get(key) for key in ROPE):
+        default = (part.config_class.rope.get("default") or {}).get("rope_theta", part.config_class.rope["theta"])
+        yield Problem(
+            f"config.json has no rope_parameters and no rope_theta, which transformers always writes; every consumer takes "
+            f"{part.config_class.name}'s default, a base of {write_value(default)}",
+            file=config.file,
+            key="rope_parameters",
+            hint="copy it from the config of the model this one was trained or converted from",
+        )
+    for field, default in part.config_class.defaults.items():
+        if NORM_EPSILON.fullmatch(field) and version >= FAMILIES and part.find(field) is not None:
+            setting = part.find(field)
+            if setting is not None and setting.source == "default":
+                yield Problem(
+                    f"config.json has no {field}, which transformers always writes; every consumer takes "
+                    f"{part.config_class.name}'s default of {default}",
+                    file=config.file,
+                    key=field,
+                    hint="copy it from the config of the model this one was trained or converted from",
+                )

@@ -1,0 +1,88 @@
+"""A switch of the config asks for tensors that are not stored, or leaves out stored ones.
+
+## What it checks
+For the causal language models of transformers: which true-or-false settings add which tensors (`mlp_bias`, `attention_bias`,
+`use_qk_norm`, `add_cross_attention`, …) was learned from transformers. Where config.json lacks a setting, the default of its
+class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has all that the
+architecture has without the switch. CFG010 and CFG011 check the attention biases of the common families.
+
+## Why it matters
+transformers initializes missing tensors with zeros or random numbers, and leaves out those that it has no place for, with an
+easily missed warning; vLLM stops or leaves them uninitialized.
+
+## How to fix
+Correct the setting, or export again with the tensors.
+
+## When it can be wrong
+A switch that adds its tensors only together with another setting, which the tiny model of the architecture has and this one
+does not: use `--ignore CFG029`.
+
+## Seen in
+hiyouga/LlamaFactory#3721 (the biases of granite-8b-code were left out, for transformers did not know mlp_bias yet)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config_refusals import describe
+from ckptcheck.checkpoint.decoder_families import QKVO, family_of
+from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.text.formatting import count
+
+
+@rule(
+    "CFG029",
+    "switched-weights",
+    severity="error",
+    when=lambda ckpt: not ckpt.is_partial and WeightsTable.of(ckpt.config) is not None,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    ckpt.require_whole()
+    table, config = WeightsTable.of(ckpt.config), ckpt.config
+    if table is None or config is None or config.resolved is None or not ckpt.tensors:
+        return
+    stored: dict[str, list[str]] = {}
+    for name, tensor in ckpt.tensors.items():
+        if tensor.is_plain:
+            stored.setdefault(INDEX.sub("{}", name), []).append(name)
+    is_whole = all(pattern in stored for pattern in table.required)
+    for switch in table.switches:
+        setting = config.resolved.at(switch.name)
+        if setting is None or not isinstance(setting.value, bool):
+            continue
+        wanted, unwanted = (switch.on, switch.off) if setting.value else (switch.off, switch.on)
+        if family_of(config) is not None:
+            attention = tuple(f".self_attn.{part}.bias" for part in QKVO)
+            wanted, unwanted = (frozenset(p for p in side if not p.endswith(attention)) for side in (wanted, unwanted))
+        missing = sorted(
+            name.removesuffix("weight") + "bias"
+            for pattern in wanted
+            if pattern.endswith(".bias")
+            for name in stored.get(pattern.removesuffix("bias") + "weight", ())
+            if name.removesuffix("weight") + "bias" not in ckpt.tensors
+        )
+        if not missing and is_whole:
+            missing = sorted(pattern.replace("{}", "0") for pattern in wanted if pattern not in stored)
+        surplus = sorted(name for pattern in unwanted for name in stored.get(pattern, ()))
+        if missing:
+            yield Problem(
+                f"{describe(setting)}, but {_list(missing)} {'is' if len(missing) == 1 else 'are'} not there, so transformers "
+                "initializes them with zeros or random numbers",
+                file=config.file,
+                key=setting.key_path,
+                hint="correct the setting, or export again with the tensors",
+            )
+        elif surplus:
+            yield Problem(
+                f"{describe(setting)}, but {_list(surplus)} {'is' if len(surplus) == 1 else 'are'} stored; transformers leaves "
+                "them out",
+                file=config.file,
+                key=setting.key_path,
+                hint="correct the setting if the model was trained with them",
+            )
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {count(len(names) - 1, 'other tensor')}"
