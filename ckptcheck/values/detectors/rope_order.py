@@ -1,0 +1,99 @@
+"""Finds queries and keys whose channels are in the order of the other convention of rotary embeddings.
+
+A rotary embedding turns pairs of channels of a head. Transformers' Llama pairs channel d with channel d + half, Meta's own code
+pairs neighbours, and conversions between the two (and GGUF, which keeps Meta's order) permute the rows of both projections. Both
+channels of a pair turn with one frequency, and training leaves them with norms alike. Frequencies change slowly from pair to pair,
+so in the right order a channel resembles both the one half a head away and its neighbour. In the other order it resembles its
+neighbour alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.values.stats import TensorStats
+
+HALVES = frozenset(
+    (
+        "apertus", "arcee", "gemma", "gemma2", "granite", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmoe",
+        "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+    )
+)  # fmt: skip
+"""Model types whose attention turns whole heads and pairs halves (`rotate_half` of transformers 5.23)."""
+PROJECTIONS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
+MIN_LAYERS, MAX_LAYERS = 4, 12
+"""Layers that it takes, and those that are read, evenly spread."""
+MAX_HEADS = 4
+"""Heads that are read of a matrix."""
+MIN_HEAD = 32
+"""Channels of a head below which chance may look like a relation."""
+NEIGHBOURS, HALF = 0.4, 0.15
+"""Correlation from which neighbours are alike, and up to which channels half a head apart are not."""
+
+
+@dataclass(frozen=True)
+class RopeOrder:
+    """How alike the norms of channels are, over the layers that were read."""
+
+    neighbours: float
+    """Median correlation of the logarithms of the norms of neighbouring channels."""
+    half: float
+    """The same of channels half a head apart."""
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether pairs are neighbours and not halves."""
+        return self.neighbours >= NEIGHBOURS and self.half <= HALF
+
+
+def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
+    """Measure the order of the channels of queries and keys; None where the family or the sizes do not allow it.
+
+    It reads four heads of both matrices in at most 12 layers. Raises Skip if a file shrank since its values were read, OSError
+    if reading fails.
+    """
+    config, stack = ckpt.config, ckpt.components.stack
+    if config is None or stack is None or config.text.get("model_type", config.model_type) not in HALVES:
+        return None
+    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
+    head = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
+    layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
+    if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
+        return None
+    step = max(1, -(-len(layers) // MAX_LAYERS))
+    pairs = [
+        pair
+        for layer in layers[::step]
+        for role in PROJECTIONS
+        if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None
+        and (pair := _correlate_channels(ckpt, stats, head)) is not None
+    ]
+    if len(pairs) < MIN_LAYERS:
+        return None
+    return RopeOrder(median(near for near, _ in pairs), median(far for _, far in pairs))
+
+
+def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tuple[float, float] | None:
+    """Return the correlations of neighbours and of channels half a head apart; None where the norms do not differ."""
+    import numpy as np
+
+    if stats.dtype not in FLOATS or len(stats.shape) != 2 or stats.shape[0] % head or stats.nan or stats.inf:
+        return None
+    number = min(MAX_HEADS, stats.shape[0] // head)
+    rows = read_rows(ckpt, stats, np.arange(number * head), np.arange(stats.shape[1])).astype(np.float64)
+    norms = np.sqrt((rows * rows).sum(axis=1)).reshape(number, head)
+    if not norms.all():
+        return None
+    logs = np.log(norms)
+    logs -= logs.mean(axis=1, keepdims=True)
+    if logs.std() < 1e-3:
+        return None
+    near = np.corrcoef(logs[:, 0::2].ravel(), logs[:, 1::2].ravel())[0, 1]
+    far = np.corrcoef(logs[:, : head // 2].ravel(), logs[:, head // 2 :].ravel())[0, 1]
+    return float(near), float(far)
