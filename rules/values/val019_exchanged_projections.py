@@ -13,7 +13,8 @@ correlation of each matrix with its own partner less that of the other matrix wi
 
 If the median itself is as far below zero, most layers are exchanged, as by a converter that takes one name for the other.
 
-It reads 128 or 256 rows of each of these matrices. The rule does not look for this on the Hub.
+It reads 128 rows of each of these matrices, and up to four times as many of the queries. The rule does not look for this on the
+Hub.
 
 ## Why it matters
 Offsets that were exchanged in a header, or a converter that maps one name to the other, leave every shape and size as it was. The
@@ -27,9 +28,9 @@ Measured on trained models, difference of correlations in sound layers (exchange
 
 | model | pair | least | median | layers seen if exchanged |
 |---|---|---|---|---|
-| SmolLM2-135M | gate and up | 0.40 | 0.72 | 30 of 30 |
-| SmolLM2-135M | keys and values | 0.29 | 1.17 | 27 of 30 |
-| all-MiniLM-L6-v2 | keys and values | 0.73 | 2.04 | 5 of 6 |
+| SmolLM2-135M | gate and up | 0.21 | 0.67 | 29 of 30 |
+| SmolLM2-135M | keys and values | 0.23 | 1.06 | 26 of 30 |
+| all-MiniLM-L6-v2 | keys and values | 0.70 | 2.01 | 5 of 6 |
 
 - These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
   most layers, and a layer whose keys follow the output projection, and whose values follow the queries, in this one.

@@ -10,7 +10,9 @@ tells which matrix is which.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi
 """Names of the parts of an attention or feed-forward block, as families use them together."""
 MIN_CHANNELS = 128
 """Channels below which chance may look like a correlation."""
-MAX_CHANNELS, MAX_QUERY_HEADS = 128, 8
+MAX_CHANNELS, MAX_QUERY_HEADS = 128, 4
 """Channels that are compared, and query heads that are read of those that share a key head."""
 MIN_LAYERS = 4
 """Layers that it takes to say what is usual."""
@@ -79,8 +81,8 @@ class Block:
 def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     """Return keys and values, and gates and ups, that hold each other's weights, in some layers or in most.
 
-    It reads 128 or 256 rows of each of these matrices; nothing on the Hub. Raises Skip if a file shrank since its values were
-    read, OSError if reading fails.
+    It reads 128 rows of each of these matrices, and more of the queries; nothing on the Hub. Raises Skip if a file shrank since
+    its values were read, OSError if reading fails.
     """
     if ckpt.source.local is None:
         return []
@@ -92,7 +94,9 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     for blocks in kinds.values():
         if len(blocks) < MIN_LAYERS:
             continue
-        measured = [(block, measure_agreement(ckpt, block)) for block in blocks]
+        with ThreadPoolExecutor(ckpt.jobs) as pool:
+            agreements = pool.map(partial(measure_agreement, ckpt), blocks)
+            measured = list(zip(blocks, agreements, strict=True))
         usual = median(sum(parts) for _, parts in measured)
         exchanged = [
             (block, parts)
@@ -169,7 +173,9 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> list[float]:
         np.log(_mean_squares(read_rows(ckpt, stats, channels, inputs), 1)) for stats in (block.first, block.second)
     )
     outer = _expand_heads(ckpt, block, channels)
-    squares = _mean_squares(read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), outer.ravel()), 0)
+    squares = _mean_squares(
+        read_rows(ckpt, block.last, choose_channels(block.last.shape[0], MAX_CHANNELS), outer.ravel()), 0
+    )
     last = np.log(squares.reshape(outer.shape).mean(0))
     if block.query is None:
         return [_correlate(first, last) - _correlate(second, last)]
