@@ -25,7 +25,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, overload
 
-from ckptcheck.errors import CkptcheckError, OutputError, UsageError
+from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
@@ -325,6 +325,7 @@ def diff(
     base: StrPath | None = None,
     critic: bool = False,
     bridge: Bridge = "builtin",
+    follow_links: bool = False,
     jobs: int | None = None,
     observer: Observer = SILENT,
 ) -> Report:
@@ -341,6 +342,7 @@ def diff(
             into it. If `first` is a whole model, the version that both were made from: what `second` still has of it is stale.
         critic: one side is a critic: only the heads may be missing or extra.
         bridge: maps Megatron's tensors by the built-in tables, by mbridge, or compares both mappings.
+        follow_links: follow links out of a checkpoint, to regular files.
         jobs: threads that compare; None: as many as there are cores.
         observer: receives messages and progress.
 
@@ -361,19 +363,22 @@ def diff(
     names = os.fspath(first), os.fspath(second)
     with observer.progress(" ↔ ".join(names)) as progress:
         adapter, reference = None, names[0]
-        if base is not None and is_adapter(names[0]):
+        if base is not None and is_adapter(names[0], follow_links=follow_links):
             reference = os.fspath(base)
         elif base is not None:
             previous = base
-        sides = open_side(reference, jobs=jobs), open_side(names[1], jobs=jobs)
+        sides = (
+            open_side(reference, jobs=jobs, follow_links=follow_links),
+            open_side(names[1], jobs=jobs, follow_links=follow_links),
+        )
         if reference != names[0]:
-            adapter = open_adapter(names[0], sides[0])
+            adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
         if bridge != "builtin" and sides[0].is_megatron == sides[1].is_megatron:
             raise CkptcheckError(
                 f"--bridge {bridge} has no effect between two checkpoints of one form",
                 "a bridge maps between Megatron's tensors and Hugging Face's",
             )
-        before = open_side(os.fspath(previous), jobs=jobs) if previous is not None else None
+        before = open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links) if previous is not None else None
         comparison = Comparison(
             *sides,
             Tolerance(dtype, rtol, atol),
@@ -390,25 +395,34 @@ def diff(
 
 
 def manifest(
-    target: StrPath, output: StrPath | None = None, *, jobs: int | None = None, observer: Observer = SILENT
+    target: StrPath,
+    output: StrPath | None = None,
+    *,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
 ) -> Manifest:
     """Return dtype, shape and digest (xxh3-128) of every tensor.
 
     Args:
         target: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``.
         output: file that the manifest is written to; None: none.
+        follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         observer: receives messages and progress.
 
     """
     _require_ranges(jobs=jobs)
     from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
 
     name = os.fspath(target)
     with observer.progress(name) as progress:
-        built = build_manifest(open_target(name, jobs=jobs), jobs=jobs, progress=progress)
+        built = build_manifest(
+            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)), jobs=jobs, progress=progress
+        )
     if output is not None:
         write_manifest(built, Path(output))
         observer.log(f"{count(len(built.tensors), 'tensor')} written to {output}")
@@ -416,25 +430,37 @@ def manifest(
 
 
 def verify(
-    target: StrPath, manifest: StrPath | Manifest, *, jobs: int | None = None, observer: Observer = SILENT
+    target: StrPath,
+    manifest: StrPath | Manifest,
+    *,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
 ) -> Report:
     """Say which tensors changed, moved or vanished since a manifest was written.
 
     Args:
         target: the checkpoint as it is now.
         manifest: what `manifest` returned, or the file that it wrote.
+        follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         observer: receives messages and progress.
 
     """
     _require_ranges(jobs=jobs)
     from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.manifest import Manifest, read_manifest, verify_manifest
 
     expected = manifest if isinstance(manifest, Manifest) else read_manifest(Path(manifest))
     name = os.fspath(target)
     with observer.progress(name) as progress:
-        verification = verify_manifest(open_target(name, jobs=jobs), expected, jobs=jobs, progress=progress)
+        verification = verify_manifest(
+            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            expected,
+            jobs=jobs,
+            progress=progress,
+        )
     return _report(verification)
 
 
@@ -1359,7 +1385,7 @@ def parity_matrix(
         require_output_apart(file, _path(floor), Path(source))
         require_writable(file)
     if markdown is not None and resume is not None and Path(markdown).resolve() == Path(resume).resolve():
-        raise OutputError("-o, --markdown and --resume are to be files of their own")
+        raise UsageError("-o, --markdown and --resume are to be files of their own")
     if parse_switches(list(switch)).logprobs == "processed":
         raise CkptcheckError(
             "the matrix compares the models' own logprobs, not processed ones",

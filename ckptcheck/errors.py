@@ -18,8 +18,8 @@ class EvidenceError(CkptcheckError):
 
 
 class UsageError(CkptcheckError):
-    """Options that contradict each other or have no effect: the command was not understood, and no report is written."""
+    """Options that contradict each other, have no effect, or name one file twice: no report is written, least of all there."""
 
 
-class OutputError(UsageError):
-    """The file that a report should go to cannot be written, or must not be: it is an input, or another output."""
+class OutputError(CkptcheckError):
+    """A file that the command should write cannot be written."""

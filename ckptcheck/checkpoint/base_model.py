@@ -8,6 +8,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 
@@ -21,7 +22,7 @@ def open_base_model(ckpt: Checkpoint) -> Checkpoint:
     if named is None:
         named = str(find_base_folder(ckpt.adapter, ckpt.source.local))
     try:
-        base = open_checkpoint(named, jobs=ckpt.jobs)
+        base = open_checkpoint(named, jobs=ckpt.jobs, options=ScanOptions(follow_links=ckpt.options.follow_links))
     except CkptcheckError as error:
         raise Skip(f"the base model cannot be read: {error.message}") from error
     if not base.tensors:

@@ -60,6 +60,8 @@ def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
         if place is None:
             place = (os.path.normpath(expand_home(target)), "")
         folder, name = place
+        if not name and os.path.dirname(folder) in joined and not _holds_checkpoint(Path(folder)):
+            continue  # the shell named a folder of the model's, such as that of its chat templates
         if folder not in joined or (name and name not in joined[folder]):
             result.append(target)
         elif folder not in seen:
@@ -155,6 +157,10 @@ def _read_index_files(path: Path) -> set[str]:
         return set(msgspec.json.decode(document["weight_map"], type=dict[str, str]).values())
     except (OSError, KeyError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         return set()
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    return not folder.is_dir() or next(find_checkpoints(folder), None) is not None
 
 
 def _is_folder(entry: os.DirEntry[str], follow_links: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import TARGET_FORMS, FailOn, Format, Output, Verbose, finite
+from ckptcheck.cli.options import TARGET_FORMS, FailOn, FollowLinks, Format, Output, Verbose, finite
 
 
 def diff(
@@ -42,6 +42,7 @@ def diff(
         api.Bridge,
         typer.Option(help="Map Megatron's tensors by the built-in tables, by mbridge, or compare both mappings."),
     ] = "builtin",
+    follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -55,7 +56,7 @@ def diff(
     from ckptcheck.cli import output as out
 
     report = api.diff(
-        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge, jobs=jobs,
-        observer=out.TERMINAL,
+        first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge,
+        follow_links=follow_links, jobs=jobs, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

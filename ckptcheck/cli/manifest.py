@@ -8,19 +8,20 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FailOn, Format, Output, OutputFile, Target, TensorJobs
+from ckptcheck.cli.options import FailOn, FollowLinks, Format, Output, OutputFile, Target, TensorJobs
 
 
-def manifest(target: Target, output: OutputFile, jobs: TensorJobs = None) -> None:
+def manifest(target: Target, output: OutputFile, follow_links: FollowLinks = False, jobs: TensorJobs = None) -> None:
     """Write dtype, shape and digest (xxh3-128) of every tensor to a file."""
     from ckptcheck.cli import output as out
 
-    api.manifest(target, output, jobs=jobs, observer=out.TERMINAL)
+    api.manifest(target, output, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
 
 
 def verify(
     target: Target,
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote.")],
+    follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -32,5 +33,5 @@ def verify(
     """
     from ckptcheck.cli import output as out
 
-    report = api.verify(target, manifest, jobs=jobs, observer=out.TERMINAL)
+    report = api.verify(target, manifest, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
     out.finish(report, format, output, fail_on)

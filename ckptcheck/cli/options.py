@@ -63,6 +63,9 @@ Ignore = Annotated[list[str], typer.Option(help="Leave these rules out; the repo
 
 # What is checked.
 TARGET_FORMS = "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address."
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")
+]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]

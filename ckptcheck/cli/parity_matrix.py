@@ -34,7 +34,7 @@ from ckptcheck.cli.options import (
     finite,
     split_list,
 )
-from ckptcheck.errors import CkptcheckError, OutputError
+from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.unused_options import reject_unused_matrix_options
 
 
@@ -97,7 +97,7 @@ def matrix(
     require_output_apart(output, floor, Path(source))
     require_writable(output)
     if output is not None and output.resolve() in [file.resolve() for file in (markdown, resume) if file is not None]:
-        raise OutputError("-o, --markdown and --resume are to be files of their own")
+        raise UsageError("-o, --markdown and --resume are to be files of their own")
     reject_unused_matrix_options(
         WrittenOptions(ctx),
         has_floor=calibrate or floor is not None,

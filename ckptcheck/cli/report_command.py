@@ -20,7 +20,7 @@ class ReportCommand(typer.core.TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises what the command raises, and OutputError where -o names one of its inputs."""
+        """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""
         if not {"format", "output"} <= ctx.params.keys():
             return super().invoke(ctx)
         output = Path(ctx.params["output"]) if ctx.params["output"] else None
@@ -28,6 +28,10 @@ class ReportCommand(typer.core.TyperCommand):
             _refuse_output(output, ctx)
             return super().invoke(ctx)
         except UsageError:
+            raise
+        except OutputError as error:
+            if output is not None:
+                _write_failure(ctx, output, describe_error(error))
             raise
         except (CkptcheckError, OSError) as error:
             _write_failure(ctx, output, describe_error(error))
@@ -48,14 +52,14 @@ def describe_error(error: CkptcheckError | OSError) -> str:
 
 
 def _refuse_output(output: Path | None, ctx: Any) -> None:
-    """Raise OutputError where the report cannot be written, or would take the place of something that the command reads."""
+    """Raise OutputError where the report cannot be written, UsageError where it would replace something that is read."""
     from ckptcheck.text.file_io import require_writable
 
     with contextlib.suppress(ValueError):  # an argument with a NUL in it is no file
         if output is not None and output.is_file():
             for word in _list_words(ctx):
                 if Path(word).is_file() and output.samefile(word):
-                    raise OutputError(
+                    raise UsageError(
                         f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
                     )
     require_writable(output)

@@ -11,6 +11,7 @@ import typer
 from ckptcheck import api
 from ckptcheck.cli.options import (
     TARGET_FORMS,
+    FollowLinks,
     Format,
     Ignore,
     Output,
@@ -37,9 +38,7 @@ def scan(
     recursive: Annotated[
         bool, typer.Option("--recursive", help="Check every checkpoint in a folder and below it: all steps of a run.")
     ] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")
-    ] = False,
+    follow_links: FollowLinks = False,
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
     ] = False,

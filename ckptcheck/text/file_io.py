@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptcheck.errors import CkptcheckError, OutputError
+from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 
 
 def expand_home(path: str) -> str:
@@ -32,26 +32,26 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
-    """Raise OutputError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
+    """Raise UsageError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
     if output is None or not output.is_file():
         return
     for path in inputs:
         if path is None or not path.exists():
             continue
         if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
-            raise OutputError(
+            raise UsageError(
                 f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
             )
 
 
 def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
-    """Raise OutputError if two options (name → path) would write the same file: the second would overwrite the first."""
+    """Raise UsageError if two options (name → path) would write the same file: the second would overwrite the first."""
     seen: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None or (path.exists() and not path.is_file()):  # /dev/stdout takes both
             continue
         if (other := seen.setdefault(path.resolve(), option)) is not option:
-            raise OutputError(f"{other} and {option} would both write {path}", hint="give one of them another name")
+            raise UsageError(f"{other} and {option} would both write {path}", hint="give one of them another name")
 
 
 def require_writable(output: Path | None) -> None:

@@ -25,6 +25,7 @@ from ckptcheck.checkpoint.adapter import (
 )
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
+from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, canonicalize_nan, cast_patterns
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
@@ -85,18 +86,18 @@ class Adapter:
         return name in self.pairs or name in self.saved
 
 
-def is_adapter(target: str) -> bool:
+def is_adapter(target: str, *, follow_links: bool = False) -> bool:
     """Whether a target is an adapter and no whole model. Raises the exceptions of `open_target`."""
-    evidence = open_target(target)
+    evidence = open_target(target, options=ScanOptions(follow_links=follow_links))
     return isinstance(evidence, Checkpoint) and evidence.is_adapter
 
 
-def open_adapter(target: str, base: ComparisonSide) -> Adapter:
+def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = False) -> Adapter:
     """Open an adapter and find what it changes in its base model.
 
     Raises CkptcheckError where it is no LoRA adapter, or nothing of it can be computed.
     """
-    ckpt = open_checkpoint(target)
+    ckpt = open_checkpoint(target, options=ScanOptions(follow_links=follow_links))
     if not ckpt.is_adapter or ckpt.adapter is None:
         raise CkptcheckError(f"{target} is no adapter with its adapter_config.json", "name the folder that PEFT saved")
     settings = ckpt.adapter.value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_target
+from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -63,12 +64,12 @@ class ComparisonSide:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_side(target: str, *, jobs: int | None = None) -> ComparisonSide:
+def open_side(target: str, *, jobs: int | None = None, follow_links: bool = False) -> ComparisonSide:
     """Open what the user named as one side of a comparison.
 
     Raises CkptcheckError if there is nothing to compare, EvidenceError if the checkpoint cannot be read completely.
     """
-    evidence = open_target(target, jobs=jobs)
+    evidence = open_target(target, jobs=jobs, options=ScanOptions(follow_links=follow_links))
     if isinstance(evidence, Checkpoint):
         return build_checkpoint_side(evidence)
     from ckptcheck.compare.matching.megatron_side import build_megatron_side

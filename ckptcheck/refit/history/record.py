@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.text.file_io import replace_file
 
 SCHEMA = "ckptcheck-sync/1"
@@ -116,13 +116,13 @@ class Record:
         """Raise CkptcheckError unless the first line is a sync, or one that was cut off. An empty file is allowed."""
         first, second = itertools.islice(itertools.chain((line for _, line in _lines(self.path)), (b"", b"")), 2)
         if not OURS.match(first) and not (BEGIN.startswith(first) and (OURS.match(second) or not second)):
-            raise CkptcheckError(
+            raise OutputError(
                 f"{self.path} is not a record of syncs, and is left as it is",
                 "name another file, or one that does not exist",
             )
 
     def _unwritable(self, error: OSError) -> CkptcheckError:
-        return CkptcheckError(f"cannot write the record {self.path}: {error.strerror or error}")
+        return OutputError(f"cannot write the record {self.path}: {error.strerror or error}")
 
     def _bound(self) -> None:
         """Rewrite the file with the last syncs once it has twice as many. Lines that are not syncs stay in place."""
