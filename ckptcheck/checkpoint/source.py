@@ -130,7 +130,10 @@ class Folder:
 
 
 def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
-    """Describe a directory entry; None unless it is a regular file or a link (so not for folders, sockets, pipes)."""
+    """Describe a directory entry; None unless it is a regular file or a link (so not for folders, sockets, pipes).
+
+    allowed: the folder itself, and where else links may lead.
+    """
     outside_link = None
     if entry.is_symlink():
         real_path = Path(os.path.realpath(entry.path))
@@ -146,7 +149,8 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
         return File(entry.name, 0, outside_link or dangles)
     if stat.S_ISREG(status.st_mode):
         return File(entry.name, status.st_size, outside_link)
-    if entry.is_symlink() and not stat.S_ISDIR(status.st_mode):
+    leads_out = entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(allowed[0])
+    if leads_out and not stat.S_ISDIR(status.st_mode):
         # a pipe would wait for ever, and a device has no end
         return File(entry.name, 0, f"{os.readlink(entry.path)}, which is no regular file")
     return None

@@ -28,11 +28,14 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.text.formatting import join_truncated
 
+MOST_LISTED = 2
+"""Links that are findings of their own; more of them are a folder of links, which is one."""
+
 
 @rule("ST022", "escaping-link", severity="error")
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     links = {name: file.outside_link for name, file in ckpt.files.items() if file.outside_link is not None}
-    if ckpt.options.follow_links or len(links) < 2:
+    if ckpt.options.follow_links or len(links) <= MOST_LISTED:
         for name, goal in links.items():
             hint = "replace the link by the file itself"
             if not ckpt.options.follow_links:
