@@ -31,6 +31,8 @@ Measured on trained models, difference of correlations in sound layers (exchange
 | SmolLM2-135M | gate and up | 0.21 | 0.67 | 29 of 30 |
 | SmolLM2-135M | keys and values | 0.23 | 1.06 | 26 of 30 |
 | all-MiniLM-L6-v2 | keys and values | 0.70 | 2.01 | 5 of 6 |
+| a Llama of 3 M weights after 100 steps of training | keys and values | 0.89 | 1.18 | 6 of 6 |
+| the same | gate and up | -0.10 | 0.05 | not judged |
 
 - These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
   most layers, and a layer whose keys follow the output projection, and whose values follow the queries, in this one.
