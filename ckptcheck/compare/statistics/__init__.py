@@ -1,1 +1,1 @@
-"""Compares samples of weights, plain or dequantized, with those of the sibling layers."""
+"""Compares samples of quantized weights, dequantized, with what trained weights look like and with their siblings."""

@@ -1,7 +1,7 @@
-"""Finds weights whose numbers are many times as large, or as small, as those of the same weight in other layers.
+"""Finds quantized weights whose numbers are many times as large, or as small, as those of the same weight in other layers.
 
 The value pass knows the largest number and the largest scale of every tensor, and so how large the numbers of a weight can be. That
-costs nothing and is the first look. Only where it differs from the siblings, rows are read (and dequantized), and their root
+costs nothing and is the first look. Only where it differs from the siblings, rows are dequantized, and their root
 mean square (RMS) is compared with that of siblings.
 """
 
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage
 from ckptcheck.compare.matching.quantized.formats import open_quantized_weight
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
-from ckptcheck.values.detectors.roles import is_matrix, is_scale, name_pattern, starts_at_zero
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.detectors.roles import name_pattern
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -53,8 +51,7 @@ class WeightSize:
     """How large the numbers of a weight can be, by the statistics of the value pass."""
 
     module: str
-    way: ModuleStorage | None
-    """How the weight is stored if it is quantized; None for a plain tensor, whose name `module` then is."""
+    way: ModuleStorage
     factors: dict[str, float]
     """Role → the largest number of that tensor; a divisor's reciprocal."""
 
@@ -72,7 +69,7 @@ class UnlikeMagnitude:
     """A weight that is much larger or smaller than its siblings."""
 
     key: str
-    """The scale that differs most from the siblings' scales; the tensor itself where it is plain."""
+    """The scale that differs most from the siblings' scales."""
     rms: float
     typical: float
     """The median RMS of siblings."""
@@ -92,34 +89,6 @@ def find_unlike_quantized_weights(ckpt: Checkpoint, larger: float, smaller: floa
     values were read, OSError if reading fails.
     """
     sizes = [size for size in _iter_quantized_sizes(ckpt) if size.factors]
-    return list(_find_unlike(ckpt, sizes, larger, smaller))
-
-
-def find_unlike_plain_weights(ckpt: Checkpoint, larger: float, smaller: float) -> list[UnlikeMagnitude]:
-    """Do the same for the matrices of the layers that are not quantized."""
-    stack = ckpt.components.stack
-    if stack is None:
-        return []
-    inside = f"{stack.prefix}."
-    quantized = {
-        way.name(module, way.weight.role)
-        for way, modules in (ckpt.quantization.storages.items() if ckpt.quantization is not None else ())
-        if way.is_quantized and way.weight is not None
-        for module in modules
-    }
-    sizes = [
-        WeightSize(name, None, {"": stats.absmax})
-        for name, stats in ckpt.values.tensors.items()
-        if name.startswith(inside)
-        and name.endswith(("weight", "proj"))
-        and name in ckpt.tensor_to_file
-        and name not in quantized
-        and is_matrix(stats)
-        and len(stats.shape) == 2
-        and min(stats.shape) >= RUNS * ROWS
-        and 0 < stats.absmax < float("inf")
-        and not (stats.zero or stats.constant or is_scale(name) or starts_at_zero(name))
-    ]
     return list(_find_unlike(ckpt, sizes, larger, smaller))
 
 
@@ -208,8 +177,6 @@ def _suspects(members: Sequence[WeightSize]) -> list[WeightSize]:
 
 def _name_worst_factor(size: WeightSize, members: Sequence[WeightSize]) -> str:
     """Return the name of the tensor of a weight that differs most from its siblings'."""
-    if size.way is None:
-        return size.module
     role = max(
         size.factors,
         key=lambda role: abs(log(size.factors[role] / median(member.factors[role] for member in members))),
@@ -222,8 +189,7 @@ def _measure_rms(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> floa
     import numpy as np
 
     with np.errstate(all="ignore"):
-        parts = _read_plain_rows(ckpt, size.module) if size.way is None else _read_quantized_rows(ckpt, files, size)
-        squares = [np.square(part, dtype=np.float64).mean() for part in parts]
+        squares = [np.square(part, dtype=np.float64).mean() for part in _read_rows(ckpt, files, size)]
     rms = sqrt(float(np.mean(squares))) if squares else float("nan")
     return rms if isfinite(rms) else None
 
@@ -234,23 +200,10 @@ def _starts(rows: int) -> list[int]:
     return sorted({run * last // (RUNS - 1) for run in range(RUNS)})
 
 
-def _read_plain_rows(ckpt: Checkpoint, name: str) -> Iterator[Any]:
-    import numpy as np
-
-    tensor = ckpt.tensors[name]
-    form, width = FORMATS[tensor.dtype], tensor.nbytes // tensor.shape[0]
-    for start in _starts(tensor.shape[0]):
-        raw = read_tensor_bytes(ckpt, name, start * width, ROWS * width)
-        if len(raw) < ROWS * width:
-            raise Skip(f"{ckpt.tensor_to_file[name]} shrank while it was being read")
-        yield decode(tensor.dtype, np.frombuffer(raw, form.unsigned))
-
-
-def _read_quantized_rows(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> Iterator[Any]:
+def _read_rows(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> Iterator[Any]:
     from ckptcheck.compare.bridge.tensor_layout import LayoutError
     from ckptcheck.compare.matching.tensor_files import UnreadableFile
 
-    assert size.way is not None
     weight = open_quantized_weight(ckpt, size.way, size.module)
     if weight is None or weight.unsupported_reason is not None or len(weight.shape) != 2:
         return

@@ -27,9 +27,11 @@ MAX_MEMBERS = 96
 """Weights of one name (in different layers or experts) that are read, spread evenly."""
 MIN_OUTPUTS = 32
 """Outputs of a weight below which it is not judged: one output may lie on one side of zero."""
-SAMPLED_INTEGERS = 1 << 13
-"""Integers of a block that are read; of each weight there are BLOCKS."""
-BLOCKS = 4
+SAMPLED_INTEGERS = 1 << 14
+"""Integers of a block that are read, where it is whole rows; of each weight there are BLOCKS."""
+MIN_INPUTS = 128
+"""Inputs of a block, where it is columns."""
+BLOCKS = 2
 MIN_PAIRS = 64
 """Groups from which their relation to the zero points counts."""
 MIN_SPREAD = 0.5
@@ -127,6 +129,6 @@ def _choose_blocks(weight: ScaledWeight) -> list[tuple[tuple[int, int], tuple[in
         return [((start, start + rows), (0, inputs)) for start in starts]
     # An eighth of the outputs or more, for smaller reads would each take a line.
     rows = min(outputs, max(MIN_PAIRS, -(-outputs // 8)) // 8 * 8)
-    width = group if group % 32 == 0 else inputs
+    width = min(inputs, max(group, MIN_INPUTS // group * group)) if group % 32 == 0 else inputs
     starts = sorted({(inputs - width) * (block + 1) // (BLOCKS + 1) // width * width for block in range(BLOCKS)})
     return [((0, rows), (start, min(start + width, inputs))) for start in starts]

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.layout import Stack
@@ -39,6 +40,9 @@ EXPANDING = re.compile(
 )
 """Names of matrices of a feed-forward block that read the residual stream. Their shape shows how the checkpoint stores matrices:
 torch.nn.Linear as [outputs, inputs], GPT-2's Conv1D as [inputs, outputs]."""
+SCALED = ("F8_E4M3", "I8")
+"""dtypes that are read without their scale. Where each row has one, its norm no longer shows anything, and the matrix is reported
+less often. Scales of blocks make steps along both axes, which are alike in all matrices, so those are not judged."""
 MIN_CHANNELS = 192
 """Channels below which chance may look like a relation."""
 MAX_REFERENCES = 24
@@ -165,9 +169,15 @@ def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:
 def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
     return (
         stats.name in ckpt.tensor_to_file
-        and stats.dtype in FLOATS
+        and (stats.dtype in FLOATS or (stats.dtype in SCALED and _has_plain_scale(ckpt, stats)))
         and not (stats.zero or stats.constant or stats.nan or stats.inf)
     )
+
+
+def _has_plain_scale(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether a matrix has one scale, or one for each row."""
+    scale = ckpt.tensors.get(f"{stats.name}_scale")
+    return scale is not None and prod(scale.shape) in (1, stats.shape[0])
 
 
 def _reference_profiles(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import packers
 import pytest
+import quantized
+from quantization_recipes import RECIPES
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
@@ -60,3 +63,26 @@ def test_no_matrix_of_a_trained_encoder() -> None:
     assert spec is not None
     assert spec.origin is not None
     assert find_keys(Path(spec.origin).parent / "model") == set()
+
+
+@pytest.mark.xdist_group("smollm2")
+@pytest.mark.parametrize(("recipe", "reported"), [("fp8-tensor", True), ("fp8-block", False)])
+def test_a_matrix_that_was_transposed_and_then_quantized(
+    smollm2: Path, tmp_path: Path, recipe: str, reported: bool
+) -> None:
+    """Scales of blocks make steps along both axes, and those are not judged."""
+    name = "model.layers.3.self_attn.q_proj.weight"
+    (pack,) = RECIPES[recipe].packs.values()
+    tensors: packers.Stored = {}
+    for shard in sorted(smollm2.glob("model-*.safetensors")):
+        for tensor, value in quantized.read(shard):
+            if tensor.startswith(tuple(f"model.layers.{layer}." for layer in range(6))):
+                weight = value.T if tensor == name else value
+                module = tensor.removesuffix(".weight")
+                tensors |= (
+                    {f"{module}.{role}": stored for role, stored in pack(weight).items()}
+                    if value.ndim == 2
+                    else {tensor: ("BF16", packers.bf16(value))}
+                )
+    packers.write(tmp_path / "model.safetensors", tensors)
+    assert find_keys(tmp_path) == ({name} if reported else set())
