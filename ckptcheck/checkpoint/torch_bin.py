@@ -7,16 +7,15 @@ A torch.save file is a zip whose ``data.pkl`` is a pickle; before PyTorch 1.6 it
 from __future__ import annotations
 
 import io
-import pickletools
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.megatron.stubs import ORDINARY, StoredTensor, load_persistent, stub_for
-from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.torch_archive import Read, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
+if TYPE_CHECKING:  # most checkpoints hold no pickle, so what reads one is imported where one is read
+    from ckptcheck.checkpoint.source import Source
+    from ckptcheck.checkpoint.torch_archive import Read
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """How files are named that may hold pickles."""
@@ -29,7 +28,6 @@ MAX_PICKLES = 8
 
 _HARMLESS = frozenset(
     (
-        *ORDINARY,
         ("_codecs", "encode"),
         ("builtins", "dict"),
         ("builtins", "frozenset"),
@@ -85,6 +83,10 @@ def read_torch_bin(source: Source, name: str) -> TorchBin | None:
 
 def describe_pickles(read: Read, size: int) -> TorchBin | None:
     """Describe `size` bytes; None where they hold no pickle at all. Raises OSError from reading."""
+    from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
+    from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
+    from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
+
     start = read(0, 4)
     if start.startswith(b"PK\x03\x04"):
         try:
@@ -115,13 +117,17 @@ def is_dangerous(name: str) -> bool:
     >>> is_dangerous("os.system"), is_dangerous("builtins.set"), is_dangerous("trl.trainer.GRPOConfig")
     (True, False, False)
     """
+    from ckptcheck.checkpoint.megatron.stubs import ORDINARY
+
     module, _, function = name.rpartition(".")
     if module.partition(".")[0] in sys.stdlib_module_names or module == "__builtin__":
-        return (module.replace("__builtin__", "builtins"), function) not in _HARMLESS
+        return (module.replace("__builtin__", "builtins"), function) not in _HARMLESS | ORDINARY
     return bool(_LOADERS.match(name))
 
 
 def _describe_state(value: object, foreign: tuple[str, ...]) -> TorchBin:
+    from ckptcheck.checkpoint.megatron.stubs import StoredTensor
+
     if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
         value = value["state_dict"]
     if not isinstance(value, dict):
@@ -132,11 +138,15 @@ def _describe_state(value: object, foreign: tuple[str, ...]) -> TorchBin:
 
 def _list_foreign(raw: bytes) -> tuple[str, ...]:
     """List the globals that a row of pickles names and a state dict does not need, as far as its opcodes can be read."""
+    from ckptcheck.checkpoint.megatron.stubs import stub_for
+
     return tuple(dict.fromkeys(f"{module}.{name}" for module, name in _list_globals(raw) if not stub_for(module, name)))
 
 
 def _list_globals(raw: bytes) -> Iterator[tuple[str, str]]:
     """Yield module and name of each global. STACK_GLOBAL takes them from the stack: the last two texts put there."""
+    import pickletools
+
     stream = io.BytesIO(raw)
     for _ in range(MAX_PICKLES):
         texts: list[str] = []
