@@ -332,7 +332,7 @@ def _write_words(folder: Path, tables: dict[str, Any]) -> None:
         random = np.random.default_rng(7)
         meanings = random.normal(0, 0.1, (number, 64))[order // 4]
         begin, how = entry.get("begin", 0), entry.get("how", "")
-        rows = meanings + random.normal(0, 0.06, meanings.shape)
+        rows = meanings + random.normal(0, 0.06, meanings.shape) + random.normal(0, 0.1, 64)
         rows[begin:] = np.roll(rows[begin:], entry.get("by", 0), axis=0)
         if how == "shuffled":
             rows[begin:] = rows[begin:][random.permutation(len(rows) - begin)]

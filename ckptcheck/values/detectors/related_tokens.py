@@ -369,14 +369,16 @@ def describe_misfit(ckpt: Checkpoint, name: str, fit: TokenFit) -> str:
     first = fit.foreign_from if fit.foreign_from is not None else fit.shifts[0].first
     token = ckpt.tokenizer.token_for(first) if ckpt.tokenizer is not None else None
     begin = f"from about id {first:,}" + (f" ({token})" if token is not None else "") + " on, " if first else ""
+    # Zero without a sign.
+    similarity = round(fit.similarity, 2) + 0.0
     if fit.foreign_from is not None:
         return (
             f"{begin}the rows of {name} belong to other tokens than the tokenizer's: {alike} are no more alike there than "
-            f"other tokens (mean cosine {fit.similarity:.2f}), though the rows were trained"
+            f"other tokens (mean cosine {similarity:.2f}), though the rows were trained"
         )
     by = fit.shifts[0].by
     several = ", and further on by other numbers" if len({shift.by for shift in fit.shifts}) > 1 else ""
     return (
         f"{begin}each token's row in {name} lies {count(abs(by), 'row', 'rows')} {'after' if by > 0 else 'before'} its id"
-        f"{several}: {alike} have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {fit.similarity:.2f} by their ids"
+        f"{several}: {alike} have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {similarity:.2f} by their ids"
     )
