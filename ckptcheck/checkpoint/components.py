@@ -24,6 +24,10 @@ SCORE = re.compile(
     r"(^|\.)(score|classifier|classification_head|qa_outputs|logits_proj|sequence_summary"
     r"|(v|value|rewards?|rm|prm|regression|critic|score|scalar|cls)_(head|layer|proj))(\.|$)"
 )
+ENCODER = re.compile(r"For(CTC|RNNT|TDT)$|(?<!Text)Encoder$")
+"""Architectures that read sound or images: some of them have a vocabulary, and no embedding of it."""
+ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim"})
+"""Settings beside the vocabulary that say the same."""
 MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
 """Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
 
@@ -60,6 +64,16 @@ class Components:
         return min(candidates, key=rank)
 
     @cached_property
+    def is_language_model(self) -> bool:
+        """Whether the config is that of a model with a vocabulary: not of an encoder of images, or of speech into letters."""
+        if self.config is None:
+            return True
+        keys = {*self.config.value, *self.config.text}
+        if ENCODER_KEYS & self.config.text.keys() or ENCODER.search(self.config.architecture or ""):
+            return False
+        return self.config.number("vocab_size") is not None or any("vocab" in key for key in keys)
+
+    @cached_property
     def _embeddings(self) -> list[str]:
         """The names of all matrices that may be the token embedding: those with vocab_size rows, if there are any."""
         names = [
@@ -78,6 +92,10 @@ class Components:
     @cached_property
     def num_layers(self) -> int | None:
         """The number of layers that the config declares, or that its class fills in; None where neither says."""
+        if not self.is_language_model and self.stack is not None and not self.stack.prefix.endswith("encoder.layer"):
+            return (
+                None  # stages and blocks of an encoder of images; what its settings count differs from class to class
+            )
         declared = self.config.number(*self.depth_names) if self.config is not None else None
         return declared if declared is not None and 0 <= declared <= 10**6 else None
 
@@ -121,7 +139,10 @@ class Components:
         candidates = [
             name
             for name in self.layout.outside
-            if HEAD.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+            if HEAD.search(name)
+            and len(self.tensors[name].shape) == 2
+            and len(set(self.tensors[name].shape)) == 2  # a square matrix projects, as SigLIP's head does
+            and not ASIDE.search(name)
         ]
         return min(candidates, key=len, default=None)
 
@@ -186,7 +207,8 @@ class Components:
 def _depth_names(stack: Stack) -> tuple[str, ...]:
     if "decoder" in stack.prefix.split("."):
         return ("decoder_layers", "num_decoder_layers", *LAYERS)
-    return ("num_layers_per_stack", *LAYERS)
+    names = ("num_layers_per_stack", *LAYERS)
+    return tuple(name for name in names if name != "num_decoder_layers" or "encoder" not in stack.prefix.split("."))
 
 
 def _count_shared(one: list[str], other: list[str]) -> int:

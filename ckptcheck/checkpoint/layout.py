@@ -15,7 +15,9 @@ BOX = re.compile(r"\[[^\]]*\]")
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots in canonical form (ASCII, no leading zero)."""
 LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block")
-ASIDE = re.compile(r"vision|visual|vit\b|audio|image|speech|mtp|nextn|draft|medusa|eagle|resampler|projector", re.I)
+ASIDE = re.compile(
+    r"vision|visual|vit\b|audio|image|speech|mtp|nextn|draft|medusa|eagle|resampler|projector|detr|depth_decoder", re.I
+)
 """Names of stacks that are not the language model's: other modalities, and heads that only draft tokens."""
 
 

@@ -10,8 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.checkpoint.tensor import Tensor
 
 Names = frozenset[str]
 MINORITY = 3
@@ -97,6 +101,8 @@ def find_incomplete_layers(
             fuller = _fuller(names, numbers, torn=not alike)
             if fuller is None and len(siblings) < 3 and numbers[names] == 1:
                 compared, fuller = layers, _fuller(names, all_shapes, torn=True)
+            if fuller is None and numbers[names] == 1:
+                fuller = _renamed(names, numbers)
             if fuller is not None and not _is_pattern(fuller - names, layers):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
     return incomplete
@@ -128,6 +134,78 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
         and (own == 1 or MINORITY * own <= number)
     ]
     return max(candidates, key=lambda other: numbers[other], default=None)
+
+
+def _renamed(names: Names, numbers: Counter[Names]) -> Names | None:
+    """Return the names of the siblings that call one module otherwise: at least two, with the same tensors in it.
+
+    The two names of the module differ in one of their parts.
+    """
+    for other, number in numbers.most_common():
+        lacked, added = _one_module(other - names), _one_module(names - other)
+        if number >= 2 and lacked is not None and added is not None and lacked[1] == added[1]:
+            one, two = lacked[0].split("."), added[0].split(".")
+            if len(one) == len(two) and sum(left != right for left, right in zip(one, two, strict=True)) == 1:
+                return other
+    return None
+
+
+def _one_module(names: Names) -> tuple[str, Names] | None:
+    """Return the module that all these tensors belong to, and their names within it; None where they belong to several."""
+    modules = {name.rpartition(".")[0] for name in names}
+    if len(modules) != 1:
+        return None
+    return modules.pop(), frozenset(name.rpartition(".")[2] for name in names)
+
+
+@dataclass(frozen=True)
+class UnevenShape:
+    """A tensor of one layer, or of one expert, that alone has another shape than its siblings."""
+
+    layer: int
+    name: str
+    """Its name within the layer."""
+    shape: tuple[int, ...]
+    usual: tuple[int, ...]
+    """The shape that all siblings have."""
+
+
+def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[str, Tensor]) -> Iterator[UnevenShape]:
+    """Yield the tensors that alone among at least four siblings have another shape.
+
+    Siblings are the experts of a layer, and the layers of a kind. Packed tensors are left out: a recipe may give one layer more
+    bits. Where two or more differ, the architecture may give each its own width.
+    """
+    shapes: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
+    for layer, names in stack.layers.items():
+        for name in names:
+            if "{}" not in name:
+                tensor = tensors[stack.full_name(layer, name)]
+                if tensor.is_plain:
+                    shapes.setdefault((kind.get(layer, ""), name), {})[layer] = tensor.shape
+        for group, parts in stack.groups.get(layer, {}).items():
+            for part, members in parts.items():
+                if "{}" in part:
+                    continue
+                found = {
+                    member: tensor.shape
+                    for member in members
+                    if (tensor := tensors[stack.full_name(layer, f"{group}.{member}.{part}")]).is_plain
+                }
+                if (odd := _find_odd(found)) is not None:
+                    yield UnevenShape(layer, f"{group}.{odd[0]}.{part}", found[odd[0]], odd[1])
+    for (_, name), found in shapes.items():
+        if (odd := _find_odd(found)) is not None:
+            yield UnevenShape(odd[0], name, found[odd[0]], odd[1])
+
+
+def _find_odd(shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, tuple[int, ...]] | None:
+    """Return the one of at least four that has another shape than all others, and theirs."""
+    numbers = Counter(shapes.values())
+    if len(shapes) < 4 or len(numbers) != 2:
+        return None
+    (usual, _), (other, number) = numbers.most_common()
+    return (next(at for at, shape in shapes.items() if shape == other), usual) if number == 1 else None
 
 
 def _torn(names: Names, other: Names) -> bool:

@@ -1,10 +1,13 @@
-"""A layer lacks what its sibling layers have.
+"""A layer lacks what its sibling layers have, or has it in another shape.
 
 ## What it checks
 Layers are compared with each other and not with a list of names, so the rule covers unknown architectures too. Layers are
 siblings if the config gives them the same entry in every per-layer list or string (`layer_types`, `block_configs`,
 `mlp_only_layers`, `hybrid_override_pattern`, …). A layer that has only a part of what at least two siblings have is incomplete. A
 layer with fewer than two siblings is compared with all layers, and is incomplete if it has only some tensors of a component.
+
+A layer that calls one module otherwise than its siblings lacks it too. A tensor that alone among at least four siblings (layers of
+its kind, or experts of its layer) has another shape is reported; packed tensors are left out.
 
 Several layers that lack the same are a kind of their own if they, or all others, stand at equal distances, or if they lack
 nothing but what many architectures give to some layers only: attention sinks, indexers, compressors, gates, norms, biases. One
@@ -34,8 +37,15 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.packing import unquantized_names
-from ckptcheck.checkpoint.siblings import CLEAR, OPTIONAL, Names, find_incomplete_layers, layer_kinds
-from ckptcheck.text.formatting import format_layers, join_truncated
+from ckptcheck.checkpoint.siblings import (
+    CLEAR,
+    OPTIONAL,
+    Names,
+    find_incomplete_layers,
+    find_uneven_shapes,
+    layer_kinds,
+)
+from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
 
 
 @rule(
@@ -51,12 +61,16 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         main = stack is anatomy.stack
         if not main and stack.prefix.rpartition(".")[2] not in LAYER_NAMES:
             continue
+        if not anatomy.is_language_model and any("{}" in name for names in stack.layers.values() for name in names):
+            continue  # stages of an encoder of images, each of its own make
         layers = {
             layer: unquantized_names(names) for layer, names in (anatomy.layers if main else stack.layers).items()
         }
         said = layer_kinds(ckpt.config.text, len(layers)) if main and ckpt.config is not None else {}
         lacking: dict[Names, dict[int, list[int]]] = {}
-        for layer, (missing, having) in find_incomplete_layers(layers, said, alike=main).items():
+        for layer, (missing, having) in find_incomplete_layers(
+            layers, said, alike=main and anatomy.is_language_model
+        ).items():
             if not _by_design(ckpt, stack, layer, missing, having):
                 lacking.setdefault(missing, {})[layer] = having
         for missing, where in lacking.items():
@@ -68,6 +82,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 file=ckpt.file_of(stack.full_name(first)),
                 key=stack.full_name(first, min(missing)),
                 hint="export again; until then transformers initializes it with random numbers",
+            )
+
+        for uneven in find_uneven_shapes(stack, said, ckpt.tensors):
+            if not main and uneven.layer in (min(stack.layers), max(stack.layers)):
+                continue  # the ends of an encoder may be of another width
+            name = stack.full_name(uneven.layer, uneven.name)
+            yield Problem(
+                f"{stack.prefix}: in layer {uneven.layer} {uneven.name} has the shape {format_shape(uneven.shape)}, and "
+                f"{format_shape(uneven.usual)} in all its siblings; transformers and vLLM refuse to load it",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint="export again; the layer is torn, or comes from another model",
             )
 
 

@@ -12,9 +12,10 @@ if they keep the wrong one of the two names.
 Convert again from a checkpoint that has it.
 
 ## When it can be wrong
-A model whose input is vectors instead of tokens (speech, actions, protein structure) has no token table, and a model with its
-own code may use another name. Use `--ignore CFG009` in both cases. The rule goes by names: any table beside the layers with a
-name like `embed` or `shared` silences it, whatever it holds.
+The rule leaves out models without a vocabulary (encoders of images, of speech). A model that has one, and whose input is
+vectors instead of tokens (actions, protein structure), has no token table, and a model with its own code may use another name.
+Use `--ignore CFG009` in both cases. The rule goes by names: any table beside the layers with a name like `embed` or `shared`
+silences it, whatever it holds.
 
 ## Seen in
 huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 (opt-125m)
@@ -34,7 +35,12 @@ from ckptcheck.checkpoint.views import LayeredCheckpoint
     "missing-embedding",
     severity="error",
     on="layers",
-    when=lambda ckpt: ckpt.config is not None and bool(ckpt.config.architecture) and not ckpt.is_partial,
+    when=lambda ckpt: (
+        ckpt.config is not None
+        and bool(ckpt.config.architecture)
+        and ckpt.components.is_language_model
+        and not ckpt.is_partial
+    ),
 )
 def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
@@ -49,6 +55,8 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
         *anatomy.layout.outside,
         *(f"{prefix}.weight" for prefix in anatomy.layout.stacks),
     ]
+    if any("char_embeddings." in name for name in named):  # CANINE hashes characters into several tables
+        return
     if any(EMBEDDING.search(name) and not ASIDE.search(name) for name in named):
         return
     yield Problem(

@@ -13,9 +13,9 @@ Remove the padding, or set `vocab_size` to the number of rows if they are intend
 
 ## When it can be wrong
 The model's own code may pad the vocabulary, or add rows for images and sounds, by a setting that ckptcheck does not know: use
-`--ignore CFG012`. The architectures of transformers that do so (Moshi, CPM-Ant, Mllama) are excluded. The rule does not
-compare with the tokenizer (TOK001), and the right number of rows may still belong to other tokens. Packed embeddings are not
-checked.
+`--ignore CFG012`. The architectures of transformers that do so (Moshi, Kyutai's speech to text, CSM, Parakeet, CPM-Ant, Mllama)
+are excluded. The rule does not compare with the tokenizer (TOK001), and the right number of rows may still belong to other tokens.
+Packed embeddings are not checked.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625, OpenHelix-Team/ReconVLA#7
@@ -56,4 +56,4 @@ def _by_design(ckpt: ConfiguredCheckpoint, rows: int) -> bool:
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 
 
-_EXTRA = ("moshi", "cpmant", "mllama", "mllama_text_model")
+_EXTRA = ("moshi", "cpmant", "csm", "kyutai_speech_to_text", "mllama", "mllama_text_model", "parakeet_tdt")

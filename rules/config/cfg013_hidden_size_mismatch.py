@@ -43,7 +43,7 @@ FACTORED = (
     "hidden-size-mismatch",
     severity="error",
     on="config",
-    when=lambda ckpt: bool(ckpt.components.layers) and not ckpt.is_partial,
+    when=lambda ckpt: bool(ckpt.components.layers) and ckpt.components.is_language_model and not ckpt.is_partial,
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     anatomy, config = ckpt.components, ckpt.config

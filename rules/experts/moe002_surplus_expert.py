@@ -13,6 +13,7 @@ Correct the count in the config, or export again: an export that numbers experts
 ## When it can be wrong
 - An engine that balances load may save copies of busy experts after the real ones, and its own loader drops them again. Use
   `--ignore MOE002` there.
+- ERNIE 4.5 VL stores as many experts again for images; twice the count is expected there.
 - Experts that compute nothing (`zero_expert_num`) are left out.
 - If the config gives a list of numbers, or none, the rule does not apply.
 
@@ -39,6 +40,8 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     stack, declared = ckpt.components.stack, ckpt.components.num_experts
     if not isinstance(declared, int):
         return
+    if ckpt.config is not None and str(ckpt.config.get("model_type")).startswith("ernie4_5_vl_moe"):
+        declared *= 2  # as many again for images, numbered after those for text
     for layer, group, members, _ in iter_numbered_experts(ckpt.components):
         if surplus := {expert for expert in members if expert >= declared}:
             yield Problem(

@@ -27,6 +27,8 @@ from ckptcheck.checkpoint.experts import fused_names
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.text.formatting import format_shape
 
+LATENT = ("moe_latent_size", "moe_hidden_size")
+"""What the experts read, where a projection stands before them."""
 WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
 
 
@@ -39,7 +41,7 @@ WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_si
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     stack = ckpt.components.stack
-    hidden, width = ckpt.config.integer(*HIDDEN), ckpt.config.integer(*WIDTH)
+    hidden, width = ckpt.config.integer(*LATENT, *HIDDEN), ckpt.config.integer(*WIDTH)
     if not hidden or not width or stack is None:
         return
     for layer, name in fused_names(ckpt.components):
