@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import unquote, urlsplit
 
 from ckptcheck.errors import CkptcheckError
 
@@ -33,6 +32,8 @@ def normalize_hub_address(target: str) -> str:
         return HUB + target.removeprefix(HUB).strip().strip("/")
     if (path := _find_path(target.strip())) is None:
         return target
+    from urllib.parse import unquote
+
     words = [unquote(word) for word in path.split("/") if word]
     if words[:1] == ["models"]:
         words = words[1:]
@@ -61,6 +62,10 @@ def normalize_hub_address(target: str) -> str:
 
 def _find_path(target: str) -> str | None:
     """Return the path of an address of the Hub, without its query; None where the target is none."""
+    if "/" not in target or target.startswith((".", "/")):
+        return None
+    from urllib.parse import urlsplit
+
     scheme, separator, _ = target.partition("://")
     if separator and scheme.lower() not in ("http", "https"):
         return None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import shutil
 import sys
-import textwrap
 import traceback
 from typing import Annotated, Any, NoReturn
 
@@ -155,6 +153,9 @@ def _wrap(line: str) -> str:
     """Wrap a line between its words where stderr is a terminal; a pipe gets it whole, so that grep works."""
     if not sys.stderr.isatty():
         return line + "\n"
+    import shutil
+    import textwrap
+
     width, margin = max(shutil.get_terminal_size().columns, 30), " " * 11
     return (
         textwrap.fill(
