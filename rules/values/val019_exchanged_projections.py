@@ -9,7 +9,8 @@ rows the output projection's columns, and those of the keys' rows the queries' r
 correlation of each matrix with its own partner less that of the other matrix with it. A pair counts as exchanged if
 
 - in the median of the layers (at least four) that is more than 0.4: in a model that was not trained it is 0;
-- in the pair it is negative, by 0.4 times as much or more, and for keys and values it is negative for both partners.
+- in the pair it is negative, by 0.4 times as much or more, and for keys and values it is negative for both partners;
+- of gate and up, the gate follows down at least half as well as other ups do. So a matrix drawn anew is not reported.
 
 If the median itself is as far below zero, most layers are exchanged, as by a converter that takes one name for the other.
 

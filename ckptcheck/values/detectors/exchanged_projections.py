@@ -45,6 +45,8 @@ MIN_LAYERS = 4
 MIN_USUAL, REVERSED_SHARE = 0.4, 0.4
 """By how much more the matrices of a kind have to agree with their own partners than with each other's, in the median layer; and
 which share of that an exchanged pair has to agree less."""
+MIN_TYPICAL_SHARE = 0.5
+"""Share of the usual correlation that gate has to have with down: a gate whose up was drawn anew follows down hardly at all."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,36 @@ class Block:
     """The query projection of an attention block."""
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Correlations over the channels between the norms of two matrices and those of their partners."""
+
+    with_own: tuple[float, ...]
+    """For each partner, the correlation with the matrix that it belongs to."""
+    with_other: tuple[float, ...]
+    """The same with the other matrix. If the two are exchanged, so are these."""
+
+    @property
+    def own(self) -> float:
+        """The sum of the correlations with their own partners."""
+        return sum(self.with_own)
+
+    @property
+    def other(self) -> float:
+        """The sum of the correlations with each other's partners."""
+        return sum(self.with_other)
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        """For each partner, by how much more its own matrix agrees with it."""
+        return tuple(own - other for own, other in zip(self.with_own, self.with_other, strict=True))
+
+    @property
+    def difference(self) -> float:
+        """The sum of the differences."""
+        return self.own - self.other
+
+
 def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     """Return keys and values, and gates and ups, that hold each other's weights, in some layers or in most.
 
@@ -97,18 +129,23 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
         with ThreadPoolExecutor(ckpt.jobs) as pool:
             agreements = pool.map(partial(measure_agreement, ckpt), blocks)
             measured = list(zip(blocks, agreements, strict=True))
-        usual = median(sum(parts) for _, parts in measured)
+        usual = median(agreement.difference for _, agreement in measured)
+        typical = median(max(agreement.own, agreement.other) for _, agreement in measured)
         exchanged = [
-            (block, parts)
-            for block, parts in measured
-            if abs(usual) > MIN_USUAL and sum(parts) < -REVERSED_SHARE * abs(usual) and max(parts) < 0
+            (block, agreement.difference)
+            for block, agreement in measured
+            if abs(usual) > MIN_USUAL
+            and agreement.difference < -REVERSED_SHARE * abs(usual)
+            and max(agreement.differences) < 0
+            # Where there are two partners, a matrix that was drawn anew reverses one difference only.
+            and (len(agreement.differences) > 1 or agreement.other > MIN_TYPICAL_SHARE * typical)
         ]
         if exchanged:
             first, second = (stats.name.split(".")[-2] for stats in (exchanged[0][0].first, exchanged[0][0].second))
             tensors = tuple(block.first.name for block, _ in exchanged)
             layers = tuple(block.layer for block, _ in exchanged)
             pairs.append(
-                ExchangedPair(first, second, tensors, layers, min(sum(parts) for _, parts in exchanged), usual)
+                ExchangedPair(first, second, tensors, layers, min(difference for _, difference in exchanged), usual)
             )
     return pairs
 
@@ -160,11 +197,10 @@ def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
     )
 
 
-def measure_agreement(ckpt: Checkpoint, block: Block) -> list[float]:
-    """Return by how much two matrices agree more with their own partners than with each other's.
+def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
+    """Return how well two matrices agree with their own partners, and with each other's.
 
-    That is the difference of two correlations over the channels, from -2 to 2: one for the matrix that carries the channels on,
-    and, in an attention block, one for the query. If the two are exchanged, each changes its sign.
+    A partner is the matrix that carries the channels on; and, in an attention block, the query.
     """
     import numpy as np
 
@@ -178,10 +214,12 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> list[float]:
     )
     last = np.log(squares.reshape(outer.shape).mean(0))
     if block.query is None:
-        return [_correlate(first, last) - _correlate(second, last)]
+        return Agreement((_correlate(first, last),), (_correlate(second, last),))
     squares = _mean_squares(read_rows(ckpt, block.query, outer.ravel(), inputs), 1)
     query = np.log(squares.reshape(outer.shape).mean(0))
-    return [_correlate(second, last) - _correlate(first, last), _correlate(first, query) - _correlate(second, query)]
+    return Agreement(
+        (_correlate(second, last), _correlate(first, query)), (_correlate(first, last), _correlate(second, query))
+    )
 
 
 def _expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
