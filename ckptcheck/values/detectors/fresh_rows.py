@@ -109,7 +109,10 @@ def _measure_training(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], N
     along = units @ direction
     units -= np.outer(along, direction)
     units /= np.maximum(np.linalg.norm(units, axis=1, keepdims=True), 1e-30)
-    squares = np.square(units @ units.T).sum(axis=1, dtype=np.float64) - 1
+    cosines = units @ units.T
+    # A copy of a row, or the row itself, shows no training.
+    cosines[np.abs(cosines) > 0.99] = 0
+    squares = np.square(cosines).sum(axis=1, dtype=np.float64)
     alikeness = squares / max(int(good.sum()) - 1, 1) * columns
     training = np.maximum((alikeness - 1) / MAX_ALIKENESS, np.square(along) * columns / MAX_ALONG)
     return np.where(good, training, np.nan), sizes

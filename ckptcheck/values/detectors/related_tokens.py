@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.formatting import count
+from ckptcheck.values.detectors.init_detection import looks_untrained
 from ckptcheck.values.detectors.row_stats import read_row_starts
 from ckptcheck.values.dtypes import FORMATS, decode
 
@@ -121,6 +122,8 @@ def compare_related_tokens(ckpt: Checkpoint, name: str) -> TokenFit | None:
         similarity = _preview_similarity(ckpt, name, pairs)
         if similarity is not None:
             return TokenFit(similarity, len(pairs))
+        if looks_untrained(ckpt):
+            return None
         pairs = find_related_tokens(tokenizer.ids, number)
         return _judge(_normalize(read_row_starts(ckpt, name, COLUMNS, jobs=ckpt.jobs)), pairs)
 
