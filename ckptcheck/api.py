@@ -76,6 +76,7 @@ RANGES = {
     **dict.fromkeys(("top_k", "full", "step", "steps", "trainer_version", "max_lag"), FROM_ZERO),
     **dict.fromkeys(("near_zero_threshold", "identical_threshold", "rtol", "atol", "perturb", "limit"), NOT_NEGATIVE),
     **dict.fromkeys(("max_kl", "max_prob_diff", "max_abs", "temperature", "trainer_temperature"), NOT_NEGATIVE),
+    **dict.fromkeys(("clip_low", "clip_high"), NOT_NEGATIVE),
     **dict.fromkeys(("max_mult_prob_error", "max_sequence_error", "max_floor_multiple", "timeout"), NumberRange(1)),
     "length": NumberRange(4, is_whole=True),
     "seed": NumberRange(-inf, is_whole=True),
@@ -780,6 +781,8 @@ def judge(
     max_sequence_error: float = 2.0,
     max_floor_multiple: float = 5.0,
     max_lag: int = 1,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
     no_limits: bool = False,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
@@ -797,6 +800,8 @@ def judge(
         max_sequence_error: limit of mean exp|Δ| of any one sequence.
         max_floor_multiple: how many times the floor is too much.
         max_lag: versions that tokens may be older than the trainer.
+        clip_low: the objective clips the policy ratio below 1 - clip_low; None: as the file records, else 0.2.
+        clip_high: the objective clips the policy ratio above 1 + clip_high; None: as the file records, else 0.2.
         no_limits: judge only by the floor, and what is wrong in itself.
         tokenizer: a checkpoint whose tokenizer.json decodes the worst tokens.
         plots: folder for plots (needs the extra ``plots``).
@@ -806,13 +811,14 @@ def judge(
     return judge_all(
         [file], floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
         max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
-        no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=observer,
+        clip_low=clip_low, clip_high=clip_high, no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=observer,
     )[0]  # fmt: skip
 
 
 def judge_all(
     files: StrPath | Sequence[StrPath],
     *,
+    against: StrPath | Sequence[StrPath] = (),
     floor: StrPath | None = None,
     max_mult_prob_error: float = 1.05,
     max_kl: float = 0.01,
@@ -821,23 +827,49 @@ def judge_all(
     max_sequence_error: float = 2.0,
     max_floor_multiple: float = 5.0,
     max_lag: int = 1,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
     no_limits: bool = False,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
     observer: Observer = SILENT,
 ) -> Reports:
-    """Judge the steps of one run; see `judge` for the arguments. After a report for each file comes one for the series."""
-    files = _wrap_single(files)
+    """Judge the steps of one run. After a report for each file comes one for the series, and one for the comparison of two runs.
+
+    Args:
+        files: the rollouts of a run, one file a step, or a folder of them.
+        against: the rollouts of a reference run at the same steps, or a folder of them; (): none.
+        floor: see `judge`, as for all arguments that follow.
+        max_mult_prob_error: see `judge`.
+        max_kl: see `judge`.
+        max_prob_diff: see `judge`.
+        max_abs: see `judge`.
+        max_sequence_error: see `judge`.
+        max_floor_multiple: see `judge`.
+        max_lag: see `judge`.
+        clip_low: see `judge`.
+        clip_high: see `judge`.
+        no_limits: see `judge`.
+        tokenizer: see `judge`.
+        plots: see `judge`.
+        observer: see `judge`.
+
+    """
+    files, against = _wrap_single(files), _wrap_single(against)
     _require_ranges(
         max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff, max_abs=max_abs,
-        max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
+        max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low,
+        clip_high=clip_high,
     )  # fmt: skip
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.parity import rollouts
     from ckptcheck.parity.metrics.noise_floor import read_noise_floor
     from ckptcheck.parity.rollout_evidence import RolloutEvidence
-    from ckptcheck.parity.series import RolloutSeries, SeriesMember
+    from ckptcheck.parity.rollouts.files import list_rollout_files
+    from ckptcheck.parity.run_comparison import RunComparison
+    from ckptcheck.parity.series import RolloutSeries
+    from ckptcheck.parity.series_member import SeriesMember
     from ckptcheck.parity.thresholds import Thresholds
     from ckptcheck.unused_options import Arguments, reject_unused_judge_options
 
@@ -845,11 +877,12 @@ def judge_all(
     reject_unused_judge_options(given, no_limits=no_limits, has_floor=floor is not None)
     if not files:
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
+    clip = clip_low, clip_high
     thresholds = Thresholds(
-        max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag
+        max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag, *clip
     )
     if no_limits:
-        thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag)
+        thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip)
     noise_floor = read_noise_floor(Path(floor)) if floor is not None else None
     decode = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
     if plots is not None:
@@ -859,18 +892,26 @@ def judge_all(
     loaded = load_rules()
     reports: list[Report] = []
     members: list[SeriesMember] = []
-    for path in map(Path, files):
+    paths = list_rollout_files([Path(file) for file in files])
+    for path in paths:
         evidence = RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode)
         reports.append(_report(evidence, loaded))
         if plots is not None and evidence.metrics_or_none is not None:
-            stem = path.stem if len(files) == 1 else f"{len(members)}-{path.stem}"
+            stem = path.stem if len(paths) == 1 else f"{len(members)}-{path.stem}"
             for drawn in drawing.draw_plots(evidence, Path(plots), stem):
                 observer.log(f"drew {drawn}")
         elif plots is not None:
             observer.log(f"nothing to draw of {path}: no token could be compared")
         members.append(SeriesMember.of(evidence))
-    if len(files) > 1:
-        reports.append(_report(RolloutSeries.of(members, thresholds), loaded))
+    series = RolloutSeries.of(members, thresholds)
+    if len(paths) > 1:
+        reports.append(_report(series, loaded))
+    if against:
+        reference = [
+            SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))
+            for path in list_rollout_files([Path(file) for file in against])
+        ]
+        reports.append(_report(RunComparison(series, RolloutSeries.of(reference, thresholds)), loaded))
     return Reports(tuple(reports))
 
 
@@ -1195,6 +1236,8 @@ def convert_rollouts(
     temperature: float | None = None,
     trainer_temperature: float | None = None,
     trainer_version: int | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
     sampled_by: TokenSampler | None = None,
     observer: Observer = SILENT,
 ) -> Rollouts:
@@ -1212,14 +1255,17 @@ def convert_rollouts(
         temperature: the engine's sampling temperature.
         trainer_temperature: what the trainer divided logits by.
         trainer_version: version of the trainer's weights, as the engine counts them.
+        clip_low: the objective clips the policy ratio below 1 - clip_low.
+        clip_high: the objective clips the policy ratio above 1 + clip_high.
         sampled_by: who sampled the tokens; None: what the file says, else the engine.
         observer: receives messages.
 
     """
     sources = _wrap_single(sources)
     _require_ranges(
-        step=step, temperature=temperature, trainer_temperature=trainer_temperature, trainer_version=trainer_version
-    )
+        step=step, temperature=temperature, trainer_temperature=trainer_temperature, trainer_version=trainer_version,
+        clip_low=clip_low, clip_high=clip_high,
+    )  # fmt: skip
     import msgspec
 
     from ckptcheck.parity.rollouts import ScorerInfo, write_rollouts
@@ -1237,7 +1283,10 @@ def convert_rollouts(
     require_output_apart(_path(output), *files(paths))
     rollouts, kind = _read_rollouts(paths, source)
     metadata = rollouts.metadata
-    changes: dict[str, object] = {"model": model, "step": step, "logprobs": logprobs, "sampled_by": sampled_by}
+    changes: dict[str, object] = {
+        "model": model, "step": step, "logprobs": logprobs, "sampled_by": sampled_by, "clip_low": clip_low,
+        "clip_high": clip_high,
+    }  # fmt: skip
     if temperature is not None:
         changes["sampling"] = msgspec.structs.replace(metadata.sampling, temperature=temperature)
     version = None if trainer_version is None else str(trainer_version)

@@ -41,6 +41,7 @@ from ckptcheck.parity.localize.localization import Localization
 from ckptcheck.parity.matrix.trace import MatrixTrace
 from ckptcheck.parity.probes.trace import ProbeTrace
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.parity.run_comparison import RunComparison
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.preflight.job import Job
 from ckptcheck.refit.history.history import History
@@ -67,7 +68,7 @@ from tests.factories.localize_cases import build_localization
 from tests.factories.parity_matrix_cases import build_matrix
 from tests.factories.probe_cases import run_probe_case
 from tests.factories.refit_cases import run_trial_case
-from tests.factories.rollout_cases import build_rollout_evidence, build_rollout_series
+from tests.factories.rollout_cases import build_rollout_evidence, build_rollout_series, build_run_comparison
 
 RULES = rule_loader.load_rules()
 CASES = list(load_cases())
@@ -79,6 +80,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "history": lambda table, folder: build_history(table, folder / "syncs.jsonl"),
     "rollouts": lambda table, _: build_rollout_evidence(table),
     "rollout-series": lambda table, _: build_rollout_series(table),
+    "rollout-runs": lambda table, _: build_run_comparison(table),
     "matrix": lambda table, _: build_matrix(table),
     "probe": run_probe_case,
     "comparison": build_comparison,
@@ -107,6 +109,7 @@ EVIDENCE = SCANNED | {
     "history": History,
     "rollouts": RolloutEvidence,
     "rollout-series": RolloutSeries,
+    "rollout-runs": RunComparison,
     "matrix": MatrixTrace,
     "probe": ProbeTrace,
     "comparison": Comparison,

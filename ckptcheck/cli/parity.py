@@ -39,8 +39,14 @@ def judge(
     ctx: typer.Context,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several: the steps of one run."),
+        typer.Argument(metavar="FILE…", help="Rollouts that both sides scored; several, or a folder: one run."),
     ],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="REFERENCE", help="Rollouts of a run to follow, at the same steps: a folder, or a file each time."
+        ),
+    ] = None,
     floor: FloorFile = None,
     max_mult_prob_error: Annotated[float, typer.Option(min=1, callback=finite, help="Limit of mean exp|Δ|.")] = 1.05,
     max_kl: Annotated[float, typer.Option(callback=finite, help="Limit of KL, nats a token.")] = 0.01,
@@ -60,6 +66,14 @@ def judge(
     max_lag: Annotated[
         int, typer.Option(min=0, help="Versions that tokens may be older than the trainer's weights.")
     ] = 1,
+    clip_low: Annotated[
+        float | None,
+        typer.Option(callback=finite, help="Clip the ratio below 1 - N.", show_default="as the file says, else 0.2"),
+    ] = None,
+    clip_high: Annotated[
+        float | None,
+        typer.Option(callback=finite, help="Clip the ratio above 1 + N.", show_default="as the file says, else 0.2"),
+    ] = None,
     no_limits: Annotated[
         bool, typer.Option("--no-limits", help="Judge only by the floor, and what is wrong in itself.")
     ] = False,
@@ -80,10 +94,11 @@ def judge(
     from ckptcheck.text.file_io import require_output_apart
 
     reject_unused_judge_options(WrittenOptions(ctx), no_limits=no_limits, has_floor=floor is not None)
-    require_output_apart(output, *files, floor)
+    require_output_apart(output, *files, *against or (), floor)
     reports = api.judge_all(
-        files, floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
-        max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
+        files, against=against or (), floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl,
+        max_prob_diff=max_prob_diff, max_abs=max_abs, max_sequence_error=max_sequence_error,
+        max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low, clip_high=clip_high,
         no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)
@@ -115,6 +130,12 @@ def convert(
     trainer_version: Annotated[
         int | None, typer.Option(min=0, help="Version of the trainer's weights, as the engine counts them.")
     ] = None,
+    clip_low: Annotated[
+        float | None, typer.Option(callback=finite, help="The objective clips the ratio below 1 - N.")
+    ] = None,
+    clip_high: Annotated[
+        float | None, typer.Option(callback=finite, help="The objective clips the ratio above 1 + N.")
+    ] = None,
     sampled_by: Annotated[
         api.TokenSampler | None,
         typer.Option(help="Who sampled the tokens.", show_default="what the file says, else engine"),
@@ -129,5 +150,5 @@ def convert(
     api.convert_rollouts(
         sources, output, source=source, model=model, step=step,
         logprobs=logprobs, temperature=temperature, trainer_temperature=trainer_temperature,
-        trainer_version=trainer_version, sampled_by=sampled_by, observer=out.TERMINAL,
+        trainer_version=trainer_version, clip_low=clip_low, clip_high=clip_high, sampled_by=sampled_by, observer=out.TERMINAL,
     )  # fmt: skip

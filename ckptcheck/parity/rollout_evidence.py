@@ -11,7 +11,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
-from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics, compute_metrics
+from ckptcheck.parity.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.metrics.routing import compute_routing_disagreement
 from ckptcheck.parity.metrics.shift import compute_shifted_gaps
@@ -49,7 +49,12 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def metrics_or_none(self) -> LogprobMetrics | None:
         """The metrics of the gap; None where nothing can be compared (PAR006 reports it)."""
-        return compute_metrics(self.rollouts) if self.has_both_sides else None
+        if not self.has_both_sides:
+            return None
+        recorded, given = recorded_clip(self.rollouts), self.thresholds
+        low = recorded.low if given.clip_low is None else given.clip_low
+        high = recorded.high if given.clip_high is None else given.clip_high
+        return compute_metrics(self.rollouts, clip=ClipBounds(low, high))
 
     @property
     def metrics(self) -> LogprobMetrics:

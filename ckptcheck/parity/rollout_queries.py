@@ -92,6 +92,26 @@ def compute_version_lag(evidence: RolloutEvidence) -> tuple[int, int] | None:
     return trainer_version - max(token_versions), trainer_version - min(token_versions)
 
 
+def compute_mean_lag(evidence: RolloutEvidence) -> float | None:
+    """Return how many versions the compared tokens lag behind the trainer's weights, as a mean; None where that is unknown."""
+    if compute_version_lag(evidence) is None:
+        return None
+    import numpy as np
+
+    rollouts = evidence.rollouts
+    trainer = rollouts.metadata.trainer
+    assert trainer is not None
+    newest = parse_version(trainer.weight_version or "") or 0
+    mask = np.concatenate([np.zeros(1, bool), *(block.mask for block in rollouts.blocks())])
+    compared = np.cumsum(mask)
+    total = lag = 0.0
+    for begin, end, index in np.asarray(rollouts.columns["version_spans"]).tolist():
+        tokens = int(compared[end] - compared[begin])
+        total += tokens
+        lag += tokens * (newest - (parse_version(rollouts.metadata.versions[index]) or 0))
+    return lag / total if total else None
+
+
 OWN = ("vllm", "sglang", "transformers", "megatron")
 """The engines and trainers with which ckptcheck measures floors.
 

@@ -53,9 +53,13 @@ def build_sections(
         if name not in ("tokens", "sequences", "broken")
     ]
     rows.append(("ratio deviation × 10⁴", gap.deviation, None, None))
+    bounds = f"clipped: the ratio is below {1 - gap.clip.low:g} or above {1 + gap.clip.high:g}"
     columns_shown = 3 if floor is None else 4
     yield Section(
-        "gap", ("metric", "value", "limit", "× floor")[:columns_shown], tuple(row[:columns_shown] for row in rows)
+        "gap",
+        ("metric", "value", "limit", "× floor")[:columns_shown],
+        tuple(row[:columns_shown] for row in rows),
+        (bounds,),
     )
     if exact is not None:
         kl_rows = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]

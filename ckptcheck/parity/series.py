@@ -7,33 +7,11 @@ from dataclasses import dataclass, field
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
+from ckptcheck.parity.curves import CURVES, Curve, compute_curve
 from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics, average_directions
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import parse_version
+from ckptcheck.parity.series_member import SeriesMember
 from ckptcheck.parity.thresholds import Thresholds
 from ckptcheck.text.formatting import count
-
-
-@dataclass(frozen=True)
-class SeriesMember:
-    """The data of one file that a series needs."""
-
-    target: str
-    """The file."""
-    step: int | None
-    """Its step of the training run; None where it is not recorded."""
-    version: int | None
-    """The newest weight version of its tokens; None where versions are not numbers."""
-    gap: LogprobMetrics | None
-    """Its metrics; None where nothing could be compared."""
-
-    @classmethod
-    def of(cls, judged: RolloutEvidence) -> SeriesMember:
-        """Return the data of a file's evidence that a series needs, without the columns."""
-        metadata = judged.rollouts.metadata
-        numbers = [number for version in metadata.versions if (number := parse_version(version)) is not None]
-        version = max(numbers) if numbers and len(numbers) == len(metadata.versions) else None
-        return cls(judged.target, metadata.step, version, judged.metrics_or_none)
 
 
 @dataclass(frozen=True)
@@ -82,7 +60,8 @@ class RolloutSeries(EvidenceDefaults):
     @property
     def target(self) -> str:
         """The first and the last file."""
-        return f"{self.members[0].target} … {self.members[-1].target}"
+        first, last = self.members[0].target, self.members[-1].target
+        return first if len(self.members) == 1 else f"{first} … {last}"
 
     @property
     def subject(self) -> str:
@@ -111,7 +90,22 @@ class RolloutSeries(EvidenceDefaults):
             if member.gap is not None
         )
         columns = ("file", "step", "tokens", "mult_prob_error", "k3", "mean |Δ|")
-        return (Section("over the files", columns, rows),) if rows else ()
+        return (Section("over the files", columns, rows), *self._curve_sections) if rows else ()
+
+    def compute_curves(self) -> dict[Curve, dict[int, float]]:
+        """Return each curve that some file has: step → value. A file that the trainer drew enters none."""
+        curves = {curve: compute_curve(self.members, curve) for curve in CURVES}
+        return {curve: values for curve, values in curves.items() if values}
+
+    @property
+    def _curve_sections(self) -> tuple[Section, ...]:
+        """The table of the curves, a row for each step; () for fewer than two steps."""
+        curves = self.compute_curves()
+        steps = sorted({step for values in curves.values() for step in values})
+        rows = tuple((step, *(values.get(step) for values in curves.values())) for step in steps)
+        title = "curves: a trainer's metrics, step by step"
+        columns = ("step", *(curve.name for curve in curves))
+        return (Section(title, columns, rows),) if len(rows) > 1 else ()
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -23,3 +23,7 @@ class Thresholds:
     """How many times its own floor the gap of a model may be."""
     lag: int = 1
     """Versions by which tokens may be older than the trainer's weights."""
+    clip_low: float | None = None
+    """The objective clips the policy ratio below 1 - clip_low; None: as the rollouts record. No finding depends on it."""
+    clip_high: float | None = None
+    """The objective clips the policy ratio above 1 + clip_high; None: as the rollouts record."""

@@ -12,7 +12,9 @@ from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.parity.rollouts.validation import find_defects
-from ckptcheck.parity.series import RolloutSeries, SeriesMember
+from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.parity.series_member import SeriesMember
 from ckptcheck.parity.thresholds import Thresholds
 from tests.factories.case_table import CaseTable, StrictTable
 
@@ -66,6 +68,27 @@ class RolloutSeriesCase(CaseTable, kw_only=True):
     """Limits, see parity/thresholds.py."""
 
 
+class RunComparisonCase(CaseTable, kw_only=True):
+    """A case of a rule on two runs. Step n of either has the seed n, or n + 1000."""
+
+    steps: int = 8
+    """Steps of either run."""
+    first: int = 0
+    """The first step of the run; the reference begins at 0."""
+    part: int = 0
+    """The step from which on `changed` holds."""
+    changed: dict[str, Any] = {}
+    """Arguments of `draw_rollouts` for the run from the step `part` on."""
+    back: int = 1000
+    """The step from which on it no longer holds."""
+    run: dict[str, Any] = {}
+    """Arguments of `draw_rollouts` for every step of the run."""
+    reference: dict[str, Any] = {}
+    """The same of the reference."""
+    broken: bool = False
+    """The last file of the reference is malformed."""
+
+
 def draw_rollouts(
     sequences: int = 4,
     prompt: int = 4,
@@ -79,14 +102,20 @@ def draw_rollouts(
     full: int = 0,
     reference: bool = False,
     trainer: bool = True,
+    bias: float = 0.0,
+    reward: float | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Rollouts:
-    """Draw rollouts. noise: of the trainer, in nats. mean: of minus the logprobs. top, full: how many ids are recorded."""
+    """Draw rollouts.
+
+    noise: of the trainer, in nats. bias: of the trainer, in nats. mean: of minus the logprobs. top, full: how many ids are
+    recorded. reward: the mean of the rewards, which are drawn around it.
+    """
     draw = np.random.default_rng(seed)
     made = []
     for _ in range(sequences):
         engine = -draw.exponential(mean, response)
-        scored = np.minimum(engine + noise * draw.standard_normal(response), 0.0)
+        scored = np.minimum(engine + bias + noise * draw.standard_normal(response), 0.0)
         routing = draw.integers(0, 8, (prompt + response, layers, 2)) if layers else None
         rows = np.sort(-draw.exponential(3, (response, max(top, 2))), 1)[:, ::-1] if top else None
         ids = np.tile(np.arange(max(top, 2)), (response, 1))
@@ -98,6 +127,9 @@ def draw_rollouts(
         each.engine_routing = each.trainer_routing = routing
         each.engine_top = each.trainer_top = None if rows is None else (ids, rows)
         made.append(each)
+    if reward is not None:
+        for each in made:
+            each.reward = reward + 0.1 * draw.standard_normal()
     found = build_rollouts(made, msgspec.convert(dict(metadata or {}), Metadata))
     if full:
         logits = draw.standard_normal((3, full))
@@ -160,3 +192,26 @@ def build_rollout_series(table: Mapping[str, Any]) -> RolloutSeries:
         each = build_rollout_evidence({"rollouts": arguments})
         members.append(SeriesMember.of(RolloutEvidence(f"step{number}.safetensors", each.rollouts)))
     return RolloutSeries.of(members, Thresholds(**case.gates))
+
+
+def build_run_comparison(table: Mapping[str, Any]) -> RunComparison:
+    """Make the two runs of a case."""
+    case = msgspec.convert(table, RunComparisonCase)
+    runs: list[RolloutSeries] = []
+    for seed, first, arguments in ((0, case.first, case.run), (1000, 0, case.reference)):
+        members = []
+        for step in range(first, first + case.steps):
+            is_changed = not runs and case.part <= step < case.back
+            every = {"sequences": 16, "reward": 0.5} | arguments | (case.changed if is_changed else {})
+            metadata = {"step": step} | every.pop("metadata", {})
+            versions = {"versions": str(step)}
+            if (lag := every.pop("lag", None)) is not None:
+                metadata["trainer"] = metadata.get("trainer", {}) | {"weight_version": str(step + lag)}
+            drawn = draw_rollouts(**versions | every, seed=step + seed, metadata=metadata)
+            if runs and case.broken and step == case.steps - 1:
+                drawn = change_column(drawn, {"column": "engine_logprobs", "rows": [0.0], "dtype": "float32"})
+            wrong = tuple(find_defects(drawn.columns, drawn.metadata))
+            drawn = Rollouts(drawn.metadata, drawn.columns, wrong)
+            members.append(SeriesMember.of(RolloutEvidence(f"step{step}.safetensors", drawn)))
+        runs.append(RolloutSeries.of(members, Thresholds()))
+    return RunComparison(runs[0], runs[1])

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckptcheck import convert_rollouts, judge_all
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics import NoiseFloor, compute_metrics, noise_floor
@@ -190,3 +191,60 @@ def test_the_histogram_counts_every_token() -> None:
     edges, counts = compute_log_ratio_histogram(RolloutEvidence("x", rollouts))
     assert counts.sum() == 256
     assert (edges[0], edges[-1], counts[0]) == (-6, 6, 1)
+
+
+def write_run(folder: Path, seed: int, part: int = 99) -> None:
+    """Twelve steps of a run, whose engine gets worse from the step `part` on."""
+    folder.mkdir()
+    for step in range(12):
+        about = {"step": step, "trainer": {"weight_version": str(step + 1)}}
+        noise = 0.1 if step >= part else 0.02
+        drawn = draw_rollouts(
+            sequences=16, seed=seed + step, noise=noise, reward=0.5, versions=str(step), metadata=about
+        )
+        write_rollouts(drawn, folder / f"step{step}.safetensors")
+
+
+def test_a_run_against_another(here: Path) -> None:
+    write_run(here / "v0", 0)
+    write_run(here / "v1", 100, part=4)
+    write_run(here / "fixed", 200)
+    found = judge("v1", "--against", "v0", "--no-limits", "--format", "json", cwd=here)
+    assert found.returncode == 1
+    reports = json.loads(found.stdout)
+    assert reports == judge_all("v1", against="v0", no_limits=True).to_dict()
+    # steps 10 and 11 come after step 9
+    assert [report["target"] for report in reports[9:12]] == [f"v1/step{step}.safetensors" for step in (9, 10, 11)]
+    series, last = reports[-2:]
+    assert [section["title"] for section in series["sections"]] == [
+        "over the files",
+        "curves: a trainer's metrics, step by step",
+    ]
+    assert series["sections"][1]["columns"][:3] == ["step", "ratio", "lag"]
+    assert [finding["code"] for finding in last["findings"]] == ["PAR043"]
+    assert last["findings"][0]["message"].startswith("clip rate is the first curve of the gap to part, at step 4: ")
+    verdicts = {row[0]: (row[1], row[-1]) for row in last["sections"][0]["rows"]}
+    assert verdicts["k3"] == (4, "parts, worse")
+    assert verdicts["lag"] == verdicts["reward"] == verdicts["ratio"] == (None, "follows")
+    sound = judge("fixed", "--against", "v0", "--no-limits", cwd=here)
+    assert sound.returncode == 0
+    assert "12 steps in common · no curve parts" in sound.stdout
+    (here / "empty").mkdir()
+    assert "empty holds no .safetensors and no .jsonl file" in judge("fixed", "--against", "empty", cwd=here).stderr
+
+
+def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
+    def clipped(*arguments: object) -> list[float]:
+        report = json.loads(judge(*arguments, "--no-limits", "--format", "json", cwd=here).stdout)
+        rows = dict(row[:2] for row in report["sections"][0]["rows"])
+        return [rows["clipped_low"], rows["clipped_high"], rows["clipped"]]
+
+    # the trainer is 0.2 nats below the engine everywhere: the ratio is 0.8187
+    assert clipped("off.safetensors") == [0, 0, 0]
+    assert clipped("off.safetensors", "--clip-low", 0.1) == [1, 0, 1]
+    assert clipped("off.safetensors", "--clip-high", 0.1) == [0, 0, 0]
+    convert_rollouts("off.safetensors", "bounds.safetensors", clip_low=0.15, clip_high=0.28)
+    assert clipped("bounds.safetensors") == [1, 0, 1]
+    assert clipped("bounds.safetensors", "--clip-low", 0.2) == [0, 0, 0]
+    said = judge("bounds.safetensors", "--no-limits", cwd=here).stdout
+    assert "clipped: the ratio is below 0.85 or above 1.28" in said

@@ -1,6 +1,12 @@
 """Measures the gap between two sets of logprobs of the same tokens, by the definitions that trainers log. Needs only numpy."""
 
-from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics, TokenGap, average_directions, compute_metrics
+from ckptcheck.parity.metrics.logprob_metrics import (
+    ClipBounds,
+    LogprobMetrics,
+    TokenGap,
+    average_directions,
+    compute_metrics,
+)
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 
-__all__ = ["LogprobMetrics", "NoiseFloor", "TokenGap", "average_directions", "compute_metrics"]
+__all__ = ["ClipBounds", "LogprobMetrics", "NoiseFloor", "TokenGap", "average_directions", "compute_metrics"]

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 CLIP = 0.2
 """PPO's usual clip range: the ratio is kept within 1 - 0.2 and 1 + 0.2 (Schulman et al. 2017, section 3)."""
+
+
+@dataclass(frozen=True)
+class ClipBounds:
+    """The range in which an objective keeps the ratio: [1 - low, 1 + high]. DAPO's `clip_higher` has a larger high than low."""
+
+    low: float = CLIP
+    high: float = CLIP
+
+
 ESS_BOUND = 2.0
 """verl's default of `rollout_is_threshold`."""
 WORST = 10
@@ -50,7 +60,11 @@ class LogprobMetrics:
     mult_prob_error: mean exp|r|, 1 is perfect (NeMo-RL `token_mult_prob_error`, loss_functions.py; its docs' equation).
     k1, k2, k3: estimates of KL(sampled from ‖ other), with l = log(other / sampled from): mean -l, mean l²/2, mean e^l - 1 - l
     (Schulman, "Approximating KL Divergence", 2020; NeMo-RL `calculate_kl`, verl rollout_corr/kl and k3_kl, prime-rl mismatch_kl).
-    ratio: mean e^l, the policy ratio. clipped: share of e^l outside 1 ± CLIP. chi2: mean e^(2l) - 1 (verl chi2_token).
+    ratio: mean e^l, the policy ratio. chi2: mean e^(2l) - 1 (verl chi2_token).
+    clip: the bounds of the ratio. clipped: share of tokens whose e^l is outside of them; clipped_low, clipped_high: below, above.
+    clamp_log_ratio: mean over sequences of their share of clipped tokens (PipelineRL clamp_log_ratio_new_old_indicator of its
+    PPO loss, finetune/rl/__init__.py). clipped_sequences: share of sequences whose e^(mean l), GSPO's ratio, is outside (the same
+    indicator of PipelineRL's GSPO loss; Zheng et al. 2025, arXiv:2507.18071, equation 7).
     ess: 1 / mean(w²) of w = e^l clamped to [1/2, 2] and divided by its mean; a share in (0, 1] (verl rollout_is_eff_sample_size).
     abs_mean, abs_max, percentiles: of |r|; percentiles are interpolated linearly, from |r| in float32.
     abs_sequence_mean: mean over sequences of their mean |r| (slime and miles train_rollout_logprob_abs_diff).
@@ -70,7 +84,12 @@ class LogprobMetrics:
     k2: float
     k3: float
     ratio: float
+    clip: ClipBounds
     clipped: float
+    clipped_low: float
+    clipped_high: float
+    clamp_log_ratio: float
+    clipped_sequences: float
     chi2: float
     ess: float
     abs_mean: float
@@ -98,23 +117,32 @@ class LogprobMetrics:
     def numbers(self) -> dict[str, float | int | None]:
         """Return the scalar metrics by name; a floor stores its values under the same names."""
         names = (
-            "tokens", "sequences", "broken", "mult_prob_error", "k1", "k2", "k3", "ratio", "clipped", "chi2", "ess",
-            "abs_mean", "abs_max", "abs_sequence_mean", "prob_diff_mean", "prob_diff_max", "prob_diff_std", "pearson",
-            "engine_mean", "trainer_mean",
+            "tokens", "sequences", "broken", "mult_prob_error", "k1", "k2", "k3", "ratio", "clipped", "clipped_low",
+            "clipped_high", "clamp_log_ratio", "clipped_sequences", "chi2", "ess", "abs_mean", "abs_max", "abs_sequence_mean",
+            "prob_diff_mean", "prob_diff_max", "prob_diff_std", "pearson", "engine_mean", "trainer_mean",
         )  # fmt: skip
         record: dict[str, float | int | None] = {name: getattr(self, name) for name in names}
         return record | {f"abs_p{name:g}": value for name, value in self.percentiles.items()}
 
 
-def compute_metrics(rollouts: Rollouts, one: str = "engine", other: str = "trainer") -> LogprobMetrics | None:
+def compute_metrics(
+    rollouts: Rollouts, one: str = "engine", other: str = "trainer", clip: ClipBounds | None = None
+) -> LogprobMetrics | None:
     """Compare two columns of logprobs under the response mask; None where no pair of logprobs is finite.
 
-    one, other: the two sides, such as `trainer` and `reference` for the first step. Memory: 4 bytes a token and a few MB.
+    one, other: the two sides, such as `trainer` and `reference` for the first step. clip: the bounds of the ratio; None: those
+    that the metadata record, else 0.2. Memory: 4 bytes a token and a few MB.
     """
-    sums = _MetricSums(rollouts, swapped=rollouts.metadata.sampled_by == "trainer")
+    sums = _MetricSums(rollouts, clip or recorded_clip(rollouts), swapped=rollouts.metadata.sampled_by == "trainer")
     for block in rollouts.blocks():
         sums.add(block, f"{one}_logprobs", f"{other}_logprobs")
     return sums.to_metrics() if sums.tokens else None
+
+
+def recorded_clip(rollouts: Rollouts) -> ClipBounds:
+    """Return the bounds of the ratio that the metadata record, and 0.2 where they record none."""
+    low, high = rollouts.metadata.clip_low, rollouts.metadata.clip_high
+    return ClipBounds(CLIP if low is None else low, CLIP if high is None else high)
 
 
 def average_directions(one: LogprobMetrics, other: LogprobMetrics) -> float:
@@ -140,17 +168,17 @@ class _MetricSums:
     Sums are float64 and taken in the order of the file, so that results are reproducible.
     """
 
-    def __init__(self, rollouts: Rollouts, *, swapped: bool) -> None:
+    def __init__(self, rollouts: Rollouts, clip: ClipBounds, *, swapped: bool) -> None:
         import numpy as np
 
-        self._rollouts, self._swapped = rollouts, swapped
+        self._rollouts, self._clip, self._swapped = rollouts, clip, swapped
         self.tokens = self._broken = 0
         self._of: dict[str, float] = {}
         self._max = {"abs": 0.0, "prob": 0.0}
         self._kept: list[NDArray[Any]] = []
         number = rollouts.sequence_count
         self._counts = np.zeros(number, np.int64)
-        self._abs, self._error = np.zeros(number), np.zeros(number)
+        self._abs, self._error, self._signed, self._clipped = (np.zeros(number) for _ in range(4))
         self._bins = np.zeros((3, MOST_BINS))
         self._worst: list[TokenGap] = []
 
@@ -169,15 +197,15 @@ class _MetricSums:
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             r = p - q
             abs_diff = np.abs(r)
-            error = self._add(q, p, r)
-            self._by_place(block, indices, abs_diff, r, error)
+            error, clipped = self._add(q, p, r)
+            self._by_place(block, indices, abs_diff, r, error, clipped)
             self._kept.append(np.minimum(abs_diff, LARGEST).astype(np.float32))
         self.tokens += len(indices)
         self._max["abs"] = max(self._max["abs"], float(abs_diff.max()))
         self._note_worst(block, indices, q, p, abs_diff)
 
-    def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
-        """Add to the sums over tokens, and return exp|r| of each token."""
+    def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Add to the sums over tokens, and return of each token exp|r|, and whether its ratio is clipped."""
         import numpy as np
 
         log = -r if self._swapped else r
@@ -197,15 +225,22 @@ class _MetricSums:
         }  # fmt: skip
         for name, values in sums.items():
             self._of[name] = self._of.get(name, 0.0) + float(values.sum())
-        clipped = np.count_nonzero(rho > 1 + CLIP) + np.count_nonzero(rho < 1 - CLIP)
-        self._of["clipped"] = self._of.get("clipped", 0.0) + clipped
+        above, below = rho > 1 + self._clip.high, rho < 1 - self._clip.low
+        for name, outside in (("above", above), ("below", below)):
+            self._of[name] = self._of.get(name, 0.0) + int(np.count_nonzero(outside))
         # einsum makes no copy, and unlike dot its result does not depend on the number of threads
         for name, (one, other) in products.items():
             self._of[name] = self._of.get(name, 0.0) + float(np.einsum("i,i->", one, other))
-        return np.asarray(error)
+        return np.asarray(error), above | below
 
     def _by_place(
-        self, block: Block, indices: NDArray[Any], abs_diff: NDArray[Any], r: NDArray[Any], error: NDArray[Any]
+        self,
+        block: Block,
+        indices: NDArray[Any],
+        abs_diff: NDArray[Any],
+        r: NDArray[Any],
+        error: NDArray[Any],
+        clipped: NDArray[np.bool_],
     ) -> None:
         """Add to the sums of each sequence, and of each power of two of the position in the response.
 
@@ -225,6 +260,9 @@ class _MetricSums:
         self._counts[part] = np.bincount(owners, counts, number)
         self._abs[part] = np.bincount(owners, summed[0], number)
         self._error[part] = np.bincount(owners, summed[2], number)
+        self._signed[part] = np.bincount(owners, summed[1], number)
+        if clipped.any():
+            self._clipped[part] = np.bincount(owners, np.add.reduceat(clipped.astype(np.intp), begins), number)
         for row, weights in enumerate((counts, summed[0], summed[1])):
             self._bins[row] += np.bincount(bins, weights, MOST_BINS)
 
@@ -262,6 +300,10 @@ class _MetricSums:
         with np.errstate(invalid="ignore", divide="ignore"):
             sequence_abs, sequence_error = self._abs / self._counts, self._error / self._counts
         compared = self._counts > 0
+        with np.errstate(over="ignore"):
+            means = self._signed[compared] / self._counts[compared]
+            ratios = np.exp(-means if self._swapped else means)
+        outside = (ratios > 1 + self._clip.high) | (ratios < 1 - self._clip.low)
         filled = np.flatnonzero(self._bins[0])
         counts, sums, signed = self._bins[:, filled]
         return LogprobMetrics(
@@ -273,7 +315,12 @@ class _MetricSums:
             k2=mean["square"] / 2,
             k3=mean["k3"],
             ratio=mean["rho"],
-            clipped=mean["clipped"],
+            clip=self._clip,
+            clipped=mean["above"] + mean["below"],
+            clipped_low=mean["below"],
+            clipped_high=mean["above"],
+            clamp_log_ratio=float((self._clipped[compared] / self._counts[compared]).mean()),
+            clipped_sequences=float(outside.mean()),
             chi2=mean["rho2"] - 1,
             ess=mean["weight"] * mean["weight"] / mean["weight2"],
             abs_mean=mean["abs"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,23 @@ def _as_contiguous(values: NDArray[Any]) -> NDArray[Any]:
     import numpy as np
 
     return np.ascontiguousarray(values)
+
+
+def list_rollout_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and for a folder its .safetensors and .jsonl files, numbers in names by their value.
+
+    Raises CkptcheckError for a folder without such a file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = [file for file in path.iterdir() if file.suffix in (".safetensors", ".jsonl") and file.is_file()]
+        if not inside:
+            raise CkptcheckError(f"{path} holds no .safetensors and no .jsonl file")
+        files += sorted(inside, key=lambda file: [(len(part), part) for part in re.split(r"(\d+)", file.name)])
+    return files
 
 
 def read_rollouts(path: Path) -> Rollouts:

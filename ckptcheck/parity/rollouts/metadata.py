@@ -73,6 +73,10 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """The side from whose distribution the tokens were drawn."""
     logprobs: Logprobs = "unknown"
     """The distribution of the engine's logprobs."""
+    clip_low: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """The objective keeps the policy ratio at or above 1 - clip_low; None: unknown."""
+    clip_high: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """The objective keeps the policy ratio at or below 1 + clip_high; None: unknown."""
     vocabulary: Whole | None = None
     """Number of embedding rows."""
     max_model_len: Whole | None = None

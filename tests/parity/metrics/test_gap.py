@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ckptcheck.parity.metrics import NoiseFloor, average_directions, compute_metrics
+from ckptcheck.parity.metrics import ClipBounds, NoiseFloor, average_directions, compute_metrics
 from ckptcheck.parity.metrics import noise_floor as floors
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts, write_rollouts
 
@@ -209,3 +209,39 @@ def test_correlation_of_large_numbers_is_one() -> None:
     found = compute_metrics(two([300.0, 1.0, 2.0], [300.0, 1.0, 2.0]))
     assert found is not None
     assert found.pearson == pytest.approx(1.0)  # the product of both variances is beyond a float
+
+
+def ratios(*sequences: list[float], by: str = "engine", **about: float) -> Rollouts:
+    """Sequences whose tokens have these policy ratios."""
+    rows = []
+    for each in sequences:
+        logs = [log(ratio) for ratio in each]
+        one, other = [-9.0] * len(each), [-9.0 + value for value in logs]
+        engine, trainer = (one, other) if by == "engine" else (other, one)
+        rows.append(Rollout(list(range(len(each) + 1)), 1, engine=engine, trainer=trainer))
+    return build_rollouts(rows, Metadata(sampled_by=by, **about), double=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by", ["engine", "trainer"])
+def test_clip_rates_of_tokens_and_of_sequences_by_hand(by: str) -> None:
+    found = compute_metrics(ratios([0.7, 1.1, 1.3, 1.0], [1.25, 1.26], by=by), clip=ClipBounds(0.2, 0.28))
+    assert found is not None
+    # below 0.8: one of six; above 1.28: one of six; the geometric means are 1.0002 and 1.255
+    assert (found.clipped_low, found.clipped_high) == pytest.approx((1 / 6, 1 / 6))
+    assert found.clipped == pytest.approx(2 / 6)
+    assert found.clamp_log_ratio == pytest.approx((2 / 4 + 0 / 2) / 2)
+    assert found.clipped_sequences == 0
+    tight = compute_metrics(ratios([0.7, 1.1, 1.3, 1.0], [1.25, 1.26], by=by), clip=ClipBounds(3e-4, 4e-4))
+    assert tight is not None
+    assert tight.clipped == pytest.approx(5 / 6)
+    assert tight.clipped_sequences == 1 / 2
+
+
+def test_the_file_says_where_its_objective_clips() -> None:
+    found = compute_metrics(ratios([0.7, 1.1, 1.3], clip_low=0.05, clip_high=0.05))
+    assert found is not None
+    assert found.clip == ClipBounds(0.05, 0.05)
+    assert found.clipped == 1.0
+    half = compute_metrics(ratios([0.7, 1.1, 1.3], clip_high=0.05))
+    assert half is not None
+    assert half.clip == ClipBounds(0.2, 0.05)
