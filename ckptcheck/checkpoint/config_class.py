@@ -86,6 +86,12 @@ class ConfigClass:
         }
 
     @property
+    def nulls(self) -> Mapping[str, str]:
+        """Field → the field whose value it gets where it is null."""
+        nulls: Mapping[str, str] = self.facts.get("nulls", {})
+        return nulls
+
+    @property
     def flat(self) -> tuple[str, ...]:
         """The sub-configs that the class builds from the top level where they are absent (Qwen2-VL)."""
         return tuple(self.facts.get("flat", ()))
@@ -123,8 +129,14 @@ class ConfigClass:
 
     def accepts(self, field: str, value: Any) -> bool:
         """Whether the class accepts a value of this type for a field; any value for what is not a field."""
-        hint = self.types.get(field)
+        hint = self.type_of(field)
         return hint is None or is_instance(value, hint)
+
+    def type_of(self, key: str) -> str | None:
+        """Return the type of a field, also by another name of it; None for what is not a field."""
+        attribute = self.attribute(key)
+        same = (key, attribute, *(alias for alias, target in self.aliases.items() if target == attribute))
+        return next((self.types[name] for name in same if name in self.types), None)
 
 
 def is_instance(value: Any, hint: str) -> bool:

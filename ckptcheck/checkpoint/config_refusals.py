@@ -23,6 +23,8 @@ ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 """Names of fields that hold the name of an activation function."""
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Names of fields that hold the epsilon of the norms."""
+NO_ACTIVATION = "and transformers has no such activation function"
+"""How a fault about an activation function ends."""
 DTYPES = ("dtype", "torch_dtype")
 NUMBERS = frozenset(
     ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
@@ -30,8 +32,10 @@ NUMBERS = frozenset(
 """Keys of rotary embeddings that transformers computes with."""
 LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
 """Names that released configs have and that some classes translate."""
+ALWAYS_SLIDING = ("mistral", "mixtral", "starcoder2")
+"""Model types of which every layer attends through the window, if there is one."""
 SIZES = (
-    "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_key_value_heads", "head_dim",
+    "hidden_size", "num_attention_heads", "vocab_size", "num_key_value_heads", "head_dim",
 )  # fmt: skip
 """Sizes of which a model needs at least one."""
 Fault = tuple[str, str]
@@ -46,7 +50,7 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
         if not config_class.accepts(key, value):
             yield (
                 path,
-                f"{path} is {write_value(value)}, but {config_class.name} takes only {name_type(config_class.types[key])}",
+                f"{path} is {write_value(value)}, but {config_class.name} takes only {name_type(config_class.type_of(key) or '')}",
             )
         elif key in config_class.bounds and isinstance(value, (int, float)):
             least, most = config_class.bounds[key]
@@ -63,7 +67,7 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
         if not isinstance(value, str):
             continue
         if ACTIVATION.search(key) and value not in known_activations() and defaults.get(key) in known_activations():
-            yield path, f'{path} is "{value:.60}", and transformers has no such activation function'
+            yield path, f'{path} is "{value:.60}", {NO_ACTIVATION}'
         elif key in DTYPES and value not in known_dtypes():
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
     for name, nested in part.config_class.nested.items():
@@ -90,6 +94,17 @@ def _check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[F
     given = "config" in (whole.source, divisor.source)
     if given and divisor.value > 0 and whole.value > 0 and whole.value % divisor.value:
         yield divisor.key_path, f"{describe(whole)}, which is no multiple of {divisor.value:,} ({describe(divisor)})"
+
+
+def iter_empty_windows(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield a window without a token, or none at all, where layers are declared that attend through one."""
+    window, listed = part.find("sliding_window"), part.settings.get("layer_types")
+    slides = isinstance(listed, list) and "sliding_attention" in listed
+    always = part.config_class.model_type in ALWAYS_SLIDING
+    if window is None or window.source != "config" or not (slides or always):
+        return
+    if (window.value is None and slides) or (_is_int(window.value) and window.value < 1):
+        yield window.key_path, f"{describe(window)}, but layers attend through a sliding window"
 
 
 def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
@@ -133,7 +148,9 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
     fills = bool(part.config_class.rope or part.settings.get("rope_theta"))
     filled = {"rope_theta", "original_max_position_embeddings"} if fills else frozenset[str]()
     for path, parameters in iter_rope(part):
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
+        old = "default" if part.config_class.rope.get("labels") else parameters.get("type", "default")
+        kind = parameters.get("rope_type", old)
         required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
         missing = [key for key in required if key not in parameters and key not in filled]
         if missing:
@@ -181,7 +198,7 @@ def iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, Any]]]:
     listed = part.settings.get("layer_types")
     labels = {
         *part.config_class.rope.get("labels", ()),
-        *(str(label) for label in listed or () if isinstance(listed, list)),
+        *(str(label) for label in (listed if isinstance(listed, list) else ())),
     }
     kinds = [key for key in settings if key in labels]
     for kind in kinds:

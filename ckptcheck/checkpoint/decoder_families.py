@@ -124,7 +124,7 @@ def _or_default(config: Config, name: str, default: int | None, derived: int) ->
 def mlp_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Map each MLP tensor (name within a dense layer) to its shape; {} where the config does not give the numbers."""
     hidden, width = config.number(*HIDDEN), config.number("intermediate_size")
-    if family_of(config) is None or not hidden or not width:
+    if family_of(config) is None or hidden is None or width is None:
         return {}
     return {
         "mlp.gate_proj.weight": (width, hidden),
@@ -137,7 +137,7 @@ def expert_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Map each tensor of a routed expert (name within it) to its shape; {} where the config does not give the numbers."""
     family = family_of(config)
     hidden, width = config.number(*HIDDEN), config.number(family.expert_width) if family else None
-    if not hidden or not width:
+    if hidden is None or width is None:
         return {}
     wide, narrow = (width, hidden), (hidden, width)
     return {

@@ -7,7 +7,7 @@ source of each value is kept, so that a finding can say which key is missing and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -49,6 +49,13 @@ class ResolvedPart:
 
     def find(self, name: str) -> Setting | None:
         """Return a setting by the name of its field or an alias of it; None where the class has nothing of that name."""
+        found, other = self._find(name), self.config_class.nulls.get(name)
+        if other is not None and (found is None or found.value is None):
+            same = self._find(other)
+            return replace(same, name=found.name if found is not None else name) if same is not None else None
+        return found
+
+    def _find(self, name: str) -> Setting | None:
         attribute = self.config_class.attribute(name)
         given = [key for key in self._spellings(name, attribute) if key in self.settings]
         if given:

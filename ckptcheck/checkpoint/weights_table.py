@@ -78,6 +78,11 @@ class WeightsTable:
         return bool(self.facts.get("refuses_rope_types"))
 
     @property
+    def checked_activations(self) -> tuple[str, ...]:
+        """The fields with the name of an activation that the model looks up; it reads no other."""
+        return tuple(self.facts.get("refused", {}).get("x", ()))
+
+    @property
     def refuses_negative(self) -> tuple[str, ...]:
         """The rates of dropout that must not be negative."""
         return tuple(self.facts.get("refused", {}).get("negative", ()))

@@ -4,6 +4,7 @@
 Where transformers knows the `model_type`, in the config and its nested configs:
 
 - sizes are at least 1, and where the config class or the model demands it, the heads divide the hidden size;
+- the sliding window has a token, where layers attend through one;
 - no rate of dropout is negative, where the model checks it;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
 - `rope_scaling` and `rope_parameters` have the keys that their type needs, and numbers where transformers computes with them.
@@ -28,6 +29,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import (
+    iter_empty_windows,
     iter_impossible_sizes,
     iter_refused_by_model,
     iter_wrong_layer_lists,
@@ -48,7 +50,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config = ckpt.config
     found: dict[str, str] = {}
     for part in config.resolved.parts if config.resolved is not None else ():
-        for path, fault in (*iter_impossible_sizes(part), *iter_wrong_layer_lists(part), *iter_wrong_rope(part)):
+        for path, fault in (
+            *iter_impossible_sizes(part),
+            *iter_wrong_layer_lists(part),
+            *iter_empty_windows(part),
+            *iter_wrong_rope(part),
+        ):
             found.setdefault(path, fault)
     if (table := WeightsTable.of(config)) is not None and config.resolved is not None:
         for path, fault in iter_refused_by_model(table, config.resolved):
@@ -56,7 +63,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for path, fault in found.items():
         if path not in config.malformed_counts:
             yield Problem(
-                f"{fault}; transformers refuses to load the checkpoint",
+                f"{fault}; transformers stops when it builds or runs the model",
                 file=config.file,
                 key=path,
                 hint="copy the values from the model's own config",

@@ -30,7 +30,9 @@ from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count, format_shape
 
-COMMON = re.compile(r"self_attn\.[qkvo]_proj\.|mlp\.(?!gate\.)|(input|post_attention)_layernorm\.")
+COMMON = re.compile(
+    r"self_attn\.[qkvo]_proj\.|mlp\.((gate|up|down)_proj|experts\.\d+)\.|(input|post_attention)_layernorm\."
+)
 """What CFG013 to CFG015 check in the families that they know."""
 
 

@@ -2,7 +2,8 @@
 
 ## What it checks
 Where the tensors show routed experts: `num_experts_per_tok` (and its synonyms) is at least 1 and at most the number of
-experts. Where config.json lacks a key, the default of its class counts.
+experts; in DeepSeek-V3 and GLM-4.5, `n_group` divides the experts and
+`topk_group` is at most `n_group`. Where config.json lacks a key, the default of its class counts.
 
 ## Why it matters
 With 0, every token skips the experts, and the model computes something else without a word. With more than there are,
@@ -26,6 +27,9 @@ from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
+GROUPED = ("deepseek_v3", "glm4_moe")
+"""Model types whose routers always choose groups of experts first."""
+
 
 @rule(
     "CFG026",
@@ -36,7 +40,22 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config, experts = ckpt.config, ckpt.components.num_experts
-    chosen = config.number(*EXPERTS_PER_TOKEN)
+    chosen, resolved = config.number(*EXPERTS_PER_TOKEN), config.resolved
+    setting = resolved.find(*EXPERTS_PER_TOKEN) if resolved is not None else None
+    is_null = setting is not None and setting.source == "config" and setting.value is None
+    # Where the class refuses null, CFG023 reports it.
+    if (
+        is_null
+        and setting is not None
+        and resolved is not None
+        and resolved.text.config_class.accepts(setting.name, None)
+    ):
+        yield Problem(
+            f"{setting.key_path} is null, but the layers have experts; transformers stops in the first forward pass",
+            file=config.file,
+            key=setting.key_path,
+            hint="copy the number from the model's own config",
+        )
     if chosen is None or not isinstance(experts, int) or experts < 1:
         return
     if chosen < 1 or chosen > experts:
@@ -47,6 +66,18 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             file=config.file,
             key=config.key_path(*EXPERTS_PER_TOKEN),
             hint="copy the number from the model's own config",
+        )
+    groups, chosen_groups = config.number("n_group"), config.number("topk_group")
+    given = {"n_group", "topk_group"} & config.text.keys()
+    if not given or config.text.get("model_type") not in GROUPED or groups is None or chosen_groups is None:
+        return
+    if groups < 1 or experts % groups or not 1 <= chosen_groups <= groups:
+        yield Problem(
+            f"{config.describe('n_group')}, {config.describe('topk_group')} and {config.describe(*EXPERTS)}, which do not go "
+            "together; transformers stops in the first forward pass",
+            file=config.file,
+            key=config.key_path("n_group"),
+            hint="copy the numbers from the model's own config",
         )
 
 

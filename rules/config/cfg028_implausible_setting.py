@@ -1,15 +1,14 @@
-"""A base of rotary embeddings, an epsilon or a window is one that no released model has.
+"""The base of the rotary embeddings or the epsilon of the norms is one that no released model has.
 
 ## What it checks
 In the language model's part of a config whose `model_type` transformers knows:
 
 - the base of the rotary embeddings is at least 100 (most released models have 10,000 to 100 million)
 - the epsilon of the norms is between 1e-13 and 1e-2 (released models have 1e-12 to 1e-3)
-- the sliding window has at least one token
 
 ## Why it matters
-transformers, vLLM and SGLang compute with any such number, without a word: a norm with an epsilon of 1 flattens everything,
-and with a window of 0 no token sees another.
+transformers, vLLM and SGLang compute with any such number, without a word: a norm with an epsilon of 1 flattens everything.
+CFG024 checks the sliding window.
 
 ## How to fix
 Copy the setting from the config of the model this one was trained or converted from.
@@ -54,16 +53,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             odd[path] = f"{path} is {base}, and no released language model has a base below {LEAST_BASE:.0f}"
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
-        if NORM_EPSILON.fullmatch(key) and key in part.config_class.types and _is_number(value):
-            if not EPSILONS[0] <= value <= EPSILONS[1]:
-                odd[path] = f"{path} is {value}, and no released model has an epsilon outside of 1e-12 to 1e-3"
-        elif (
-            key == "sliding_window"
-            and type(value) is int
-            and value < 1
-            and part.settings.get("use_sliding_window", True)
-        ):
-            odd[path] = f"{path} is {value}, and no token sees another through such a window"
+        is_epsilon = NORM_EPSILON.fullmatch(key) and key in part.config_class.types
+        if is_epsilon and _is_number(value) and not EPSILONS[0] <= value <= EPSILONS[1]:
+            odd[path] = f"{path} is {value}, and no released model has an epsilon outside of 1e-12 to 1e-3"
     for path, fault in odd.items():
         yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
 
