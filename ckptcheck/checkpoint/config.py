@@ -6,6 +6,7 @@ then at the top level.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -97,10 +98,10 @@ class Config:
         """Return what a finding says about the first of these settings: its value, and whether config.json gives it."""
         setting = self.resolved.find(*names) if self.resolved is not None else None
         if setting is None:
-            return f"{self.key_path(*names).rpartition('.')[2]} is {self.integer(*names):,}"
+            return f"{self.key_path(*names).rpartition('.')[2]} is {_write(self.integer(*names))}"
         if setting.source == "config":
-            return f"{setting.key_path} is {setting.value:,}"
-        return f"config.json has no {setting.key_path}, so transformers takes its default of {setting.value:,}"
+            return f"{setting.key_path} is {_write(setting.value)}"
+        return f"config.json has no {setting.key_path}, so transformers takes its default of {_write(setting.value)}"
 
     def key_path(self, *names: str) -> str:
         """Return the JSON path of the first of these settings, for a finding: ``text_config.hidden_size``."""
@@ -158,6 +159,11 @@ class Config:
     def is_quantized(self) -> bool:
         """Whether a quantization config declares packed tensors, whose shapes differ from the model's."""
         return any(isinstance(part.get("quantization_config"), dict) for part in (self.value, self.text))
+
+
+def _write(value: Any) -> str:
+    """Return a number with commas, and anything else as JSON has it."""
+    return f"{value:,}" if type(value) is int else json.dumps(value)
 
 
 def read_config(source: Source, file: str) -> Config:

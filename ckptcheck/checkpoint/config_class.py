@@ -193,7 +193,8 @@ def _parse_line(key: str) -> Any:
     if start < 0:
         return None
     start += len(opening)
-    return json.loads(table[start : table.index(b"\n", start)].removesuffix(b","))
+    value = table[start : table.index(b"\n", start)].removesuffix(b",")
+    return None if value == b"{" else json.loads(value)
 
 
 @cache

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
+from ckptcheck.checkpoint.config import COUNTS
 from ckptcheck.checkpoint.config_class import (
     find_nested_class,
     known_activations,
@@ -47,7 +48,9 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
     config_class = part.config_class
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
-        if not config_class.accepts(key, value):
+        # transformers does not check what another name of a field says; a model stops only where it counts with it.
+        is_checked = key in config_class.types or key in COUNTS
+        if is_checked and not config_class.accepts(key, value):
             yield (
                 path,
                 f"{path} is {write_value(value)}, but {config_class.name} takes only {name_type(config_class.type_of(key) or '')}",

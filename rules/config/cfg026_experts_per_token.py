@@ -69,9 +69,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         )
     groups, chosen_groups = config.number("n_group"), config.number("topk_group")
     given = {"n_group", "topk_group"} & config.text.keys()
-    if not given or config.text.get("model_type") not in GROUPED or groups is None or chosen_groups is None:
+    if not given or config.text.get("model_type") not in GROUPED:
         return
-    if groups < 1 or experts % groups or not 1 <= chosen_groups <= groups:
+    if groups is None or chosen_groups is None or groups < 1 or experts % groups or not 1 <= chosen_groups <= groups:
         yield Problem(
             f"{config.describe('n_group')}, {config.describe('topk_group')} and {config.describe(*EXPERTS)}, which do not go "
             "together; transformers stops in the first forward pass",
