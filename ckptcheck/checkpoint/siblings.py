@@ -20,16 +20,16 @@ from ckptcheck.checkpoint.tensor import Tensor
 Names = frozenset[str]
 MINORITY = 3
 """Several layers that lack the same tensors are incomplete if this many times as many have them; else they are a kind."""
-CLEAR = 4
-"""This many layers have to have a part that many architectures give to some of their layers only, before one may not lack it."""
+CLEAR = 3
+"""This many other layers have to have a part that many architectures give to some layers only, before one may not lack it."""
 BEYOND = 4
 """A list with up to this many entries more than there are layers also describes layers of multi-token prediction."""
 MOST_SHAPES = 500
 """With more different layers than this there is no regularity, and comparing each with each would take too long."""
-OPTIONAL = re.compile(
-    r"index|compress|sink|lora|adapter|bias|norm|scale|embed|hash|tid2eid|engram|(?<!mlp\.)gate(?!_?(up_?)?proj)"
-)
-"""Names of parts that some architectures give to some kinds of layers only: attention sinks, indexers, compressors, gates."""
+SPARSE = re.compile(r"index|compress|sink|lora|adapter|tid2eid|engram")
+"""Names of parts that some architectures give to some kinds of layers only: attention sinks, indexers, compressors."""
+OPTIONAL = re.compile(SPARSE.pattern + r"|bias|norm|scale|embed|hash|(?<!mlp\.)gate(?!_?(up_?)?proj)")
+"""Names of parts that several layers may lack and be sound: those, norms, biases, gates."""
 SHARED = re.compile(r"(^|[._])(k|v|kv|key|value|k_norm|v_norm)(_?proj|_?norm)?(\.|$)")
 """Names of keys and values, which layers at the end of a model may take from layers before them."""
 

@@ -11,8 +11,8 @@ its kind, or experts of its layer) has another shape is reported; packed tensors
 
 Several layers that lack the same are a kind of their own if they, or all others, stand at equal distances, or if they lack
 nothing but what many architectures give to some layers only: attention sinks, indexers, compressors, gates, norms, biases. One
-layer lacks such a part only if at least four others have it, and not if it is the first or the last; in families whose layers
-are all alike (Llama, Qwen3, …) two others are enough, wherever it stands.
+layer lacks a sink, an indexer or a compressor only if at least three others have it, and not if it is the first; in families
+whose layers are all alike (Llama, Qwen3, …) two others are enough, wherever it stands.
 
 ## Why it matters
 transformers initializes the missing tensors with random numbers and an easily missed warning; vLLM leaves uninitialized
@@ -30,13 +30,14 @@ share keys and values with earlier ones (`num_kv_shared_layers`). The rule misse
 NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.packing import unquantized_names
+<<<<<<< HEAD
 from ckptcheck.checkpoint.siblings import (
     CLEAR,
     OPTIONAL,
@@ -46,6 +47,10 @@ from ckptcheck.checkpoint.siblings import (
     layer_kinds,
 )
 from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
+=======
+from ckptcheck.checkpoint.siblings import CLEAR, SPARSE, Names, find_incomplete_layers, layer_kinds
+from ckptcheck.text.formatting import format_layers, join_truncated
+>>>>>>> 07df131 (Let three layers show what a fourth lacks, where only some have a part)
 
 
 @rule(
@@ -68,10 +73,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         }
         said = layer_kinds(ckpt.config.text, len(layers)) if main and ckpt.config is not None else {}
         lacking: dict[Names, dict[int, list[int]]] = {}
+<<<<<<< HEAD
         for layer, (missing, having) in find_incomplete_layers(
             layers, said, alike=main and anatomy.is_language_model
         ).items():
             if not _by_design(ckpt, stack, layer, missing, having):
+=======
+        for layer, (missing, having) in find_incomplete_layers(layers, said, alike=main).items():
+            if not _by_design(ckpt, stack, layer, missing, layers):
+>>>>>>> 07df131 (Let three layers show what a fourth lacks, where only some have a part)
                 lacking.setdefault(missing, {})[layer] = having
         for missing, where in lacking.items():
             first = min(where)
@@ -97,11 +107,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             )
 
 
-def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, having: list[int]) -> bool:
+def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, layers: Mapping[int, Names]) -> bool:
     """Whether a layer may lack this: it shares keys and values with earlier ones, or only a few layers show what is usual.
 
-    In a family whose layers are all alike two layers show it. In others the first layer may do without a norm or scale, and
-    a part that some kinds of layers have needs a clear majority, also at the end of the stack.
+    In a family whose layers are all alike two layers show it. In others the first layer may do without a norm, a scale, or a
+    part that only some kinds of layers have, and such a part needs a clear majority wherever it is missing.
     """
     if stack is ckpt.components.stack and ckpt.config is not None:
         sharing = ckpt.config.integer("num_kv_shared_layers") or 0
@@ -109,7 +119,8 @@ def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, havin
             return True
         if family_of(ckpt.config) is not None:
             return False
-    if all(OPTIONAL.search(name) for name in missing):
-        return len(having) < CLEAR or layer in (0, max(stack.layers))
+    having = [other for other, names in layers.items() if missing <= names]
+    if all(SPARSE.search(name) for name in missing):
+        return len(having) < CLEAR or layer == 0
     found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
     return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)
