@@ -37,20 +37,15 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.packing import unquantized_names
-<<<<<<< HEAD
 from ckptcheck.checkpoint.siblings import (
     CLEAR,
-    OPTIONAL,
+    SPARSE,
     Names,
     find_incomplete_layers,
     find_uneven_shapes,
     layer_kinds,
 )
 from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
-=======
-from ckptcheck.checkpoint.siblings import CLEAR, SPARSE, Names, find_incomplete_layers, layer_kinds
-from ckptcheck.text.formatting import format_layers, join_truncated
->>>>>>> 07df131 (Let three layers show what a fourth lacks, where only some have a part)
 
 
 @rule(
@@ -73,15 +68,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         }
         said = layer_kinds(ckpt.config.text, len(layers)) if main and ckpt.config is not None else {}
         lacking: dict[Names, dict[int, list[int]]] = {}
-<<<<<<< HEAD
         for layer, (missing, having) in find_incomplete_layers(
             layers, said, alike=main and anatomy.is_language_model
         ).items():
-            if not _by_design(ckpt, stack, layer, missing, having):
-=======
-        for layer, (missing, having) in find_incomplete_layers(layers, said, alike=main).items():
             if not _by_design(ckpt, stack, layer, missing, layers):
->>>>>>> 07df131 (Let three layers show what a fourth lacks, where only some have a part)
                 lacking.setdefault(missing, {})[layer] = having
         for missing, where in lacking.items():
             first = min(where)
