@@ -103,19 +103,19 @@ def find_incomplete_layers(
                 compared, fuller = layers, _fuller(names, all_shapes, torn=True)
             if fuller is None and numbers[names] == 1:
                 fuller = _renamed(names, numbers)
-            if fuller is not None and not _is_pattern(fuller - names, layers):
+            if fuller is not None and not _is_pattern(fuller - names, compared):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
     return incomplete
 
 
-def _is_pattern(missing: Names, layers: Mapping[int, Names]) -> bool:
+def _is_pattern(missing: Names, compared: Mapping[int, Names]) -> bool:
     """Whether the layers that lack all these names are a kind of their own, by what they lack or where they stand."""
-    lacking = [layer for layer, names in layers.items() if not names & missing]
+    lacking = [place for place, layer in enumerate(sorted(compared)) if not compared[layer] & missing]
     if len(lacking) < 2:
         return False
-    if all(OPTIONAL.search(name) for name in missing) or is_regular(lacking, max(layers) + 1):
+    if all(OPTIONAL.search(name) for name in missing) or is_regular(lacking, len(compared)):
         return True
-    return all(SHARED.search(name) for name in missing) and set(lacking) == set(range(min(lacking), max(layers) + 1))
+    return all(SHARED.search(name) for name in missing) and lacking == list(range(lacking[0], len(compared)))
 
 
 def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | None:
