@@ -62,18 +62,17 @@ def _iter_lists(settings: Mapping[str, Any]) -> Iterator[tuple[str, list[Any] | 
 def is_regular(layers: Collection[int], depth: int) -> bool:
     """Whether several of `depth` layers, or all the others, lie at equal distances: every fourth, all but every sixth.
 
-    >>> is_regular([3, 7, 11], 12), is_regular([0, 1, 2, 4, 5, 6], 8), is_regular([3, 4, 9], 12)
-    (True, True, False)
+    Two layers show no distance unless there are eight.
+
+    >>> is_regular([3, 7, 11], 12), is_regular([0, 1, 2, 4, 5, 6], 8), is_regular([3, 4, 9], 12), is_regular([0, 3], 4)
+    (True, True, False, False)
     """
     for some in (sorted(layers), sorted(set(range(depth)) - set(layers))):
         steps = {after - before for before, after in pairwise(some)}
-        if (
-            len(some) > 1
-            and len(steps) == 1
-            and min(steps) > 1
-            and some[0] < min(steps) + 1
-            and some[-1] + min(steps) >= depth
-        ):
+        if len(steps) != 1 or (len(some) < 3 and depth < 8):
+            continue
+        step = min(steps)
+        if step > 1 and some[0] <= step and some[-1] + step >= depth:
             return True
     return False
 
