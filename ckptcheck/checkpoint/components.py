@@ -30,6 +30,8 @@ ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input
 """Settings beside the vocabulary that say the same."""
 MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
 """Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
+MOST_LAYERS = 10**6
+"""More layers than a model has. A config that declares more is a finding, and nothing is counted up to that number."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Components:
                 None  # stages and blocks of an encoder of images; what its settings count differs from class to class
             )
         declared = self.config.number(*self.depth_names) if self.config is not None else None
-        return declared if declared is not None and 0 <= declared <= 10**6 else None
+        return declared if declared is not None and 0 <= declared <= MOST_LAYERS else None
 
     @cached_property
     def mtp_layers(self) -> frozenset[int]:

@@ -25,6 +25,7 @@ NVIDIA-NeMo/RL#2124
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.components import MOST_LAYERS
 from ckptcheck.checkpoint.views import LayeredCheckpoint
 from ckptcheck.text.formatting import count, format_ranges
 
@@ -41,7 +42,15 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     anatomy = ckpt.components
     numbers = anatomy.layers.keys()
     last = max(numbers)
-    if ckpt.config is not None and anatomy.num_layers is not None and last < anatomy.num_layers:
+    declared = ckpt.config.integer(*anatomy.depth_names) if ckpt.config is not None else None
+    if ckpt.config is not None and declared is not None and declared > MOST_LAYERS:
+        yield Problem(
+            f"{ckpt.config.describe(*anatomy.depth_names)}, but {anatomy.stack.prefix} has {count(len(numbers), 'layer')}",
+            file=ckpt.config.file,
+            key=ckpt.config.key_path(*anatomy.depth_names),
+            hint="correct the config",
+        )
+    elif ckpt.config is not None and anatomy.num_layers is not None and last < anatomy.num_layers:
         missing = set(range(anatomy.num_layers)) - numbers
         if missing:
             key = ckpt.config.key_path(*anatomy.depth_names)
