@@ -233,10 +233,20 @@ def known_dtypes() -> frozenset[str]:
 
 def is_model_class(name: str) -> bool:
     """Whether transformers has a model class of this name that its auto classes build."""
-    return f'"{name}"'.encode() in _table() and any(
-        name in json.loads(line.partition(b'"models": ')[2].partition(b"]")[0] + b"]")
-        for line in _table().splitlines()
-        if f'"{name}"'.encode() in line and b'"models": ' in line
+    return bool(find_model_types(name))
+
+
+@cache
+def find_model_types(architecture: str) -> tuple[str, ...]:
+    """Return every ``model_type`` for which transformers' auto classes build a model class; () for a class they do not build."""
+    name = json.dumps(architecture).encode()
+    if name not in _table():
+        return ()
+    lines = (line for line in _table().splitlines() if name in line and b'"models": ' in line)
+    return tuple(
+        json.loads(line.partition(b": ")[0])
+        for line in lines
+        if architecture in json.loads(line.partition(b'"models": ')[2].partition(b"]")[0] + b"]")
     )
 
 

@@ -1,0 +1,54 @@
+"""`architectures` and `model_type` belong to two different models.
+
+## What it checks
+The first of `architectures` is a class that transformers builds for this `model_type`, where transformers knows both.
+
+## Why it matters
+transformers builds what `model_type` says and does not look at `architectures`; vLLM and SGLang do the reverse. Trainer and engine
+then compute two different models from one checkpoint, or the engine refuses it.
+
+## How to fix
+Take both from the config of the model this one was trained or converted from.
+
+## When it can be wrong
+Two families can be the same computation (a Mistral without sliding windows is a Llama), and then either name works: use
+`--ignore CFG030`.
+
+## Seen in
+No public report: configs edited by hand.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.config_class import find_config_class, find_model_types
+from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+
+
+@rule(
+    "CFG030",
+    "two-architectures",
+    severity="warning",
+    on="config",
+    when=lambda ckpt: (
+        not ckpt.is_partial and "auto_map" not in ckpt.config.value and ckpt.config.architecture is not None
+    ),
+)
+def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
+    config = ckpt.config
+    architecture, model_type = config.architecture, config.value.get("model_type")
+    if architecture is None or not isinstance(model_type, str):
+        return
+    known = find_config_class(model_type)
+    expected = find_model_types(architecture)
+    # The parts of composite models have types of their own: mllama and mllama_text_model.
+    is_related = any(model_type.startswith(other) or other.startswith(model_type) for other in expected)
+    if known is not None and known.models and expected and not is_related:
+        named = [other for other in expected if architecture.lower().startswith(other.replace("_", ""))]
+        yield Problem(
+            f"architectures names {architecture}, which is of model_type {(named or expected)[0]}, but model_type is "
+            f"{model_type}: vLLM and SGLang go by the first, transformers by the second",
+            file=config.file,
+            key="architectures",
+            hint="take both from the config of the model this one was made from",
+        )
