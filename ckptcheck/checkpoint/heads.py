@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.config import HIDDEN, Config
+from ckptcheck.text.formatting import format_shape
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.components import Components
@@ -23,6 +26,42 @@ LM_HEADS = ("embed_out.weight", "lm_head.weight")
 """Names of language-modelling heads under which some reward models keep theirs, with a row for each label."""
 DEFAULT_LABELS = 2
 """Labels that transformers assumes where the config declares none (`PreTrainedConfig.num_labels`)."""
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How a head came to have another shape than its class gives it."""
+
+    text: str
+    """What it is, as it follows in a message."""
+    hint: str
+    """What to do about it."""
+
+
+def explain_head_shape(found: tuple[int, ...], expected: tuple[int, int]) -> HeadLayout | None:
+    """Return how a head's shape comes from the one that it should have; None where nothing explains it.
+
+    Args:
+        found: the shape as stored.
+        expected: [outputs, hidden size], as torch.nn.Linear stores a weight.
+
+    """
+    outputs, hidden = expected
+    if found == (hidden, outputs):
+        return HeadLayout(
+            "it is transposed: a Linear stores [outputs, inputs]", f"store its transpose, {format_shape(expected)}"
+        )
+    if prod(found) == outputs * hidden:
+        if len(found) == 2:
+            return HeadLayout("it was saved in a tensor-parallel layout", "gather or reshape the head")
+        return HeadLayout(
+            "it has the right numbers in other dimensions", f"reshape the head to {format_shape(expected)}"
+        )
+    if len(found) == 2 and found[0] == outputs and 0 < found[1] < hidden and hidden % found[1] == 0:
+        return HeadLayout(
+            f"it has the columns of one rank of {hidden // found[1]}", "gather the head from all tensor-parallel ranks"
+        )
+    return None
 
 
 def is_scorer(config: Config | None) -> bool:

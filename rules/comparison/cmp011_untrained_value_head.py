@@ -55,6 +55,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"the head is equal in both checkpoints, bit for bit, although {changed:,} of {matrices:,} other matrices changed: "
             "it was not trained, or the trained copy was not saved",
             file=comparison.second.files.get(pair.names[1]),
-            key=pair.name,
+            key=pair.names[1],
             hint="check that the optimizer has the head, and that the trained copy is the one that is saved",
         )

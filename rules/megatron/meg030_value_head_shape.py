@@ -4,8 +4,9 @@
 A value head (`value_head.weight`, `v_head.summary.weight`) has the shape `[1, hidden_size]`.
 
 ## Why it matters
-Loaders stop at the shape, or reshape it. `[8, hidden/8]` is a head that was saved in its tensor-parallel layout: the right
-number of elements in the wrong positions. A sharded optimizer that did not gather its parameters leaves an empty head.
+Loaders stop at the shape, or reshape it. `[hidden, 1]` is a transposed head: a Linear stores [outputs, inputs].
+`[8, hidden/8]` is a head that was saved in its tensor-parallel layout: the right number of elements in the wrong positions. A
+sharded optimizer that did not gather its parameters leaves an empty head.
 
 ## How to fix
 Gather the head before saving it. Tensor parallelism does not split it.
@@ -18,9 +19,9 @@ Open-Reasoner-Zero#63
 """
 
 from collections.abc import Iterator
-from math import prod
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.heads import explain_head_shape
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.structure import EMBEDDING, VALUE_HEADS, positive_argument
 from ckptcheck.text.formatting import format_shape
@@ -42,8 +43,13 @@ def check(run: Megatron) -> Iterator[Problem]:
         if not name.endswith(VALUE_HEADS) or hidden is None or head.shape == (1, hidden):
             continue
         if 0 in head.shape:
-            text = f"the head is empty ({format_shape(head.shape)}): its parameters were not gathered"
+            text, layout = f"the head is empty ({format_shape(head.shape)}): its parameters were not gathered", None
         else:
-            layout = "; it was saved in a tensor-parallel layout" if prod(head.shape) == hidden else ""
-            text = f"the shape of the head is {format_shape(head.shape)}, not {format_shape((1, hidden))}{layout}"
-        yield Problem(text, file=run.finding_file, key=name, hint="gather the head before saving it")
+            layout = explain_head_shape(head.shape, (1, hidden))
+            text = f"the shape of the head is {format_shape(head.shape)}, not {format_shape((1, hidden))}"
+        yield Problem(
+            f"{text}; {layout.text}" if layout else text,
+            file=run.finding_file,
+            key=head.key,
+            hint=layout.hint if layout else "gather the head before saving it",
+        )

@@ -38,6 +38,6 @@ def check(run: Megatron) -> Iterator[Problem]:
         yield Problem(
             f"the critic has a value head, but also the output layer {format_shape(head.shape)}",
             file=run.finding_file,
-            key=OUTPUT,
+            key=head.key,
             hint="set output_layer to None where the value head is created",
         )

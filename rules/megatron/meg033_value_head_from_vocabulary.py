@@ -51,8 +51,8 @@ def check(run: Megatron) -> Iterator[Problem]:
             row = run.read(other, [slice(0, 1)])
             if row.any() and row.tobytes() == run.read(name).tobytes():
                 yield Problem(
-                    f"it is row 0 of {other}, byte for byte: a language model was loaded into the place of the head",
+                    f"it is row 0 of {table.key}, byte for byte: a language model was loaded into the place of the head",
                     file=run.finding_file,
-                    key=name,
+                    key=run.weights[name].key,
                     hint="give the head a name of its own, and initialize it again",
                 )

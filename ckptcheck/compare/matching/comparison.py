@@ -323,6 +323,8 @@ class Comparison(EvidenceDefaults):
         return " · ".join(self._describe_accounts())
 
     def _describe_accounts(self) -> list[str]:
+        from ckptcheck.compare.matching.value_heads import describe_critic_start
+
         result = self.match_result
         matched = sum(pair.name not in result.aliased for pair in result.pairs)
         lines = [
@@ -335,7 +337,9 @@ class Comparison(EvidenceDefaults):
         if result.shape_mismatches:
             lines.append(f"{len(result.shape_mismatches):,} of other shapes")
         if result.heads:
-            lines.append(f"heads of their own: {join_truncated(result.heads)}")
+            lines.append(f"heads of their own: {join_truncated(tuple(result.heads.values()))}")
+        if self.critic and (start := describe_critic_start(self)):
+            lines.append(start)
         if result.padding_rows:
             lines.append(f"{count(max(result.padding_rows.values()), 'row')} of padding left out")
         if left_out := {**self.first.left_out, **self.second.left_out}:

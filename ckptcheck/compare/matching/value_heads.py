@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.heads import explain_head_shape
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, cast_patterns
@@ -15,7 +16,7 @@ from ckptcheck.compare.matching.pairing import (
     is_value_head_in_output_layer,
 )
 from ckptcheck.compare.matching.side import ComparisonSide
-from ckptcheck.text.formatting import format_shape
+from ckptcheck.text.formatting import format_shape, join_truncated
 
 if TYPE_CHECKING:
     from ckptcheck.compare.matching.comparison import Comparison
@@ -80,13 +81,38 @@ def describe_unusable_head(side: ComparisonSide, name: str) -> str:
     hidden = side.stored[rows].shape[1] if rows is not None and len(side.stored[rows].shape) == 2 else None
     width = layout.shape[-1] if layout.shape else 0
     if prod(layout.shape[:-1]) != 1 or len(layout.shape) > 2 or (hidden is not None and width != hidden):
-        return f"its shape is {format_shape(layout.shape)}, which does not map {hidden or 'the'} hidden numbers to one value"
+        layout_name = explain_head_shape(layout.shape, (1, hidden)) if hidden else None
+        return (
+            f"its shape is {format_shape(layout.shape)}, which does not map {hidden or 'the'} hidden numbers to one value"
+            + (f"; {layout_name.text}" if layout_name else "")
+        )
     if not can_cast(layout.dtype, "F32"):
         return ""
     with TensorFiles(side.source) as files:
         values = decode(layout.dtype, files.read_tensor(layout))
     not_finite = values.size - int(np.isfinite(values).sum())
     return f"{not_finite:,} of its {values.size:,} numbers are not finite" if not_finite else ""
+
+
+def describe_critic_start(comparison: Comparison) -> str:
+    """Return "only the head is new" with the heads' stored names if the critic otherwise equals the language model; "" if not.
+
+    Reads both sides, unless they were read before.
+    """
+    result = comparison.match_result
+    heads = list_value_heads(comparison)
+    if len({id(side) for side, _ in heads}) != 1 or not result.pairs:
+        return ""
+    if result.missing or result.extra or result.shape_mismatches or comparison.undeclared_casts or comparison.unread:
+        return ""
+    differences = comparison.value_differences
+    if differences.different or differences.quantized:
+        return ""
+    names = [name for _, name in heads]
+    of = {stored for name, stored in result.heads.items() if name.rpartition(".")[0] == "score"}
+    names += sorted(of - set(names))
+    only = "only the head is" if len(names) == 1 else "only the head's tensors are"
+    return f"{only} new in the critic: {join_truncated(names)}"
 
 
 def list_compared_value_heads(comparison: Comparison) -> list[tuple[TensorPair, CompareSpec]]:

@@ -79,7 +79,8 @@ def test_a_critic_lacks_the_head_and_nothing_else(name: str, runs: Path) -> None
     assert {finding.code for finding in diff(runs / name, runs / f"{name}-hf")[0].findings} == {"CMP001", "CMP002"}
     report, seen = diff(runs / name, runs / f"{name}-hf", critic=True)
     assert report.verdict == "clean"
-    assert "heads of their own: lm_head.weight, score.weight" in seen.subject
+    assert "heads of their own: lm_head.weight, value_head.weight" in seen.subject
+    assert "only the head is new in the critic: value_head.weight" in seen.subject
 
 
 def swap_layers(tensors: dict[str, Any]) -> None:

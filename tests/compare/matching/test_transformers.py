@@ -137,6 +137,16 @@ def test_gpt_to_critic(tmp_path: Path) -> None:
         report, seen = diff(tmp_path / pair[0], tmp_path / pair[1], critic=True)
         assert report.verdict == "clean"
         assert "heads of their own: lm_head.weight, score." in seen.subject
+        assert "only the head's tensors are new in the critic: score." in seen.subject
+    report, seen = diff(tmp_path / "critic", tmp_path / "critic", critic=True)
+    assert "new in the critic" not in seen.subject
+    edit(
+        tmp_path / "gpt",
+        lambda tensors: {key: value + 1 if key == "model.norm.weight" else value for key, value in tensors.items()},
+    )
+    report, seen = diff(tmp_path / "gpt", tmp_path / "critic", critic=True)
+    assert [finding.key for finding in report.findings] == ["model.norm.weight"]
+    assert "new in the critic" not in seen.subject
     edit(
         tmp_path / "critic", lambda tensors: {key: value for key, value in tensors.items() if "norm.weight" not in key}
     )
