@@ -14,7 +14,7 @@ BOX = re.compile(r"\[[^\]]*\]")
 """The part of a chunk's name that says which slice of the weight it holds (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots in canonical form (ASCII, no leading zero)."""
-LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block")
+LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block", "resblocks")
 ASIDE = re.compile(
     r"vision|visual|vit\b|audio|image|speech|mtp|nextn|draft|medusa|eagle|resampler|projector|detr|depth_decoder", re.I
 )
