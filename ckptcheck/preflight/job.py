@@ -163,6 +163,14 @@ class Job(EvidenceDefaults):
         return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line)
 
     @property
+    def penalties(self) -> list[str]:
+        """The names of the penalties, and min_p, with which rollouts are sampled, as in `FIELDS`."""
+        neutral = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        if self.number("rollout.temperature") != 0:
+            neutral["min_p"] = 0
+        return [f"rollout.{name}" for name, off in neutral.items() if self.number(f"rollout.{name}") not in (None, off)]
+
+    @property
     def engine(self) -> str:
         """The inference engine: vllm, sglang, another, or "" where it is not known."""
         return self.text("engine.name") or ""

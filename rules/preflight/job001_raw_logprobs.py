@@ -1,12 +1,15 @@
 """The engine returns raw logprobs, and the trainer divides its logits by the temperature.
 
 ## What it checks
-Applies where rollouts are sampled at a temperature other than 1, or with top-p or top-k, and the job uses the engine's logprobs.
+Applies where rollouts are sampled at a temperature other than 1, with top-p or top-k, or with a penalty (repetition, presence,
+frequency, min-p), and the job uses the engine's logprobs.
 The engine then has to return processed logprobs: vLLM with `--logprobs-mode processed_logprobs`, SGLang without
 `SGLANG_RETURN_ORIGINAL_LOGPROB`.
 
 ## Why it matters
 - vLLM's default is `raw_logprobs`: logprobs of the model's own distribution. The trainer divides its logits by the temperature.
+- vLLM applies penalties after it took raw logprobs, and before processed ones. SGLang applies them before either, so that there
+  penalties do not make a difference (JOB026 reports them).
 - Every ratio of the two is off by a factor that has nothing to do with the policy, and an importance correction corrects for
   that factor.
 
@@ -25,6 +28,9 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
+PENALTIES = ("rollout.min_p", "rollout.repetition_penalty", "rollout.presence_penalty", "rollout.frequency_penalty")
+LOOKED_AT = ("engine.logprobs", "rollout.temperature", "rollout.top_p", "rollout.top_k", *PENALTIES)
+
 
 @rule(
     "JOB001",
@@ -34,18 +40,20 @@ from ckptcheck.preflight.job import Job
     when=lambda job: bool(job.flag("algorithm.uses_rollout_logprobs") or job.flag("rollout.logprobs")),
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.require_resolved("engine.logprobs", "rollout.temperature", "rollout.top_p", "rollout.top_k")
+    job.require_resolved(*LOOKED_AT)
     if job.text("engine.logprobs") != "raw":
         return
     temperature, trainer = job.number("rollout.temperature"), job.number("trainer.temperature")
-    # With greedy sampling raw and processed logprobs are the same; JOB002 reports a trainer at temperature 1.
-    if temperature == 0 or (trainer == 1 and temperature != 1):
+    # JOB002 reports a trainer at temperature 1.
+    if trainer == 1 and temperature not in (0, 1):
         return
     top_p, top_k = job.number("rollout.top_p"), job.number("rollout.top_k")
     is_active = {"temperature": temperature not in (None, 1), "top_p": (top_p or 1) < 1, "top_k": (top_k or 0) > 0}
-    parameters = [name for name, active in is_active.items() if active]
+    # With greedy sampling only penalties change logprobs.
+    parameters = [f"rollout.{name}" for name, active in is_active.items() if active and temperature != 0]
+    parameters += job.penalties if job.engine == "vllm" else []
     if parameters:
-        processing = ", ".join(f"{name} {job.describe(f'rollout.{name}')}" for name in parameters)
+        processing = ", ".join(f"{name.removeprefix('rollout.')} {job.describe(name)}" for name in parameters)
         use = (
             "the loss uses them"
             if job.flag("algorithm.uses_rollout_logprobs")
@@ -53,7 +61,7 @@ def check(job: Job) -> Iterator[Problem]:
         )
         yield job.problem(
             f"the engine returns raw logprobs ({job['engine.logprobs'].place}), computed before {processing}, and {use}",
-            at="engine.logprobs" if job["engine.logprobs"].leaf else f"rollout.{parameters[0]}",
+            at="engine.logprobs" if job["engine.logprobs"].leaf else parameters[0],
             hint="set logprobs_mode to processed_logprobs"
             if job.engine == "vllm"
             else "take SGLANG_RETURN_ORIGINAL_LOGPROB out",

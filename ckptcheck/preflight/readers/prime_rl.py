@@ -45,6 +45,16 @@ SOURCES = {
     "rollout.temperature": FieldSource(_sampling_paths("temperature"), 1.0, PRIME),
     "rollout.top_p": FieldSource((*_sampling_paths("top_p"), *_sampling_paths("extra_body.top_p")), 1.0, PRIME),
     "rollout.top_k": FieldSource((*_sampling_paths("top_k"), *_sampling_paths("extra_body.top_k")), -1, PRIME),
+    "rollout.min_p": FieldSource((*_sampling_paths("min_p"), *_sampling_paths("extra_body.min_p"))),
+    "rollout.repetition_penalty": FieldSource(
+        (*_sampling_paths("repetition_penalty"), *_sampling_paths("extra_body.repetition_penalty"))
+    ),
+    "rollout.presence_penalty": FieldSource(
+        (*_sampling_paths("presence_penalty"), *_sampling_paths("extra_body.presence_penalty"))
+    ),
+    "rollout.frequency_penalty": FieldSource(
+        (*_sampling_paths("frequency_penalty"), *_sampling_paths("extra_body.frequency_penalty"))
+    ),
     "rollout.response_length": FieldSource((*_sampling_paths("max_completion_tokens"), *_sampling_paths("max_tokens"))),
     "rollout.n": FieldSource(
         ("orchestrator.group_size", "orchestrator.train.group_size", "orchestrator.rollouts_per_example")

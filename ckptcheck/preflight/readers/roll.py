@@ -52,6 +52,7 @@ SOURCES = {
     "rollout.temperature": FieldSource((f"{GENERATING}.temperature",), 0.95, ROLL),
     "rollout.top_p": FieldSource((f"{GENERATING}.top_p",), 0.7, ROLL),
     "rollout.top_k": FieldSource((f"{GENERATING}.top_k",), 50, ROLL),
+    "rollout.repetition_penalty": FieldSource((f"{GENERATING}.repetition_penalty",), 1.0, ROLL),
     "rollout.prompt_length": FieldSource(("prompt_length",), 1024, ROLL),
     "rollout.response_length": FieldSource((f"{GENERATING}.max_new_tokens", "response_length")),
     "rollout.n": FieldSource(("num_return_sequences_in_group", f"{GENERATING}.num_return_sequences")),

@@ -64,6 +64,7 @@ SOURCES = {
     "rollout.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
     "rollout.top_p": _verl(1.0, f"{ROLLOUT}.top_p"),
     "rollout.top_k": _verl(-1, f"{ROLLOUT}.top_k"),
+    "rollout.repetition_penalty": _verl(1.0, f"{ROLLOUT}.repetition_penalty"),
     "rollout.n": _verl(1, f"{ROLLOUT}.n"),
     "rollout.prompt_length": _verl(512, f"{ROLLOUT}.prompt_length", "data.max_prompt_length"),
     "rollout.response_length": _verl(512, f"{ROLLOUT}.response_length", "data.max_response_length"),
