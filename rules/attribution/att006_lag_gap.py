@@ -1,7 +1,9 @@
 """The gap comes from tokens that older weights sampled, as an asynchronous job intends.
 
 ## What it checks
-Tokens that older weights sampled are left out. The gap of the tokens that remain is at the floor.
+After every other experiment, which ran without them: the engine scores the tokens that older weights sampled with the trainer's
+weights, and their gap vanishes. Without an engine they are left out, the remaining gap is at the floor, and the message says that
+the older tokens themselves were not tested.
 
 ## Why it matters
 It is not an error: an asynchronous job trains on tokens of a policy some versions old. Here, and only here, a correction such as

@@ -47,6 +47,10 @@ class AttributionCase(CaseTable, kw_only=True):
     """No token is compared."""
     lag: bool = False
     """The first tokens of each response are from an older version of the weights."""
+    all_lag: bool = False
+    """With `lag`: all of them are."""
+    lag_size: float = 0.3
+    """With `lag`: by how many nats the older weights differ."""
     tools: bool = False
     """Some tokens, which the engine did not draw, have the logprob 0."""
     moved: bool = False
@@ -95,7 +99,7 @@ class FakeBackend:
         for effect, noise in zip(self._effects, self._noise, strict=True):
             if not (effect.undone_by in ENGINE and getattr(change, effect.undone_by)):
                 made += noise
-        return self._as_drawn(made)
+        return self._as_drawn(made, recorded=False)
 
     def weights(self) -> tuple[str, ...]:
         return self._differs("cold")
@@ -111,13 +115,13 @@ class FakeBackend:
         if what in self._unable:
             raise NotAvailable(self._unable[what])
 
-    def _as_drawn(self, q: np.ndarray) -> np.ndarray:
-        """Return what the engine said when it drew the tokens, which no second scoring undoes."""
+    def _as_drawn(self, q: np.ndarray, *, recorded: bool) -> np.ndarray:
+        """Return what the engine says. recorded: when it drew the tokens, the first of them with older weights."""
         drawn = q.copy()
         for number in range(SEQUENCES):
             own = drawn[number * TOKENS : (number + 1) * TOKENS]
-            if self._case.lag:
-                own[PROMPT : PROMPT + 12] += 0.3
+            if self._case.lag and recorded:
+                own[PROMPT : PROMPT + (TOKENS if self._case.all_lag else 12)] += self._case.lag_size
             if self._case.tools:
                 own[20:24] = 0.0
             if self._case.experts:
@@ -127,8 +131,9 @@ class FakeBackend:
         return drawn
 
     def _recorded(self, case: AttributionCase) -> Rollouts:
-        q = self._as_drawn(self._true + sum(self._noise, np.zeros_like(self._true)))
-        versions = ["5"] * 12 + ["7"] * (TOKENS - PROMPT - 12) if case.lag else []
+        q = self._as_drawn(self._true + sum(self._noise, np.zeros_like(self._true)), recorded=True)
+        older = TOKENS - PROMPT if case.all_lag else 12
+        versions = ["5"] * older + ["7"] * (TOKENS - PROMPT - older) if case.lag else []
         routes = np.tile(np.array([0, 1]), (TOKENS, 1, 1))
         other = routes.copy()
         if case.experts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ckptcheck.parity.attribution.backend import Backend, NotAvailable
 from ckptcheck.parity.attribution.experiment import Experiment, Layer, Trial
+from ckptcheck.parity.attribution.experiments import lag
 from ckptcheck.parity.attribution.state import SearchState, initial_state
 
 EXPLAINED = 0.9
@@ -37,6 +38,8 @@ class SearchStep:
     """Why the experiment could not run; "" if it could."""
     was_run: bool = True
     """False where earlier experiments had explained the gap already."""
+    without_older: bool = False
+    """The experiment was not needed because the two sides agree where older weights are not in play."""
 
     @property
     def is_cause(self) -> bool:
@@ -82,23 +85,58 @@ class SearchResult:
 def run_search(
     backend: Backend, experiments: Sequence[Experiment], floor: float, *, say: Callable[[str], None] = lambda _: None
 ) -> SearchResult:
-    """Run the experiments in order.
+    """Run the experiments in order. Those of the layer `objective` come last; all others run without tokens of older weights.
 
     floor: mean |Δ| with equal weights, in nats, above 0. say: called with the name of each experiment before it runs.
     """
-    state = initial_state(backend.rollouts)
-    initial_gap, tokens = state.gap, len(state.abs_diff)
-    excess = max(initial_gap - floor, 0.0)
+    recorded = initial_state(backend.rollouts)
+    gap, tokens = recorded.gap, len(recorded.abs_diff)
+    has_objective = any(experiment.layer == "objective" for experiment in experiments)
+    state = lag.set_aside(backend, recorded) if has_objective and gap > AT_FLOOR * floor else recorded
+    part = _Part(state.gap, floor, len(state.abs_diff) / tokens if tokens else 1.0, state is not recorded)
+    whole = max(gap - floor, 0.0)
     steps: list[SearchStep] = []
     for experiment in experiments:
-        is_done = not tokens or state.gap <= AT_FLOOR * floor or (initial_gap - state.gap) >= EXPLAINED * excess
-        if is_done:
-            steps.append(SearchStep(experiment.name, experiment.layer, state.gap, state.gap, was_run=False))
+        if experiment.layer == "objective" and part.without_older:
+            state, part = lag.bring_back(recorded, state, backend.rollouts), _Part(gap, floor)
+        if not tokens or part.is_explained(state):
+            steps.append(
+                SearchStep(
+                    experiment.name,
+                    experiment.layer,
+                    state.gap,
+                    state.gap,
+                    was_run=False,
+                    without_older=part.without_older,
+                )
+            )
             continue
         say(experiment.name)
-        step, state = _run_experiment(experiment, backend, state, floor, excess)
-        steps.append(step)
-    return SearchResult(initial_gap, floor, state.gap, tokens, tuple(steps))
+        step, state = _run_experiment(experiment, backend, state, floor, part.excess)
+        steps.append(replace(step, removed=step.removed * part.excess * part.share / whole if whole else 0.0))
+    return SearchResult(gap, floor, state.gap, tokens, tuple(steps))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The tokens that a part of the experiments compares: all, or those without the ones of older weights."""
+
+    gap: float
+    """Mean |Δ| over them before the experiments, in nats."""
+    floor: float
+    share: float = 1.0
+    """How many of all compared tokens they are."""
+    without_older: bool = False
+    """Whether tokens of older weights are left out, or scored with the trainer's weights."""
+
+    @property
+    def excess(self) -> float:
+        """The gap above the floor, in nats."""
+        return max(self.gap - self.floor, 0.0)
+
+    def is_explained(self, state: SearchState) -> bool:
+        """Whether no experiment is needed any more."""
+        return state.gap <= AT_FLOOR * self.floor or self.gap - state.gap >= EXPLAINED * self.excess
 
 
 def _run_experiment(

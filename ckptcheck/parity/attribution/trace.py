@@ -73,7 +73,9 @@ class Attribution(EvidenceDefaults):
         """The table of experiments, with the change and the share of the gap that each removed."""
         rows = []
         for step in self.search.steps:
-            if not step.was_run:
+            if not step.was_run and step.without_older:
+                result = "ruled out: without a lag the two sides agree"
+            elif not step.was_run:
                 result = "not needed"
             elif step.skipped:
                 result = f"skipped: {step.skipped}"

@@ -20,6 +20,7 @@ from ckptcheck.parity.live_session import LiveSession
 from ckptcheck.parity.rollouts import Rollouts, write_rollouts
 from ckptcheck.runtime.engines import registry
 from tests.doubles.fake_serving import FakeServing
+from tests.factories.attribution_cases import build_attribution
 from tests.factories.probe_cases import ScoringTrainer
 from tests.factories.rollout_cases import draw_rollouts
 
@@ -74,8 +75,30 @@ def test_what_files_can_tell_is_told_with_the_ladder(here: Path) -> None:
     assert finding["code"] == "ATT001"
     assert "vanishes with the trainer's logprobs moved by +1" in finding["message"]
     (ladder,) = [section for section in report["sections"] if section["title"] == "Experiments"]
-    assert [row[0] for row in ladder["rows"]][2:5] == ["logprobs moved by a token", "the trainer again", "temperature"]
-    assert ladder["rows"][3][-1] == "not needed"
+    assert [row[0] for row in ladder["rows"]][1:4] == ["logprobs moved by a token", "the trainer again", "temperature"]
+    assert ladder["rows"][2][-1] == "not needed"
+
+
+def read_ladder(case: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Experiment → (share of the gap that it removes, its result), in the order of the report."""
+    (ladder,) = build_attribution(case).sections
+    return {str(row[0]): (str(row[4]), str(row[5])) for row in ladder.rows}
+
+
+def test_the_objective_comes_last_and_a_lag_hides_no_fault_of_the_engine() -> None:
+    lagging = read_ladder({"lag": True})
+    assert list(lagging)[-1] == "tokens of older weights"
+    others = {result for name, (_, result) in lagging.items() if name != "tokens of older weights"}
+    assert others == {"ruled out: without a lag the two sides agree"}
+    both = read_ladder({"lag": True, "effects": [{"undone_by": "fresh", "size": 0.1}]})
+    removed = {name: share for name, (share, _) in both.items() if share != "None"}
+    assert removed == {"caches": "36%", "tokens of older weights": "64%"}
+    # where every token lags, the engine's own faults show when it scores them with the trainer's weights
+    every = {"lag": True, "all_lag": True, "effects": [{"undone_by": "path", "size": 0.1}]}
+    assert [name for name, (share, _) in read_ladder(every).items() if share != "None"] == [
+        "decoding",
+        "tokens of older weights",
+    ]
 
 
 def test_what_only_a_forward_could_tell_is_skipped_and_said(here: Path) -> None:

@@ -169,7 +169,10 @@ class Twin:
                 row = processed(tables(self._trainer, [tokens])[0][-1:], fault.temperature, fault.top_p)[0]
                 tokens.append(int(draw.choice(len(row), p=np.exp(row) / np.exp(row).sum())))
         self.rollouts = Rollouts()
-        self.rollouts = self._recorded(self.engine(EngineChange()), self.trainer(TrainerChange(self._divisor)))
+        self._draws = True
+        drawn = self.engine(EngineChange())
+        self._draws = False
+        self.rollouts = self._recorded(drawn, self.trainer(TrainerChange(self._divisor)))
 
     @property
     def _divisor(self) -> float:
@@ -196,7 +199,7 @@ class Twin:
         q = self._logprobs(model, heat, fault.top_p if fault.processed else 1.0, drop, prepend, fault.context, head)
         if fault.wanders and not getattr(change, fault.wanders):
             q = q + 0.05 * np.random.default_rng(self.seed).standard_normal(len(q))
-        if fault.lag:
+        if fault.lag and self._draws:
             old = copy.deepcopy(self._trainer)
             with torch.no_grad():
                 moved(old, self.seed)

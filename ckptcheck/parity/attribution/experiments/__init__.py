@@ -1,6 +1,5 @@
 """The experiments, cheapest first: those that need only files, then a forward pass, then a new start of a side.
 
-lag.py          objective: tokens that older weights sampled
 repeatability.py  weights: a side scores again with nothing changed
 weights.py      weights: the bytes on both sides, and a cold start from the trainer's weights
 config.py       semantics: the differences of the two configs
@@ -9,6 +8,7 @@ tokens.py       semantics: BOS, a context that is cut off, logprobs of the next 
 path.py         path: caches, decoding, batches
 precision.py    precision: the head, the whole model
 routing.py      routing: tokens that the two sides route to different experts
+lag.py          objective, the last: tokens that older weights sampled; the others run without them
 """
 
 from ckptcheck.parity.attribution.experiment import Experiment
@@ -25,7 +25,6 @@ from ckptcheck.parity.attribution.experiments import (
 )
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    Experiment("tokens of older weights", "objective", lag.tried),
     Experiment("tokens that were not scored", "semantics", tokens.unscored),
     Experiment("logprobs moved by a token", "semantics", tokens.moved),
     Experiment("the trainer again", "weights", repeatability.trainer),
@@ -42,4 +41,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("head in float32", "precision", precision.head),
     Experiment("all in float32", "precision", precision.whole),
     Experiment("experts", "routing", routing.tried),
+    Experiment("tokens of older weights", "objective", lag.tried),
 )
