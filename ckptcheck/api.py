@@ -1486,6 +1486,7 @@ def parity_probe(
     top_k: int = 0,
     dtype: Dtype = "float32",
     head_fp32: bool = False,
+    floor: StrPath | None = None,
     switch: Sequence[str] = (),
     engine_mode: EngineMode = "plain",
     engine_python: StrPath | None = None,
@@ -1512,6 +1513,7 @@ def parity_probe(
         top_k: sampling from the k most likely tokens; 0: off.
         dtype: what both sides compute in.
         head_fp32: the trainer's output head computes in float32.
+        floor: a file of `calibrate_floor`, or rollouts with equal weights: a gap of a few times that is no error (PRB005).
         switch: settings of the engine, as ``NAME=VALUE``.
         engine_mode: plain keeps weights readable on a CPU; stock leaves the engine as it is.
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
@@ -1531,6 +1533,7 @@ def parity_probe(
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.parity.default_prompts import DefaultPrompts
     from ckptcheck.parity.live_session import open_live_session
+    from ckptcheck.parity.metrics.noise_floor import read_noise_floor
     from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
     from ckptcheck.parity.probes.registry import has_experts, select_probes
     from ckptcheck.parity.probes.runner import run_probes
@@ -1548,6 +1551,7 @@ def parity_probe(
     probes = select_probes(only, without)
     if not only and not compilation:
         probes = {name: make for name, make in probes.items() if name not in COMPILING_PROBES}
+    noise_floor = None if floor is None else read_noise_floor(Path(floor))
     loaded = load_rules()
     with open_live_session(
         os.fspath(source), timeout=timeout, engine_python=_path(engine_python), trainer_python=_path(trainer_python),
@@ -1576,7 +1580,8 @@ def parity_probe(
             conversation=default_prompts.conversation, length=room, response=response, long=long, timeout=timeout, dtype=dtype,
             head_fp32=head_fp32, say=observer.log,
         )  # fmt: skip
-        return _report(run_probes(os.fspath(source), environment, start_engine, probes), loaded)
+        trace = run_probes(os.fspath(source), environment, start_engine, probes)
+        return _report(replace(trace, floor=noise_floor), loaded)
 
 
 def parity_why(

@@ -14,6 +14,7 @@ from ckptcheck.cli.options import (
     EnginePython,
     EngineSwitches,
     FailOn,
+    FloorFile,
     Format,
     HeadFp32,
     Output,
@@ -59,6 +60,7 @@ def probe(
     top_k: TopK = 0,
     dtype: ComputeDtype = "float32",
     head_fp32: HeadFp32 = False,
+    floor: FloorFile = None,
     switch: EngineSwitches = None,
     engine_mode: EngineMode = "plain",
     engine_python: EnginePython = None,
@@ -74,14 +76,15 @@ def probe(
     Exit codes: 0 no findings, 1 findings, 2 could not check.
     """
     from ckptcheck.cli import output as out
-    from ckptcheck.text.file_io import require_writable
+    from ckptcheck.text.file_io import require_output_apart, require_writable
 
     reject_unused_probe_options(WrittenOptions(ctx), has_prompts=prompts is not None, has_only=bool(only))
+    require_output_apart(output, prompts, floor)
     require_writable(output)
     report = api.parity_probe(
         source, engine=engine, only=only or (), without=without or (), compilation=compilation,
         trainer=trainer or "transformers", prompts=prompts, length=length, response=response, long=long,
-        room=room, temperature=temperature, top_p=top_p, top_k=top_k, dtype=dtype, head_fp32=head_fp32,
+        room=room, temperature=temperature, top_p=top_p, top_k=top_k, dtype=dtype, head_fp32=head_fp32, floor=floor,
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
         timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip

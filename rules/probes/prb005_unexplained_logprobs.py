@@ -3,6 +3,9 @@
 ## What it checks
 - Of the three kinds of logprobs that an engine can report, the best fit is within a mult_prob_error of 1.05.
 - If none is, the probe searches for the temperature that brings the trainer's logprobs nearest (golden section over 0.05 to 20).
+- If none closes the gap and the trainer computes in a narrow dtype, the probe has the trainer score the same tokens in float32: how
+  far rounding moves the trainer alone. A gap of at most twice that is info, since the engine rounds as well.
+- So is a gap of at most five times the floor of `--floor FILE`, which `ckptcheck parity calibrate` measures with equal weights.
 - It does this with the job's own sampling and, where that has neither top-k nor top-p, with both of them too.
 
 ## Why it matters
@@ -14,8 +17,8 @@ models: other weights, other positions, other kernels.
 - None does: compare the weights (`ckptcheck refit`), and decoding with prefill.
 
 ## When it can be wrong
-Narrow dtypes on one side only, or a mixture of experts near ties, can exceed 1.05 without a fault: compare with the floor of
-`ckptcheck parity calibrate`.
+Where the engine alone is narrow (FP8 weights or activations), or a mixture of experts is near ties in float32, the gap can exceed
+1.05 without a fault: give the floor.
 
 ## Seen in
 NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights were equal and norms were not
@@ -27,6 +30,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.parity.gap_summary import LOOSE
 from ckptcheck.parity.probes.semantics import SemanticsResult, SemanticsRound
 from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.parity.thresholds import Thresholds
 
 HOT = 10.0
 """Nobody samples at that temperature: there all logprobs are nearly alike, and would explain anything."""
@@ -35,14 +39,24 @@ HOT = 10.0
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=requires_probe("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     semantics = trace.result_of("semantics", SemanticsResult)
-    unexplained_round = next(
-        (semantics_round for semantics_round in semantics.rounds if _is_unexplained(semantics_round)), None
-    )
-    if unexplained_round is None:
-        return
+    unexplained = [each for each in semantics.rounds if _is_unexplained(each)]
+    # a round that rounding explains hides no other
+    unexplained.sort(key=lambda each: bool(_explain_by_floor(trace, each)))
+    for unexplained_round in unexplained[:1]:
+        condition = "" if unexplained_round is semantics.own else f"at {unexplained_round.sampling_label} "
+        yield _describe(trace, unexplained_round, condition)
+
+
+def _describe(trace: ProbeTrace, unexplained_round: SemanticsRound, condition: str) -> Problem:
     gap = unexplained_round.gaps[unexplained_round.meaning]
-    condition = "" if unexplained_round is semantics.own else f"at {unexplained_round.sampling_label} "
-    if unexplained_round.remaining_gap < gap.mean / 3 and HOT > unexplained_round.best_temperature > 1 / HOT:
+    if explanation := _explain_by_floor(trace, unexplained_round):
+        return Problem(
+            f"{condition}the trainer's logits explain the engine's logprobs only up to rounding (mult_prob_error"
+            f" {gap.mult_prob_error:.4g}): {explanation}",
+            hint="compute in float32 where this gap is too large for the training",
+            severity="info",
+        )
+    if _is_closed_by_temperature(unexplained_round):
         detail = (
             f"temperature {unexplained_round.best_temperature:.3g} closes it to {unexplained_round.remaining_gap:.3f} nats; asked"
             f" for was {unexplained_round.sampling.temperature:g}"
@@ -54,12 +68,33 @@ def check(trace: ProbeTrace) -> Iterator[Problem]:
             f" {unexplained_round.remaining_gap:.3g} nats a token"
         )
         hint = "compare the weights first (ckptcheck refit), then decode and prefill (the probe decode)"
-    yield Problem(
+    return Problem(
         f"{condition}the trainer's logits explain the engine's logprobs neither as raw nor as processed"
         f" (mult_prob_error {gap.mult_prob_error:.4g}): {detail}",
         hint=hint,
     )
 
 
+def _is_closed_by_temperature(semantics_round: SemanticsRound) -> bool:
+    gap = semantics_round.gaps[semantics_round.meaning]
+    return semantics_round.remaining_gap < gap.mean / 3 and HOT > semantics_round.best_temperature > 1 / HOT
+
+
 def _is_unexplained(semantics_round: SemanticsRound) -> bool:
     return semantics_round.gaps[semantics_round.meaning].mult_prob_error > LOOSE and not semantics_round.shift
+
+
+def _explain_by_floor(trace: ProbeTrace, semantics_round: SemanticsRound) -> str:
+    """Say which floor explains the gap of a round; "" where none does, and where a temperature closes it."""
+    if _is_closed_by_temperature(semantics_round):
+        return ""
+    gap, rounding = semantics_round.gaps[semantics_round.meaning], semantics_round.rounding
+    if semantics_round.is_rounding and rounding is not None:
+        return (
+            f"in {trace.trainer.dtype if trace.trainer else 'a narrow dtype'} the trainer alone is {rounding.mean:.3g} nats a token"
+            f" from its own float32 logits, and the engine {gap.mean:.3g} from the trainer"
+        )
+    times = trace.floor.multiple("mult_prob_error", gap.mult_prob_error) if trace.floor is not None else None
+    if trace.floor is not None and times is not None and times <= Thresholds.floor:
+        return f"that is {times:.3g} times the floor of equal weights, {trace.floor.metrics['mult_prob_error']:.4g}"
+    return ""

@@ -21,6 +21,7 @@ FAULTS = (
     "overrun",  # goes on past its longest sequence
     "short",  # ends three tokens before it
     "drift",  # decoding is off from prefill, the more the further
+    "rough",  # its prefill is a little off from its decoding, as rounding makes it
     "unsteady",  # every request is computed a little otherwise
     "batch",  # requests that are computed together disturb each other
     "half",  # processed logprobs are divided by the temperature twice
@@ -144,8 +145,9 @@ class FakeServing(FakeEngine):
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
         """Score by prefill."""
+        rough = 0.005 * ("rough" in self._flaws)
         return [
-            replace(one, prompt_logprobs=tuple(value - self._off() for value in one.prompt_logprobs))
+            replace(one, prompt_logprobs=tuple(value - self._off() - rough for value in one.prompt_logprobs))
             for one in super().score(sequences, decode=decode)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
+from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.metrics.sampling_distribution import processed
 from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
 from ckptcheck.parity.probes.registry import select_probes
@@ -29,11 +31,15 @@ CHAT = ("<s>Who?", (1, 17, 18), ({"role": "user", "content": "Who?"},))
 
 
 class ScoringTrainer(FakeTrainer):
-    """Computes as the fake engine does. padding: sequences that are filled up are off. wide: its head is in float32."""
+    """Computes as the fake engine does.
 
-    def __init__(self, folder: Path, *, padding: bool = False, wide: bool = False) -> None:
+    padding: sequences that are filled up are off. wide: its head is in float32. rounding: nats by which every second logprob is
+    off, to both sides.
+    """
+
+    def __init__(self, folder: Path, *, padding: bool = False, wide: bool = False, rounding: float = 0.0) -> None:
         super().__init__(folder)
-        self._padding, self._wide = padding, wide
+        self._padding, self._wide, self._rounding = padding, wide, rounding
 
     def score(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         off = 0.004 if self._wide else 0.0
@@ -75,7 +81,9 @@ class ScoringTrainer(FakeTrainer):
 
     def _table(self, tokens: Sequence[int]) -> Any:
         engine = FakeServing(self._held)
-        return model.logprobs(*engine._state(), tokens[:-1])
+        table = model.logprobs(*engine._state(), tokens[:-1])
+        signs = np.where(np.indices(table.shape).sum(axis=0) % 2, 1.0, -1.0)
+        return table + self._rounding * signs
 
 
 class ProbeCase(CaseTable, kw_only=True):
@@ -94,7 +102,12 @@ class ProbeCase(CaseTable, kw_only=True):
     sampling: dict[str, Any] = msgspec.field(default_factory=lambda: {"temperature": 0.7})
     """The sampling of the job, see `Sampling`."""
     trainer: dict[str, Any] = {}
-    """What is wrong with the trainer, see `ScoringTrainer`; head_fp32: whether its head is in float32."""
+    """What is wrong with the trainer, see `ScoringTrainer`; head_fp32: whether its head is in float32. It rounds only in a narrow
+    dtype."""
+    floor: float | None = None
+    """mult_prob_error of equal weights, which the user measured before."""
+    dtype: str = "float32"
+    """What the engine and the trainer say that they compute in."""
     ends: list[int] = msgspec.field(default_factory=lambda: [2, 4])
     """The tokens that end a response."""
 
@@ -109,17 +122,20 @@ def run_probe_case(table: Mapping[str, Any], folder: Path) -> ProbeTrace:
 
     def start(setup: EngineSetup, instead: Engine | None) -> Engine:
         return FakeServing(
-            weights(), case.faults, switches=setup.switches, length=setup.length, dtype=setup.dtype or "float32",
+            weights(), case.faults, switches=setup.switches, length=setup.length, dtype=setup.dtype or case.dtype,
             ends=ends, chat=CHAT[1], untaken=case.untaken, stock=case.stock,
         )  # fmt: skip
 
     def trainer(dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
-        return ScoringTrainer(folder, wide=head_fp32, **asked)
+        faults = asked if dtype != "float32" else asked | {"rounding": 0.0}
+        made = ScoringTrainer(folder, wide=head_fp32, **faults)
+        made.info = replace(made.info, dtype=dtype)
+        return made
 
     bench = ProbeEnvironment(
         PROMPTS, VOCABULARY, folder, start_trainer=trainer, sampling=Sampling(**case.sampling),
         setup=EngineSetup(Switches(**case.switches)), stop_tokens=ends, conversation=CHAT,
-        length=64, block=4, response=12,
-        head_fp32=wide,
+        length=64, block=4, response=12, head_fp32=wide, dtype=case.dtype,
     )  # fmt: skip
-    return run_probes("trial", bench, start, select_probes(case.probes, ()))
+    trace = run_probes("trial", bench, start, select_probes(case.probes, ()))
+    return trace if case.floor is None else replace(trace, floor=NoiseFloor({"mult_prob_error": case.floor}))

@@ -8,6 +8,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import EXPERTS
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.probes import (
+    compilation,
     decode,
     inflight,
     length,
@@ -36,9 +37,9 @@ PROBES: Mapping[str, Make] = {
     "ends": stop_tokens.probe,
     "prompt": tokenization.probe,
     "head": lm_head_precision.probe,
-    "graphs": setups.graphs,
-    "inductor": setups.inductor,
-    "casts": setups.casts,
+    "graphs": compilation.graphs,
+    "inductor": compilation.inductor,
+    "casts": compilation.casts,
 }
 """Name → probe, in the default order: probes that share a set-up first, the most expensive last."""
 

@@ -12,7 +12,7 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.linter.report import Section
-from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
+from ckptcheck.parity.gap_summary import LOOSE, GapSummary, summarize_gap
 from ckptcheck.parity.probes.environment import ProbeEnvironment, ProbeRun
 from ckptcheck.runtime.engines.base import Engine
 from ckptcheck.runtime.engines.sampling import Sampling
@@ -26,6 +26,8 @@ TOKENS, FEW = 24, 3
 SHIFTS = (-1, 0, 1)
 USUAL, TOP_P, TOP_K = 0.7, 0.9, 20
 """Sampling of the second round; it takes the job's temperature unless that is 0 or 1, which show nothing."""
+SIDES = 2
+"""Two sides that round equally are at most this many times as far apart as each of them is from exact arithmetic."""
 EDGE = 0.8
 """If the engine truncates as requested, the trainer's truncation has to keep at least this share of the sampled tokens too."""
 
@@ -44,6 +46,14 @@ class SemanticsRound:
     """Mean |Δ| in nats at that temperature."""
     shifts: dict[int, float]
     """Shift (-1, 0, 1) → mean |Δ| between the engine's logprob of a token and the trainer's of the token that far after it."""
+    rounding: GapSummary | None = None
+    """The gap between the trainer's logprobs in its own dtype and in float32, of the kind that fits best; None where it computes
+    in float32, and where the gap is small enough."""
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the gap is no larger than two sides have that each round as the trainer does."""
+        return self.rounding is not None and self.gaps[self.meaning].mean <= SIDES * self.rounding.mean
 
     @property
     def meaning(self) -> Meaning:
@@ -64,7 +74,10 @@ class SemanticsRound:
             "temperature": "divided by T",
             "processed": "divided by T, cut by top-k and top-p",
         }
-        rows = tuple((titles[name], gap.mult_prob_error, gap.mean, gap.largest) for name, gap in self.gaps.items())
+        gaps = {titles[name]: gap for name, gap in self.gaps.items()}
+        if self.rounding is not None:
+            gaps["the trainer against its own float32"] = self.rounding
+        rows = tuple((name, gap.mult_prob_error, gap.mean, gap.largest) for name, gap in gaps.items())
         title = f"What the engine's logprobs are, at {self.sampling_label}: T {self.best_temperature:.3g} fits best"
         return Section(title, ("held against logprobs", "mult_prob_error", "mean |Δ|", "largest |Δ|"), rows)
 
@@ -142,22 +155,33 @@ def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling
     }
     best_temperature, remaining_gap = fit_best_temperature(tables, tokens, reported)
     nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else tempered
-    return SemanticsRound(
+    semantics_round = SemanticsRound(
         sampling,
         gaps,
         best_temperature,
         remaining_gap,
         {shift: compute_shifted_gap(reported, nearest, shift) for shift in SHIFTS},
     )
+    if environment.dtype == "float32" or gaps[semantics_round.meaning].mult_prob_error <= LOOSE:
+        return semantics_round
+    exact_by_index = load_file(environment.trainer("float32").score_full_vocab(sequences, environment.folder))
+    exact_tables = [exact_by_index[str(index)][len(prompt) - 1 :] for index, prompt in enumerate(prompts)]
+    options: dict[Meaning, tuple[Any, ...]] = {
+        "raw": (1.0,),
+        "temperature": (temperature,),
+        "processed": (temperature, sampling.top_p, sampling.top_k),
+    }
+    own, exact = (_logprobs_of(each, tokens, *options[semantics_round.meaning]) for each in (tables, exact_tables))
+    return replace(semantics_round, rounding=_summarize_kept_tokens(own, exact))
 
 
 def _summarize_kept_tokens(reported: Sequence[Sequence[float]], truncated: Sequence[Sequence[float]]) -> GapSummary:
-    """Summarize the gap over tokens that the trainer's truncation keeps too; rounding drops a few at the edge of top-k."""
+    """Summarize the gap over tokens that both truncations keep; rounding drops a few at the edge of top-k."""
     pairs = [
         [
             (engine_logprob, trainer_logprob)
             for engine_logprob, trainer_logprob in zip(engine_logprobs, trainer_logprobs, strict=True)
-            if trainer_logprob > -inf
+            if engine_logprob > -inf and trainer_logprob > -inf
         ]
         for engine_logprobs, trainer_logprobs in zip(reported, truncated, strict=True)
     ]

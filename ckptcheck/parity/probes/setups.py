@@ -1,4 +1,4 @@
-"""Probes whether one engine computes the same in two set-ups: compilation, prefix cache, scheduling, chunks."""
+"""Probes whether one engine computes the same in two set-ups: prefix cache, scheduling, chunks."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def probe(environment: ProbeEnvironment, base: dict[str, Any], others: Sequence[
         scores = [score.prompt_logprobs for score in engine.score(sequences)]
         decoded = environment.followed(engine, sequences)
         gaps.append(
-            SetupGap(_describe_switches(switches), summarize_gap(prefill, scores), summarize_gap(decode, decoded))
+            SetupGap(describe_switches(switches), summarize_gap(prefill, scores), summarize_gap(decode, decoded))
         )
-    return SetupsResult(_describe_switches(base), tuple(gaps), engine.info.dtype)
+    return SetupsResult(describe_switches(base), tuple(gaps), engine.info.dtype)
 
 
 def prefix_cache(environment: ProbeEnvironment) -> ProbeRun:
@@ -117,16 +117,12 @@ def prefix_cache(environment: ProbeEnvironment) -> ProbeRun:
     )
 
 
-def _describe_switches(switches: dict[str, Any]) -> str:
+def describe_switches(switches: dict[str, Any]) -> str:
     """Return switches as the user writes them."""
     from ckptcheck.runtime.engines.engine_options import Switches
 
     return str(Switches(**switches))
 
 
-EAGER = {"compilation": "eager"}
-graphs = partial(probe, base=EAGER, others=({"compilation": "graphs"},))
-inductor = partial(probe, base=EAGER, others=({"compilation": "inductor"},))
-casts = partial(probe, base=EAGER, others=({"compilation": "inductor", "precision_casts": True},))
 scheduling = partial(probe, base={"async_scheduling": True}, others=({"async_scheduling": False},))
 chunks = partial(probe, base={"chunked_prefill": False}, others=({"chunked_prefill": True, "chunk": 16},))

@@ -10,6 +10,7 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.runtime.engines.base import EngineInfo
 from ckptcheck.runtime.trainers.base import TrainerInfo
 
@@ -33,6 +34,8 @@ class ProbeTrace(EvidenceDefaults):
     """Probe → what killed an engine or a trainer in it."""
     ignored_switches: Mapping[str, str] = field(default_factory=dict)
     """Switch of the user → why the engine did not take it."""
+    floor: NoiseFloor | None = None
+    """The gap of this model with equal weights, where the user gave it."""
     kind: str = "probe"
 
     def result_of(self, name: str, kind: type[Result]) -> Result:
