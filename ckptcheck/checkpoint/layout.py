@@ -7,6 +7,7 @@ stack ``model.layers`` has a group ``mlp.experts`` whose member 17 has ``up_proj
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,10 @@ class Stack:
         return ".".join(part for part in (self.prefix, str(layer), rest) if part)
 
 
+MOST_NUMBERS = 10_000
+"""Layer numbers up to which gaps are looked for."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The stacks of layers of a model, and the tensors outside them."""
@@ -45,6 +50,23 @@ class Layout:
     """Prefix → stack."""
     outside: tuple[str, ...]
     """Names of the tensors that belong to no stack."""
+
+    @property
+    def gaps(self) -> dict[str, set[int]]:
+        """Stack → the numbers missing between its first and its last layer, where its layers are alike.
+
+        Modules without parameters are numbered too (an activation between two linear layers), so a stack counts only if at least
+        four layers, and three in four of them, have the same four tensors or more.
+        """
+        gaps = {}
+        for prefix, stack in self.stacks.items():
+            missing = set(range(min(stack.layers), min(max(stack.layers), MOST_NUMBERS))) - stack.layers.keys()
+            if not missing or len(stack.layers) < 4 or 4 * len(missing) > len(stack.layers):
+                continue
+            names, number = Counter(map(frozenset, stack.layers.values())).most_common(1)[0]
+            if len(names) >= 4 and 4 * number >= 3 * len(stack.layers):
+                gaps[prefix] = missing
+        return gaps
 
     @property
     def candidates(self) -> list[Stack]:

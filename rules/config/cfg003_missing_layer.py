@@ -2,7 +2,8 @@
 
 ## What it checks
 The layers of the language model are numbered without a gap, and there are as many as the config declares (`num_hidden_layers`
-and its synonyms, nested configs included).
+and its synonyms, nested configs included). The layers of other stacks, of an image tower say, have no gap either, where most of
+them have the same tensors.
 
 ## Why it matters
 transformers and SGLang silently initialize a missing layer with random numbers; vLLM serves uninitialized memory or stops.
@@ -15,7 +16,7 @@ model was pruned on purpose, correct the config.
 ## When it can be wrong
 A model whose own code runs the same layers several times, or skips some by design, may declare more layers than it stores:
 use `--ignore CFG003`. The architectures of transformers that do so are known. The rule cannot find lost last layers if the
-config gives no number. CFG005 reports a layer that is partly lost.
+config gives no number, nor those of other stacks. CFG005 reports a layer that is partly lost.
 
 ## Seen in
 sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381,
@@ -69,3 +70,13 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
             key=anatomy.stack.full_name(min(missing)),
             hint="export again",
         )
+    for prefix, missing in ckpt.layout.gaps.items():
+        if prefix != anatomy.stack.prefix:
+            stack = ckpt.layout.stacks[prefix]
+            yield Problem(
+                f"{prefix} has a gap: {count(len(stack.layers), 'layer')} up to number {max(stack.layers)}; missing: "
+                f"{format_ranges(missing)}",
+                file=ckpt.file_of(stack.full_name(max(stack.layers))),
+                key=stack.full_name(min(missing)),
+                hint="export again",
+            )

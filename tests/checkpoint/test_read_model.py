@@ -121,3 +121,17 @@ def test_config_looks_into_the_language_models_part_first() -> None:
 )
 def test_a_key_that_stands_twice_is_seen_in_an_index(raw: bytes) -> None:
     assert [defect.kind for defect in parse_index("i", raw).defects] == ["duplicate-key"]
+
+
+def test_a_gap_in_any_stack_of_like_layers_is_seen() -> None:
+    parts = ("norm.weight", "norm.bias", "attn.qkv.weight", "mlp.fc1.weight")
+    tower = [f"visual.blocks.{layer}.{part}" for layer in range(8) for part in parts]
+    assert parse_layout(tower).gaps == {}
+    without = [name for name in tower if ".blocks.5." not in name]
+    assert parse_layout(without).gaps == {"visual.blocks": {5}}
+    few = [name for name in without if name.endswith(("norm.weight", "norm.bias"))]
+    assert parse_layout(few).gaps == {}, "two tensors a layer may be a Sequential with activations between"
+    unlike = [f"{name}_{name.split('.')[2]}" for name in without]
+    assert parse_layout(unlike).gaps == {}, "layers that are not alike"
+    late = [f"visual.blocks.{10**9}.{part}" for part in parts]
+    assert parse_layout([*without, *late]).gaps == {}, "more missing than there are"
