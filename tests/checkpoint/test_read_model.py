@@ -133,5 +133,5 @@ def test_a_gap_in_any_stack_of_like_layers_is_seen() -> None:
     assert parse_layout(few).gaps == {}, "two tensors a layer may be a Sequential with activations between"
     unlike = [f"{name}_{name.split('.')[2]}" for name in without]
     assert parse_layout(unlike).gaps == {}, "layers that are not alike"
-    late = [f"visual.blocks.{10**9}.{part}" for part in parts]
+    late = [f"visual.blocks.{9_999}.{part}" for part in parts]
     assert parse_layout([*without, *late]).gaps == {}, "more missing than there are"
