@@ -217,6 +217,39 @@ def count_gpus(job: Job, document: Document, paths: tuple[str, str], of: str) ->
         )
 
 
+UNEVEN_STAGES = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+"""Settings of megatron-core 0.16 (`TransformerConfig`) by which a stage has another number of layers than its share."""
+
+
+def set_uneven_stages(job: Job, document: Document, side: str, section: str) -> None:
+    """Set whether a job itself says how Megatron spreads layers over pipeline stages.
+
+    Args:
+        job: The job to change.
+        document: The configuration.
+        side: trainer or critic.
+        section: The section that holds the settings of megatron-core's `TransformerConfig`.
+
+    """
+    for name in UNEVEN_STAGES:
+        written = resolve(document, f"{section}.{name}")
+        if written is not None and (written.reason or written.value not in (None, False)):
+            job.settings[f"{side}.uneven_stages"] = Setting(True, "set", "", written.leaf)
+
+
+def remove_unused_critic(job: Job) -> None:
+    """Remove the settings of a critic from a job that does not have one, so that no rule judges them."""
+    if job.flag("critic.enabled") is False:
+        for name in [name for name in job.settings if name.startswith("critic.") or name == "checkpoint.critic"]:
+            del job.settings[name]
+
+
 def environment_flag(document: Document, name: str) -> Setting:
     """Read an environment variable that a script exports as a flag: 1, true, yes and on mean on."""
     leaf: Leaf | None = document.environment.get(name)

@@ -15,6 +15,8 @@ from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.vocabulary import Vocabulary
+    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.linter.rule import Finding
 
 Status = Literal["set", "default", "unresolved", "unknown"]
@@ -66,7 +68,7 @@ class UnknownKey:
 class NamedCheckpoint:
     """A checkpoint that the job names, and the result of its scan.
 
-    The last four fields come from the checkpoint's config.json; they are None where the checkpoint is not scanned or that
+    The fields from `experts` on come from the checkpoint's config.json; they are None where the checkpoint is not scanned or that
     file does not say.
     """
 
@@ -88,6 +90,14 @@ class NamedCheckpoint:
     """The dtype in which the checkpoint is stored."""
     quantized: str | None = None
     """The quantization method, or "none"."""
+    dimensions: ModelDimensions | None = None
+    """The dimensions of the model."""
+    intermediate: int | None = None
+    """The width of the feed-forward layers; None too for a model with experts."""
+    vocab_size: int | None = None
+    """The rows of the embedding that its config declares."""
+    vocabulary: Vocabulary | None = None
+    """The tokens of its tokenizer; None where they are not known."""
 
 
 @dataclass
@@ -193,7 +203,10 @@ class Job(EvidenceDefaults):
         if self.engine:
             version = f" {self.engine_version}" if self.engine_version else ""
             programs.append(" ".join([f"{self.engine}{version}", *self._parallel("engine", ("tp",))]))
-        return " · ".join(part for part in (self.framework, " → ".join(programs)) if part)
+        critic = ""
+        if self.flag("critic.enabled") and (backend := self.text("critic.backend")):
+            critic = " ".join(["critic", backend, *self._parallel("critic", ("tp", "pp", "ep", "cp"))])
+        return " · ".join(part for part in (self.framework, " → ".join(programs), critic) if part)
 
     def _parallel(self, side: str, names: tuple[str, ...]) -> list[str]:
         """Write the parallel sizes above 1 of the trainer or the engine: ``["TP2", "PP4"]``."""

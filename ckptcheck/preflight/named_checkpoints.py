@@ -13,7 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.job import Job, NamedCheckpoint
 from ckptcheck.text.file_io import expand_home
 
-NAMES = ("checkpoint.model", "checkpoint.trainer")
+NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
 """The fields that name checkpoints."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json that hold the number of experts."""
@@ -28,7 +28,8 @@ def scan_named_checkpoints(job: Job, folder: Path) -> None:
     for name in NAMES:
         setting = job[name]
         if setting.is_known and setting.value not in (None, "none", ""):
-            checkpoints[name] = _find_and_scan(job, str(setting.value), folder)
+            same = next((known for known in checkpoints.values() if known.named == str(setting.value)), None)
+            checkpoints[name] = same or _find_and_scan(job, str(setting.value), folder)
     job.checkpoints = checkpoints
 
 
@@ -58,10 +59,11 @@ def _list_candidate_paths(name: str, folder: Path) -> list[Path]:
 def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     """Run the rules on one checkpoint, and read from its config what preflight rules need."""
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.config import Config
+    from ckptcheck.checkpoint.config import INTERMEDIATE, Config
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.checkpoint.value_reader import UnreadValues
+    from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.consumers.registry import CONSUMERS
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.runner import run_rules
@@ -79,6 +81,7 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     positions, parameters = config.get("max_position_embeddings"), config.get("rope_parameters")
     scaling = config.get("rope_scaling") or (isinstance(parameters, dict) and parameters.get("factor"))
     quantization = config.get("quantization_config")
+    vocabulary = ckpt.tokenizer.vocabulary if ckpt.tokenizer else None
     return NamedCheckpoint(
         name,
         path,
@@ -88,5 +91,9 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         experts=(config.integer(*EXPERTS) or 0) > 1,
         context=positions if type(positions) is int and not scaling else None,
         dtype=next((value for key in ("dtype", "torch_dtype") if isinstance(value := config.get(key), str)), None),
+        dimensions=ModelDimensions.from_config(ckpt.config),
+        intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),
+        vocab_size=config.integer("vocab_size"),
+        vocabulary=vocabulary if vocabulary is not None and vocabulary.readable else None,
         quantized=str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none",
     )

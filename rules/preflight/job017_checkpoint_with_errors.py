@@ -28,7 +28,11 @@ from ckptcheck.text.formatting import count
 @rule("JOB017", "checkpoint-with-errors", severity="error", on="job", when=lambda job: bool(job.checkpoints))
 def check(job: Job) -> Iterator[Problem]:
     reasons = []
+    named: set[str] = set()
     for name, checkpoint in job.checkpoints.items():
+        if checkpoint.named in named:
+            continue
+        named.add(checkpoint.named)
         if checkpoint.reason:
             reasons.append(checkpoint.reason)
         if checkpoint.errors:

@@ -20,6 +20,8 @@ class JobCase(CheckpointChanges, kw_only=True):
     """The checkpoint in the folder model beside the configuration; empty for none."""
     job: str
     """The text of the configuration."""
+    critic: dict[str, Any] = {}
+    """The checkpoint in the folder critic beside the configuration: a base and its changes; empty for none."""
     name: str = "job.yaml"
     """The name of the file with the configuration."""
     files: dict[str, str] = {}
@@ -36,6 +38,8 @@ def read_job(table: Mapping[str, Any], folder: Path) -> Job:
     folder.mkdir(exist_ok=True)
     if case.base:
         write_checkpoint(table, folder / "model")
+    if case.critic:
+        write_checkpoint(case.critic, folder / "critic")
     path = folder / case.name
     path.write_text(case.job, encoding="utf-8")
     for name, text in case.files.items():

@@ -10,12 +10,21 @@ import re
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
-from ckptcheck.preflight.framework import FieldSource, Framework, normalize_dtype, set_default, set_derived
+from ckptcheck.preflight.framework import (
+    FieldSource,
+    Framework,
+    normalize_dtype,
+    remove_unused_critic,
+    set_default,
+    set_derived,
+    set_uneven_stages,
+)
 from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
 TRAIN, INFER = "actor_train", "actor_infer"
 STRATEGY, ENGINE = f"{TRAIN}.strategy_args.strategy_config", f"{INFER}.strategy_args.strategy_config"
+CRITIC, CRITIC_STRATEGY = "critic", "critic.strategy_args.strategy_config"
 GENERATING = f"{INFER}.generating_args"
 ROLL = "ROLL"
 OWN_ARGUMENTS = frozenset(("engine_mode", "pending_size", "sleep_level", "resource_placement_groups"))
@@ -59,6 +68,17 @@ SOURCES = {
     "algorithm.correction": FieldSource(("train_infer_correction.is_weight.enabled",), "none", ROLL, _correction),
     "algorithm.lag": FieldSource(("async_generation_ratio",), 0, ROLL, _lag),
     "batch.train": FieldSource(("rollout_batch_size",)),
+    "trainer.vpp": FieldSource((f"{STRATEGY}.virtual_pipeline_model_parallel_size",)),
+    "critic.enabled": FieldSource(("adv_estimator",), True, ROLL, lambda value: value == "gae"),
+    "critic.backend": FieldSource((f"{CRITIC}.strategy_args.strategy_name",), read=_backend),
+    "critic.tp": FieldSource((f"{CRITIC_STRATEGY}.tensor_model_parallel_size",)),
+    "critic.pp": FieldSource((f"{CRITIC_STRATEGY}.pipeline_model_parallel_size",)),
+    "critic.vpp": FieldSource((f"{CRITIC_STRATEGY}.virtual_pipeline_model_parallel_size",)),
+    "critic.ep": FieldSource((f"{CRITIC_STRATEGY}.expert_model_parallel_size",)),
+    "critic.cp": FieldSource((f"{CRITIC_STRATEGY}.context_parallel_size",)),
+    "critic.num_labels": FieldSource((f"{CRITIC}.model_args.num_labels",), 1, ROLL),
+    "critic.model_type": FieldSource((f"{CRITIC}.model_args.model_type",), "none", ROLL),
+    "checkpoint.critic": FieldSource((f"{CRITIC}.model_args.model_name_or_path", "reward_pretrain")),
     "checkpoint.model": FieldSource((f"{INFER}.model_args.model_name_or_path", "pretrain")),
     "checkpoint.trainer": FieldSource((f"{TRAIN}.model_args.model_name_or_path",)),
 }
@@ -87,9 +107,15 @@ def _finish(job: Job, document: Document) -> None:
         and isinstance(response.value, int)
     ):
         job.settings["trainer.max_length"] = Setting(prompt + response.value, "set", "", response.leaf)
-    devices = resolve(document, f"{TRAIN}.device_mapping")
-    if devices is not None and (match := DEVICES.fullmatch(str(devices.value))):
-        job.settings["trainer.world"] = Setting(max(0, int(match[2][:9]) - int(match[1][:9])), "set", "", devices.leaf)
+    for side, worker in (("trainer", TRAIN), ("critic", CRITIC)):
+        devices = resolve(document, f"{worker}.device_mapping")
+        if devices is not None and (match := DEVICES.fullmatch(str(devices.value))):
+            number = max(0, int(match[2][:9]) - int(match[1][:9]))
+            job.settings[f"{side}.world"] = Setting(number, "set", "", devices.leaf)
+        set_uneven_stages(job, document, side, f"{worker}.strategy_args.strategy_config")
+    if not document.has(CRITIC):
+        job.settings["critic.enabled"] = Setting(False, "set")
+    remove_unused_critic(job)
     uses = job.text("algorithm.correction") != "none"
     set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
 

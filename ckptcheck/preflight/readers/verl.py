@@ -47,6 +47,11 @@ def _name_of_correction(value: object) -> object:
     return str(value)
 
 
+def _estimates_values(value: object) -> object:
+    """Return whether a critic runs: critic.enable, or an advantage estimator that needs values (``need_critic``)."""
+    return value if isinstance(value, bool) else str(value).lower() == "gae"
+
+
 SOURCES = {
     "trainer.backend": _verl("fsdp", f"{ACTOR}.strategy", read=_backend),
     "trainer.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
@@ -86,7 +91,11 @@ SOURCES = {
     "batch.micro": FieldSource((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
     "batch.balance": _verl(True, "trainer.balance_batch"),
     "batch.dynamic": _verl(False, f"{ACTOR}.use_dynamic_bsz"),
+    "critic.enabled": _verl(True, "critic.enable", "algorithm.adv_estimator", read=_estimates_values),
+    "critic.backend": FieldSource(("critic.strategy",), read=_backend),
+    "critic.num_labels": FieldSource(("critic.model.num_labels", "critic.model.override_config.num_labels")),
     "checkpoint.model": FieldSource(("actor_rollout_ref.model.path",)),
+    "checkpoint.critic": FieldSource(("critic.model.path",)),
 }  # fmt: skip
 MEGATRON = {
     "trainer.tp": _verl(1, f"{ACTOR}.megatron.tensor_model_parallel_size"),
@@ -99,7 +108,15 @@ MEGATRON = {
         (f"{ACTOR}.megatron.override_transformer_config.moe_permute_fusion",), False, "Megatron"
     ),
     "trainer.remove_padding": _verl(False, "actor_rollout_ref.model.use_remove_padding"),
+    "trainer.vpp": FieldSource((f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size",)),
     "checkpoint.trainer": FieldSource((f"{ACTOR}.megatron.dist_checkpointing_path",)),
+}
+CRITIC_MEGATRON = {
+    "critic.tp": _verl(1, "critic.megatron.tensor_model_parallel_size"),
+    "critic.pp": _verl(1, "critic.megatron.pipeline_model_parallel_size"),
+    "critic.vpp": FieldSource(("critic.megatron.virtual_pipeline_model_parallel_size",)),
+    "critic.ep": _verl(1, "critic.megatron.expert_model_parallel_size"),
+    "critic.cp": _verl(1, "critic.megatron.context_parallel_size"),
 }
 FSDP = {
     "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=normalize_dtype),
@@ -131,6 +148,7 @@ def _finish(job: Job, document: Document) -> None:
     megatron = _is_megatron(job, document)
     for name, source in (MEGATRON if megatron else FSDP).items():
         job.settings[name] = read_setting(job, document, name, source)
+    _read_critic(job, document, megatron)
     engine = job.engine
     if engine in ("vllm", "sglang"):
         section = f"{ROLLOUT}.engine_kwargs.{engine}"
@@ -139,6 +157,8 @@ def _finish(job: Job, document: Document) -> None:
         )
     _set_moe(job)
     count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
+    if job.flag("critic.enabled"):
+        set_derived(job, "critic.world", job["trainer.world"].value, job["trainer.world"])
     _set_lag(job, document)
     use_logprobs = resolve(document, f"{ACTOR}.use_rollout_log_probs") or resolve(
         document, "async_training.use_rollout_log_probs"
@@ -163,6 +183,21 @@ def _is_megatron(job: Job, document: Document) -> bool:
             job, "trainer.backend", "megatron", job["trainer.backend"], "the configuration that the launch line names"
         )
     return job.text("trainer.backend") == "megatron"
+
+
+def _read_critic(job: Job, document: Document, megatron: bool) -> None:
+    """Read the critic's layout where a critic runs. megatron: whether Megatron trains the actor."""
+    from ckptcheck.preflight.framework import read_setting, remove_unused_critic, set_uneven_stages
+
+    for side, section in (("trainer", f"{ACTOR}.megatron"), ("critic", "critic.megatron")):
+        set_uneven_stages(job, document, side, f"{section}.override_transformer_config")
+    if megatron and job["critic.backend"].status == "unknown":
+        # The standard configuration with Megatron's actor has Megatron's critic.
+        set_derived(job, "critic.backend", "megatron", job["trainer.backend"])
+    if job.text("critic.backend") == "megatron":
+        for name, source in CRITIC_MEGATRON.items():
+            job.settings[name] = read_setting(job, document, name, source)
+    remove_unused_critic(job)
 
 
 def _set_moe(job: Job) -> None:

@@ -1,0 +1,117 @@
+"""The model cannot be divided into as many parts as the job asks for.
+
+## What it checks
+For a trainer and a critic that run in Megatron, against the config.json of the checkpoint that each starts from:
+- tensor parallelism (TP) divides the attention heads and the columns of the feed-forward layers, and TP and the key-value
+  heads divide one another; in ROLL, whose adapter of Megatron does not pad it, TP divides the vocabulary;
+- pipeline parallelism (PP), times virtual pipeline parallelism, divides the layers, unless the job says how many layers a
+  stage has;
+- expert parallelism (EP) divides the experts;
+- TP × PP × context parallelism divides the number of GPUs.
+
+## Why it matters
+Megatron stops when it builds the model, after hours in a queue. In a job with a critic the actor's layout is often changed and
+the critic's forgotten, or the reverse.
+
+## How to fix
+Set the parallel sizes to divisors, or take GPUs in a multiple of their product.
+
+## When it can be wrong
+A fork of Megatron may pad heads or spread layers unevenly by itself. `--ignore JOB033` silences it.
+
+## Seen in
+The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_layers_to_build`, `initialize_model_parallel`)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.preflight.job import Job, NamedCheckpoint
+
+SIDES = {"trainer": ("checkpoint.trainer", "checkpoint.model"), "critic": ("checkpoint.critic",)}
+"""Who trains → the checkpoints that it may start from, the first that is named counts."""
+
+
+@rule(
+    "JOB033",
+    "indivisible-layout",
+    severity="error",
+    on="job",
+    when=lambda job: any(job.text(f"{side}.backend") == "megatron" for side in SIDES),
+)
+def check(job: Job) -> Iterator[Problem]:
+    reasons: list[str] = []
+    for side, names in SIDES.items():
+        if job.text(f"{side}.backend") != "megatron":
+            continue
+        checkpoint = next((job.checkpoints[name] for name in names if name in job.checkpoints), None)
+        reasons += (
+            f"{leaf.key} is not resolved: {setting.source}"
+            for part in ("tp", "pp", "vpp", "ep", "cp", "world")
+            if (setting := job[f"{side}.{part}"]).status == "unresolved" and (leaf := setting.leaf)
+        )
+        yield from _check_gpus(job, side)
+        if all(_size(job, f"{side}.{part}") == 1 for part in ("tp", "pp", "vpp", "ep")):
+            continue
+        if checkpoint is None or checkpoint.dimensions is None:
+            reasons.append(
+                f"the {side}'s layout is not compared with its model: "
+                + ((checkpoint.reason if checkpoint else "") or "no checkpoint is named")
+            )
+            continue
+        yield from _check_model(job, side, checkpoint)
+    if reasons:
+        raise Skip("; ".join(dict.fromkeys(reasons)))
+
+
+def _size(job: Job, name: str) -> int:
+    number = job.number(name)
+    return int(number) if number and number >= 1 else 1
+
+
+def _check_gpus(job: Job, side: str) -> Iterator[Problem]:
+    """Yield a problem where a copy of the model does not fit the GPUs evenly."""
+    world = job.number(f"{side}.world")
+    sizes = {part: _size(job, f"{side}.{part}") for part in ("tp", "pp", "cp")}
+    copy = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    if world and copy > 1 and world % copy:
+        product = " × ".join(f"{part.upper()}{size}" for part, size in sizes.items() if size > 1)
+        yield job.problem(
+            f"a copy of the {side}'s model takes {copy} GPUs ({product}), which does not divide its"
+            f" {job.describe(f'{side}.world')} GPUs",
+            at=next(f"{side}.{part}" for part, size in sizes.items() if size > 1),
+            hint="choose parallel sizes whose product divides the number of GPUs",
+        )
+
+
+def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[Problem]:
+    """Yield a problem for each dimension of the model that its parallel size does not divide."""
+    model = checkpoint.dimensions
+    assert model is not None
+    tp, pp, vpp, ep = (_size(job, f"{side}.{part}") for part in ("tp", "pp", "vpp", "ep"))
+    divided = [
+        ("tp", tp, model.heads, "attention heads"),
+        ("tp", tp, checkpoint.intermediate, "columns of the feed-forward layers"),
+        ("ep", ep, model.experts, "experts"),
+    ]
+    if job.framework == "ROLL":  # mcore_adapter does not pad the vocabulary; Megatron-LM does
+        divided.append(("tp", tp, checkpoint.vocab_size, "rows of the vocabulary"))
+    if not job.flag(f"{side}.uneven_stages"):
+        divided.append(("vpp" if vpp > 1 and pp > 1 else "pp", pp * (vpp if pp > 1 else 1), model.layers, "layers"))
+    groups = model.kv_heads
+    if groups and groups % tp and tp % groups:
+        divided.append(("tp", tp, groups, "key-value heads"))
+    wrong: dict[str, list[str]] = {}
+    for part, size, number, what in divided:
+        if number and number % size:
+            wrong.setdefault(part, []).append(f"{number:,} {what}")
+    for part, parts in wrong.items():
+        written = "pp × vpp" if part == "vpp" else part
+        size = pp * vpp if part == "vpp" else _size(job, f"{side}.{part}")
+        yield job.problem(
+            f"the {side} has {written.upper()} {size}, which does not divide the {' or the '.join(parts)} of {checkpoint.named}:"
+            " Megatron stops when it builds the model",
+            at=f"{side}.{part}",
+            hint="choose a size that divides them"
+            + ("" if part == "tp" or part == "ep" else ", or set how many layers the first and last stage have"),
+        )
