@@ -1,23 +1,34 @@
 """The model finds its own text unlikely.
 
 ## What it checks
-The trainer's mean logprob of the tokens that the engine drew at a temperature of at most 1. It should be at least -0.8 for a
-model whose name says that it is an instruct or chat model, and at least -3 for any model.
+The mean logprob of the tokens that the engine drew at a temperature of at most 1, by the engine itself and by the trainer.
+
+| mean logprob | severity |
+|---|---|
+| below -0.8 for a model whose name says that it is an instruct or chat model, below -3 for any model | info |
+| below half of what a guess among the whole vocabulary gives (-ln of its size: -11.9 for Qwen3) | warning |
+| below three quarters of that | error |
+
+Where the rollouts do not say how large the vocabulary is, and for smaller ones, 32,000 tokens count (-10.4).
 
 ## Why it matters
-Tokens drawn from a distribution have a mean logprob near minus its entropy: a few tenths of a nat for an instruct model. A much
-lower value means that the prompts are not in the form that the model knows (a wrong chat template, a missing BOS, another
-tokenizer), or that weights are broken.
+Tokens drawn from a distribution have a mean logprob near minus its entropy: a few tenths of a nat for an instruct model. A
+slightly lower value means that the prompts are not in the form that the model knows (a wrong chat template, a missing BOS,
+another tokenizer). A value near a guess means that the side which gives it computes with other weights than were trained, or with
+another configuration (rotary base, norms, the order of layers under pipeline parallelism, the temperature).
 
 ## How to fix
-Decode a prompt and look at it. Compare the chat template with the one that the model was trained on.
+For an info, decode a prompt and look at it: `ckptcheck parity judge FILE --tokenizer DIR` prints the texts. For an error on the
+trainer's side, look in its log for the line that says that the checkpoint was loaded, and compare its configuration with
+config.json. On the engine's side compare its weights with the checkpoint: `ckptcheck refit --attach`.
 
 ## When it can be wrong
-It is a hint only. Instruct models on tasks that they were not trained for, creative text, synthetic prompts and small models
-are lower: SmolLM2-135M-Instruct is at -3 on random prompts.
+The info is a hint only. Instruct models on tasks that they were not trained for, creative text, synthetic prompts and small models
+are lower: SmolLM2-135M-Instruct is at -3 on random prompts. A model that was initialised and never trained is an error here.
 
 ## Seen in
-slime docs/en/developer_guide/debug.md: 0.8 for an instruct model points to the chat template
+slime docs/en/developer_guide/debug.md: 0.8 for an instruct model points to the chat template, an extremely large value to the
+training configuration
 """
 
 import re
@@ -25,10 +36,13 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.coherence import guess_logprob, mean_logprob
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 TUNED = re.compile(r"instruct|chat|[-_]it\b|rlhf|sft", re.IGNORECASE)
 TUNED_LIMIT, LIMIT = -0.8, -3.0
+UNLIKELY, HOPELESS = 0.5, 0.75
+"""Shares of a guess's logprob from which on a mean is a warning, and an error."""
 
 
 @rule(
@@ -36,15 +50,43 @@ TUNED_LIMIT, LIMIT = -0.8, -3.0
     "implausible-logprobs",
     severity="info",
     on="rollouts",
-    when=lambda evidence: evidence.has_both_sides and evidence.rollouts.metadata.sampled_by == "engine",
+    when=lambda evidence: evidence.is_well_formed
+    and bool({"engine_logprobs", "trainer_logprobs"} & evidence.rollouts.columns.keys())
+    and evidence.rollouts.metadata.sampled_by == "engine",
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    temperature = evidence.rollouts.metadata.sampling.temperature
+    metadata = evidence.rollouts.metadata
+    temperature = metadata.sampling.temperature
     if temperature is not None and temperature > 1:
         raise Skip(f"at temperature {temperature:g} unlikely tokens are normal")
-    tuned = TUNED.search(evidence.rollouts.metadata.model)
-    metrics, limit = evidence.metrics, TUNED_LIMIT if tuned else LIMIT
-    if metrics.trainer_mean < limit:
+    means = {
+        side: mean
+        for side in ("engine", "trainer")
+        if f"{side}_logprobs" in evidence.rollouts
+        and (mean := mean_logprob(evidence.rollouts, f"{side}_logprobs")) is not None
+    }
+    if not means:
+        return
+    guess = guess_logprob(metadata.vocabulary)
+    hopeless = {side: mean for side, mean in means.items() if mean < UNLIKELY * guess}
+    for side, mean in hopeless.items():
+        other = next((name for name in means if name != side and name not in hopeless), None)
+        beside = f", while that of the {other} is {means[other]:.3g}" if other else ""
+        yield Problem(
+            f"the mean logprob of the {side} is {mean:.3g}{beside}; a guess among all tokens gives {guess:.3g}, so the {side} "
+            f"{'computes' if mean < HOPELESS * guess else 'probably computes'} with other weights, or another configuration, than "
+            "the model was trained with",
+            severity="error" if mean < HOPELESS * guess else "warning",
+            hint="see in the trainer's log that it loaded the checkpoint, and compare its configuration with config.json"
+            if side == "trainer"
+            else "compare the engine's weights with the checkpoint: ckptcheck refit --attach",
+        )
+    if hopeless:
+        return
+    tuned = TUNED.search(metadata.model)
+    side = "trainer" if "trainer" in means else "engine"
+    limit = TUNED_LIMIT if tuned else LIMIT
+    if means[side] < limit:
         kind = "an instruct model gives its own answers" if tuned else "a model gives its own text"
-        text = f"the mean logprob of the trainer is {metrics.trainer_mean:.3g}; {kind} more than {limit:g}"
+        text = f"the mean logprob of the {side} is {means[side]:.3g}; {kind} more than {limit:g}"
         yield Problem(text, hint="decode a prompt, and compare it with the chat template")
