@@ -6,6 +6,8 @@ siblings if the config gives them the same entry in every per-layer list or stri
 `mlp_only_layers`, `hybrid_override_pattern`, …). A layer that has only a part of what at least two siblings have is incomplete. A
 layer with fewer than two siblings is compared with all layers, and is incomplete if it has only some tensors of a component.
 
+Where a model has two layers, or one of its layers alone has a tensor, CFG020 asks what transformers builds.
+
 A layer that calls one module otherwise than its siblings lacks it too. A tensor that alone among at least four siblings (layers of
 its kind, or experts of its layer) has another shape is reported; packed tensors are left out.
 

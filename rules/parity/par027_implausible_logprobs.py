@@ -50,9 +50,11 @@ UNLIKELY, HOPELESS = 0.5, 0.75
     "implausible-logprobs",
     severity="info",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed
-    and bool({"engine_logprobs", "trainer_logprobs"} & evidence.rollouts.columns.keys())
-    and evidence.rollouts.metadata.sampled_by == "engine",
+    when=lambda evidence: (
+        evidence.is_well_formed
+        and bool({"engine_logprobs", "trainer_logprobs"} & evidence.rollouts.columns.keys())
+        and evidence.rollouts.metadata.sampled_by == "engine"
+    ),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     metadata = evidence.rollouts.metadata
