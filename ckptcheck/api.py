@@ -47,7 +47,9 @@ Bridge = Literal["builtin", "mbridge", "both"]
 Device = Literal["auto", "cpu", "cuda"]
 Scheme = Literal["w4a16", "w8a8", "fp8"]
 Quantizer = Literal["compressed-tensors", "slime"]
-RolloutFormat = Literal["slime", "slime-train", "verl", "prime-rl", "sglang", "vllm", "ckptcheck"]
+RolloutFormat = Literal[
+    "slime", "slime-train", "verl", "roll", "nemo-rl", "pipelinerl", "prime-rl", "sglang", "vllm", "ckptcheck"
+]
 LogprobKind = Literal["raw", "processed", "unknown"]
 TokenSampler = Literal["engine", "trainer"]
 
@@ -1241,7 +1243,7 @@ def convert_rollouts(
     sampled_by: TokenSampler | None = None,
     observer: Observer = SILENT,
 ) -> Rollouts:
-    """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang (``ckptcheck parity convert``).
+    """Take over rollouts of a framework, or answers of vLLM and SGLang (``ckptcheck parity convert``).
 
     No pickle is run and no torch is needed.
 

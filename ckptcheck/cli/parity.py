@@ -141,7 +141,9 @@ def convert(
         typer.Option(help="Who sampled the tokens.", show_default="what the file says, else engine"),
     ] = None,
 ) -> None:
-    """Take over rollouts of slime, miles, verl, prime-rl, or answers of vLLM and SGLang. No pickle is run, no torch is needed.
+    """Take over rollouts of slime, miles, verl, ROLL, NeMo-RL, PipelineRL, prime-rl, or answers of vLLM and SGLang.
+
+    No pickle is run, no torch is needed.
 
     Exit codes: 0 written (a message says what was left out, and the file keeps it for judge), 2 nothing could be taken over.
     """

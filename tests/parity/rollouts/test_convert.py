@@ -1,4 +1,6 @@
-"""Files of frameworks: verl's are real, slime's are written by torch as slime does, the others are JSON as its writers spell it."""
+"""Files of frameworks: verl's, ROLL's and PipelineRL's are real, slime's are written by torch as slime does, the others are JSON as
+its writers spell it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,18 @@ import enum
 import json
 import os
 import pickle
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ckptcheck.checkpoint.torch_file import read_torch_file, read_torch_file_bytes
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.rollouts import Rollouts, read_rollouts
+from ckptcheck.parity.metrics import compute_metrics
+from ckptcheck.parity.rollouts import Rollouts, ScorerInfo, read_rollouts
 from ckptcheck.parity.rollouts.convert import convert
 from tests.paths import DATA as TESTS_DATA
 
@@ -422,3 +427,96 @@ def test_no_logprobs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = lines(tmp_path / "a.json", {**DONE, "choices": [choice]})
     build_app()(["parity", "convert", str(path), "-o", str(tmp_path / "out.jsonl")], standalone_mode=False)
     assert capsys.readouterr().err.endswith("out.jsonl; there are no logprobs in it\n")
+
+
+def test_roll_batches(tmp_path: Path) -> None:
+    found, kind = convert([DATA / "roll-8eb27cc.pkl"])
+    assert kind == "roll"
+    assert found.metadata.step == 7
+    assert found.metadata.trainer == ScorerInfo("roll")
+    assert found.starts.tolist() == [0, 12, 20, 28]
+    assert found.prompt_lengths.tolist() == [4, 3, 6]
+    assert found.columns["rewards"].tolist() == [1.0, 0.0, 0.5]
+    metrics = compute_metrics(found)
+    assert metrics is not None
+    assert metrics.tokens == 15
+    assert 0 < metrics.abs_max < 0.04
+    assert not metrics.broken
+    # a dictionary of the tensors alone, without a recomputation of the trainer's logprobs
+    state = read_torch_file(DATA / "roll-8eb27cc.pkl").state
+    tensors = read_torch_file_bytes(state[0].state[0]) | {"old_log_probs": np.zeros((3, 11), np.float32)}
+    (tmp_path / "tensors.pkl").write_bytes(pickle.dumps(tensors))
+    other, kind = convert([tmp_path / "tensors.pkl"])
+    assert kind == "roll"
+    assert "trainer_logprobs" not in other
+    assert other.metadata.trainer is None
+    assert other.columns["engine_logprobs"].tolist() == found.columns["engine_logprobs"].tolist()
+    (tmp_path / "short.pkl").write_bytes(pickle.dumps(tensors | {"infer_logprobs": np.zeros((3, 12), np.float32)}))
+    with pytest.raises(
+        CkptcheckError, match=r"infer_logprobs is \[3, 12\], and a logprob of every token but the first is due"
+    ):
+        convert([tmp_path / "short.pkl"])
+    (tmp_path / "rollout_dump_data.step_7.jsonl").write_text(
+        '{"responses": ["a"], "scores": [1.0], "global_step": [7]}\n'
+    )
+    with pytest.raises(CkptcheckError, match="a dump of ROLL's that holds texts") as refused:
+        convert([tmp_path / "rollout_dump_data.step_7.jsonl"])
+    assert refused.value.hint == "save the batch: torch.save(dict(batch.batch.items()), PATH)"
+
+
+def write_nemo_step(path: Path, **changes: Any) -> Path:
+    """Write a training step as NeMo-RL's logger does: each line is a batch of one, and so has lists of one."""
+    batch: dict[str, list[Any]] = {
+        "content": ["a", "b"],
+        "rewards": [1.0, 0.0],
+        "input_lengths": [5, 4],
+        "token_ids": [[1, 2, 7, 8, 9], [1, 7, 8, 9, 0]],
+        "token_loss_mask": [[0, 0, 1, 1, 1], [0, 1, 1, 1, 0]],
+        "sample_loss_mask": [1.0, 1.0],
+        "generation_logprobs": [[0, 0, -0.5, -0.25, -0.75], [0, -0.1, -0.2, -0.3, 0]],
+        "prev_logprobs": [[0, -3.0, -0.5, -0.5, -0.75], [0, -0.1, -0.2, -0.4, -9.0]],
+    } | changes
+    lines = [{name: values[row : row + 1] for name, values in batch.items()} | {"idx": row} for row in range(2)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_nemo_rl_steps(tmp_path: Path) -> None:
+    found, kind = convert([write_nemo_step(tmp_path / "train_data_step12.jsonl")])
+    assert kind == "nemo-rl"
+    assert found.metadata.step == 11
+    assert found.tokens.tolist() == [1, 2, 7, 8, 9, 1, 7, 8, 9]
+    assert found.prompt_lengths.tolist() == [2, 1]
+    assert found.columns["rewards"].tolist() == [1.0, 0.0]
+    metrics = compute_metrics(found)
+    assert metrics is not None
+    # nemo_rl/algorithms/loss/loss_functions.py: masked_mean(exp(|generation - prev| * mask), mask)
+    assert metrics.mult_prob_error == pytest.approx((4 + exp(0.25) + exp(0.1)) / 6)
+    masked, _ = convert([write_nemo_step(tmp_path / "train_data_step1.jsonl", sample_loss_mask=[0.0, 1.0])])
+    assert masked.metadata.step == 0
+    assert masked.columns["response_mask"].tolist() == [False] * 6 + [True] * 3
+    zeros = [[0.0] * 5] * 2
+    on_policy, _ = convert([write_nemo_step(tmp_path / "other.jsonl", prev_logprobs=zeros)])
+    assert on_policy.metadata.step is None
+    assert "trainer_logprobs" not in on_policy
+    broken, _ = convert([write_nemo_step(tmp_path / "broken.jsonl", input_lengths=[5, 9])])
+    assert [left.reason for left in broken.metadata.left_out] == ["its length is 9, and it has 5 tokens"]
+
+
+def test_pipelinerl_streams(tmp_path: Path) -> None:
+    found, kind = convert([DATA / "pipelinerl-58d3934.jsonl"])
+    assert kind == "pipelinerl"
+    assert found.starts.tolist() == [0, 6, 11, 17]
+    assert found.prompt_lengths.tolist() == [3, 3, 2]
+    assert found.columns["engine_logprobs"].tolist()[3:6] == pytest.approx([-0.1, -0.2, -0.3])
+    assert found.columns["rewards"].tolist() == [1.0, 0.0, 0.5]
+    assert found.metadata.versions == ["64", "128"]
+    assert found.columns["version_spans"].tolist()[-1] == [13, 17, 1]
+    # one line alone is a group too, and tokens of a tool between two turns have no label
+    turns = {"input_ids": [1, 5, 6, 9, 9, 7, 2], "labels": [-100, 5, 6, -100, -100, 7, 2], "logprobs": [-1, -2, -3, -4]}
+    (tmp_path / "0.jsonl").write_text(json.dumps([turns, turns | {"logprobs": [-1]}]))
+    other, kind = convert([tmp_path / "0.jsonl"])
+    assert kind == "pipelinerl"
+    assert other.columns["engine_logprobs"].tolist() == [0, -1, -2, 0, 0, -3, -4]
+    assert other.columns["response_mask"].tolist() == [False, True, True, False, False, True, True]
+    assert [left.reason for left in other.metadata.left_out] == ["it has 1 logprobs for 4 labels"]

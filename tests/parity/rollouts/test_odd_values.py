@@ -76,15 +76,26 @@ TRAIN = {
     "tokens": [[1, 2, 3], [4, 5]], "response_lengths": [2, 1], "loss_masks": [[1, 0], [1]], "weight_versions": [["7"], ["7"]],
     "rollout_log_probs": [[-0.1, -0.2], [-1.0]], "log_probs": [[-0.1, -0.2], [-1.0]], "ref_log_probs": [[-0.1, -0.2], [-1.0]],
 }  # fmt: skip
+NEMO = {
+    "token_ids": [[1, 2, 7, 8]], "token_loss_mask": [[0, 0, 1, 1]], "generation_logprobs": [[0, 0, -0.5, -0.25]], "rewards": [1.0],
+    "prev_logprobs": [[0, -3.0, -0.5, -0.5]], "input_lengths": [4], "sample_loss_mask": [1.0], "idx": 0,
+}  # fmt: skip
+PIPELINE = {
+    "input_ids": [1, 5, 6, 2], "labels": [-100, -100, 6, 2], "logprobs": [-0.5, -0.1], "ref_logprobs": [-0.4, -0.2],
+    "reward": 1.0, "metadata": {"model_version": 64},
+}  # fmt: skip
 JSON: dict[str, list[Any]] = {
     **{name: [json.loads((ANSWERS / name).read_text())] for name in (
         "vllm-completions-words.json", "vllm-chat.json", "sglang-generate.json", "sglang-chat.json")},
     **{name: streamed(name) for name in ("vllm-chat-stream.txt", "sglang-generate-stream-pieces.txt")},
     "prime-rl": [PRIME, PRIME],
+    "nemo-rl": [NEMO, NEMO],
+    "pipelinerl": [[PIPELINE, PIPELINE], [PIPELINE]],
 }  # fmt: skip
 PICKLES: dict[str, Any] = {
     "slime": {"rollout_id": 4, "samples": [SAMPLE, SAMPLE]},
     "slime-train": {"rollout_id": 4, "rank": 0, "rollout_data": TRAIN},
+    "roll": {"input_ids": [[1, 5]], "attention_mask": [[1, 1]], "response_mask": [[0, 1]], "infer_logprobs": [[-0.5]]},
     "verl": {"prompts": [[1]], "responses": [[1]], "attention_mask": [[1, 1]]},
 }
 VALUES = st.recursive(

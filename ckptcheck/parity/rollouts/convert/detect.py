@@ -11,7 +11,7 @@ import msgspec
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.rollouts.build import Rollout, UnusableSequence, build_rollouts
-from ckptcheck.parity.rollouts.convert import prime_rl, responses, slime, streams, verl
+from ckptcheck.parity.rollouts.convert import nemo_rl, pipelinerl, prime_rl, responses, roll, slime, streams, verl
 from ckptcheck.parity.rollouts.convert.reading import WRONG_FIELD_ERRORS
 from ckptcheck.parity.rollouts.json_text import NotJSON, parse_json, to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
@@ -24,6 +24,9 @@ KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]
     "slime": (slime.is_rollout, slime.rollout),
     "slime-train": (slime.is_train, slime.train),
     "verl": (verl.is_batch, verl.batch),
+    "roll": (roll.is_batch, roll.batch),
+    "nemo-rl": (nemo_rl.is_step, nemo_rl.step),
+    "pipelinerl": (pipelinerl.is_stream, pipelinerl.stream),
     "prime-rl": (prime_rl.is_export, prime_rl.export),
     "sglang": (responses.is_sglang, responses.sglang),
     "vllm": (responses.is_vllm, responses.vllm),
@@ -32,7 +35,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]
 
 The content is the unpickled object of a pickle, or the list of objects of a JSON file.
 """
-JSON = ("prime-rl", "sglang", "vllm")
+JSON = ("nemo-rl", "pipelinerl", "prime-rl", "sglang", "vllm")
 
 
 def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, str]:
@@ -54,6 +57,8 @@ def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, s
         if (file_kind in JSON) is pickled:
             raise CkptcheckError(f"{path} is {'a pickle' if pickled else 'JSON'}, and {file_kind} writes the other")
         rollouts, metadata = _convert_content(path, file_kind, content)
+        if metadata.step is None and file_kind == "nemo-rl":
+            metadata = msgspec.structs.replace(metadata, step=nemo_rl.step_of_name(path))
         if metadata.step is not None:
             steps.setdefault(metadata.step, path)
             _require_one_value(steps, "{} is of step {}")
@@ -178,6 +183,11 @@ def _detect_kind(content: Any, pickled: bool, path: Path) -> str:
         raise CkptcheckError(
             f"{path} is a dump of verl's that holds texts: there are no token ids and no logprobs in it",
             hint="save the batch: batch.save_to_disk(PATH)",
+        )
+    if not pickled and roll.is_text_dump(content):
+        raise CkptcheckError(
+            f"{path} is a dump of ROLL's that holds texts: there are no token ids and no logprobs in it",
+            hint="save the batch: torch.save(dict(batch.batch.items()), PATH)",
         )
     if content == []:
         raise CkptcheckError(f"{path} holds nothing")
