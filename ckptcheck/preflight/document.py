@@ -49,12 +49,17 @@ class Document:
     """The Python module or program that a launch line starts."""
     is_incomplete: bool = False
     """Whether a configuration that this one builds on could not be read."""
+    replaced: dict[str, Leaf] = field(default_factory=dict)
+    """Key of a value that replaced one of another file, as it is written → the replaced value."""
     _sections: set[str] = field(default_factory=set, repr=False)
     """Dotted path of every section that has held a leaf."""
 
     def put(self, path: str, leaf: Leaf) -> None:
         """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar."""
-        if path not in self.leaves:
+        old = self.leaves.get(path)
+        if old is not None and old.file is not None and old.file != leaf.file:
+            self.replaced[leaf.key] = old
+        if old is None:
             if path in self._sections and leaf.value != {}:
                 self.remove(path)
             parts = path.split(".")
@@ -76,6 +81,7 @@ class Document:
         self.environment |= other.environment
         self.notes += other.notes
         self.versions |= other.versions
+        self.replaced |= other.replaced
         self.script = other.script or self.script
         self.is_incomplete |= other.is_incomplete
 

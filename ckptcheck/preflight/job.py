@@ -122,6 +122,8 @@ class Job(EvidenceDefaults):
     """The files that were read."""
     is_incomplete: bool = False
     """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
+    replaced: Mapping[str, Leaf] = field(default_factory=dict)
+    """Key of a value that replaced one of another file, as it is written → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
     sections: tuple[Section, ...] = ()

@@ -68,7 +68,7 @@ def open_job(
         reader = _recognize_framework(document, names[0])
     _apply_overrides(document, overrides, reader)
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
-    job.is_incomplete = document.is_incomplete
+    job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     fill_job(job, document, reader)
     _set_versions(job, document, engine_version, te_version)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):

@@ -71,7 +71,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             engine=engine,
             trainer=trainer,
             reference=reference,
-            mask=trained,  # type: ignore[arg-type]
+            mask=trained,
             reward=float(scores[row]) if scores is not None and np.ndim(scores) == 1 else None,
         )
 
