@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
+from ckptcheck.parity.coherence import ResponseShape, measure_responses
 from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.parity.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
@@ -62,6 +63,11 @@ class RolloutEvidence(EvidenceDefaults):
         if self.metrics_or_none is None:
             raise Skip("no token could be compared")
         return self.metrics_or_none
+
+    @cached_property
+    def response_shapes(self) -> tuple[ResponseShape, ...]:
+        """How the tokens of each response repeat themselves."""
+        return measure_responses(self.rollouts) if self.is_well_formed else ()
 
     @cached_property
     def shifted_gaps(self) -> dict[int, tuple[int, float]]:
