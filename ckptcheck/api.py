@@ -55,6 +55,8 @@ TokenSampler = Literal["engine", "trainer"]
 
 SPARE_TOKENS = 2
 """Tokens of context beyond the longest sequence, which SGLang keeps to itself (see PRB001)."""
+COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051")
+"""The rules that judge an engine's responses alone."""
 COMPILING_PROBES = ("graphs", "inductor", "casts")
 """Probes that compile: minutes each, so only on demand."""
 
@@ -886,7 +888,8 @@ def judge_all(
     if no_limits:
         thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip)
     noise_floor = read_noise_floor(Path(floor)) if floor is not None else None
-    decode = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
+    decode_text = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
+    decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
     if plots is not None:
         from ckptcheck.parity import plots as drawing
 
@@ -896,7 +899,9 @@ def judge_all(
     members: list[SeriesMember] = []
     paths = list_rollout_files([Path(file) for file in files])
     for path in paths:
-        evidence = RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode)
+        evidence = RolloutEvidence(
+            str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text
+        )
         reports.append(_report(evidence, loaded))
         if plots is not None and evidence.metrics_or_none is not None:
             stem = path.stem if len(paths) == 1 else f"{len(members)}-{path.stem}"
@@ -917,8 +922,8 @@ def judge_all(
     return Reports(tuple(reports))
 
 
-def _load_decoder(folder: Path) -> Callable[[int], str]:
-    """Return a function from a token id to its quoted text. Raises CkptcheckError where no tokenizer.json can be read."""
+def _load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
+    """Return a function from token ids to their text. Raises CkptcheckError where no tokenizer.json can be read."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json" if folder.is_dir() else folder
@@ -926,7 +931,25 @@ def _load_decoder(folder: Path) -> Callable[[int], str]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise CkptcheckError(f"cannot read the tokenizer {path}: {error}") from error
-    return lambda token: repr(tokenizer.decode([token], skip_special_tokens=False)) if token >= 0 else "–"
+    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _log_responses(rollouts: Rollouts, source: Path, observer: Observer) -> None:
+    """Write the texts of the first responses, and whether they are coherent."""
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.parity.response_texts import read_texts
+    from ckptcheck.parity.rollout_evidence import RolloutEvidence
+
+    decode_text = _load_decoder(source) if (source / "tokenizer.json").is_file() else None
+    for text in read_texts(rollouts, decode_text) if decode_text is not None else ():
+        mean = "" if text.logprob is None else f" (mean logprob {text.logprob:.3g})"
+        observer.log(f"{text.prompt} → {text.response}{mean}")
+    rules = [rule for rule in load_rules() if rule.code in COHERENCE_RULES]
+    report = _report(RolloutEvidence(os.fspath(source), rollouts), rules)
+    for finding in report.findings:
+        observer.log(f"{finding.code} {finding.severity}: {finding.message}")
+    if not report.findings and report.passed:
+        observer.log("the responses look coherent: none of their tokens loop, and the engine finds them likely")
 
 
 def record_rollouts(
@@ -1045,6 +1068,7 @@ def record_rollouts(
     if output is not None:
         write_rollouts(rollouts, Path(output))
         observer.log(f"{rollouts.sequence_count} responses, {len(rollouts.tokens):,} tokens: {output}")
+    _log_responses(rollouts, Path(source), observer)
     return rollouts
 
 

@@ -22,7 +22,7 @@ LONGEST_LOOP = 64
 ROUNDS = 4
 """Fewest rounds that make a loop."""
 SMALLEST_VOCABULARY = 32_000
-"""A model is taken to know at least as many tokens: those with fewer are toys, whose every guess is good."""
+"""Models with fewer tokens are toys, often never trained, and a guess of theirs is not far from a good answer."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,14 @@ def _find_loop(response: NDArray[Any]) -> tuple[int, int]:
     return best
 
 
-def guess_logprob(vocabulary: int | None) -> float:
-    """Return the logprob of every token in a guess among the whole vocabulary: -ln of its size."""
-    return -log(max(vocabulary or 0, SMALLEST_VOCABULARY))
+def guess_logprob(vocabulary: int | None) -> float | None:
+    """Return the logprob of every token in a guess among the whole vocabulary: -ln of its size.
+
+    None for a smaller vocabulary than language models have. An unknown one counts as the smallest of these.
+    """
+    if vocabulary is not None and vocabulary < SMALLEST_VOCABULARY:
+        return None
+    return -log(vocabulary or SMALLEST_VOCABULARY)
 
 
 def mean_logprob(rollouts: Rollouts, column: str) -> float | None:

@@ -16,6 +16,7 @@ from ckptcheck.parity.metrics.logprob_metrics import ClipBounds, LogprobMetrics,
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.metrics.routing import compute_routing_disagreement
 from ckptcheck.parity.metrics.shift import compute_shifted_gaps
+from ckptcheck.parity.response_texts import Decode, build_texts_section
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.sections import build_sections
 from ckptcheck.parity.thresholds import Thresholds
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RolloutEvidence(EvidenceDefaults):
-    """One file of rollouts. decode: token id → text; None without a tokenizer."""
+    """One file of rollouts. decode: token id → quoted text, decode_text: ids → text; None without a tokenizer."""
 
     target: str
     rollouts: Rollouts
@@ -36,6 +37,7 @@ class RolloutEvidence(EvidenceDefaults):
     floor: NoiseFloor | None = None
     decode: Callable[[int], str] | None = None
     kind: str = "rollouts"
+    decode_text: Decode | None = None
 
     @property
     def is_well_formed(self) -> bool:
@@ -119,11 +121,16 @@ class RolloutEvidence(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The tables of the gap; () where nothing can be compared."""
+        """The texts, where there is a tokenizer, and the tables of the gap, where something can be compared."""
+        texts = (
+            (build_texts_section(self.rollouts, self.decode_text),)
+            if self.decode_text is not None and self.is_well_formed
+            else ()
+        )
         metrics = self.metrics_or_none
         if metrics is None:
-            return ()
-        return tuple(
+            return texts
+        return texts + tuple(
             build_sections(metrics, self.thresholds, self.floor, self.decode, self.exact_kl, self.temperature_fit)
         )
 

@@ -9,7 +9,7 @@ The mean logprob of the tokens that the engine drew at a temperature of at most 
 | below half of what a guess among the whole vocabulary gives (-ln of its size: -11.9 for Qwen3) | warning |
 | below three quarters of that | error |
 
-Where the rollouts do not say how large the vocabulary is, and for smaller ones, 32,000 tokens count (-10.4).
+Where the rollouts do not say how large the vocabulary is, 32,000 tokens count (-10.4). For smaller ones there is only the info.
 
 ## Why it matters
 Tokens drawn from a distribution have a mean logprob near minus its entropy: a few tenths of a nat for an instruct model. A
@@ -70,8 +70,9 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if not means:
         return
     guess = guess_logprob(metadata.vocabulary)
-    hopeless = {side: mean for side, mean in means.items() if mean < UNLIKELY * guess}
+    hopeless = {side: mean for side, mean in means.items() if guess is not None and mean < UNLIKELY * guess}
     for side, mean in hopeless.items():
+        assert guess is not None
         other = next((name for name in means if name != side and name not in hopeless), None)
         beside = f", while that of the {other} is {means[other]:.3g}" if other else ""
         yield Problem(

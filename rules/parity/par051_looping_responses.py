@@ -35,9 +35,7 @@ COOL = 0.5
 """Below this temperature sound models loop."""
 
 
-@rule(
-    "PAR051", "looping-responses", severity="warning", on="rollouts", when=lambda evidence: evidence.is_well_formed
-)
+@rule("PAR051", "looping-responses", severity="warning", on="rollouts", when=lambda evidence: evidence.is_well_formed)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     temperature = evidence.rollouts.metadata.sampling.temperature
     if temperature is not None and temperature < COOL:

@@ -57,6 +57,7 @@ def test_record_score_judge(here: Path) -> None:
         "record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20", "--full", "5", "--step", "0"
     )
     assert "3 responses" in said
+    assert "PAR027 info: the mean logprob of the engine is" in said, "an untrained model says nothing likely"
     assert not (recorded := read_rollouts(here / "r.safetensors")).defects
     assert (recorded.metadata.step, recorded.metadata.logprobs, recorded.metadata.vocabulary) == (0, "raw", 512)
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
