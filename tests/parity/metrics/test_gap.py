@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import exp, inf, log, nan
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from ckptcheck.parity.metrics import ClipBounds, NoiseFloor, average_directions, compute_metrics
 from ckptcheck.parity.metrics import noise_floor as floors
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts, write_rollouts
+from tests.paths import DATA
 
 HALF, QUARTER, EIGHTH = log(0.5), log(0.25), log(0.125)
 
@@ -245,3 +247,28 @@ def test_the_file_says_where_its_objective_clips() -> None:
     half = compute_metrics(ratios([0.7, 1.1, 1.3], clip_high=0.05))
     assert half is not None
     assert half.clip == ClipBounds(0.2, 0.05)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_pipelinerl_computes_the_same(number: int) -> None:
+    """Its own `rl_step` computed the metrics of this batch: fixtures/pipelinerl_metrics.py."""
+    record = json.loads((DATA / "rollouts" / "pipelinerl-metrics.json").read_text())
+    loss, sequences = record["losses"][number], record["sequences"]
+    rollouts = build_rollouts(
+        [
+            Rollout(each["tokens"], each["prompt"], each["engine"], each["trainer"], reward=each["reward"])
+            for each in sequences
+        ],
+        Metadata(clip_low=loss["epsilon_low"], clip_high=loss["epsilon_high"]),
+    )
+    found, theirs = compute_metrics(rollouts), loss["metrics"]
+    assert found is not None
+    clipped = found.clamp_log_ratio if loss["policy_loss"] == "ppo" else found.clipped_sequences
+    assert clipped == pytest.approx(theirs["clamp_log_ratio_new_old_indicator"], abs=1e-6)
+    assert clipped > 0
+    assert found.abs_sequence_mean == pytest.approx(theirs["mean_abs_log_ratio_new_old"], rel=1e-5)
+    assert found.ratio * found.tokens == pytest.approx(theirs["ratio_new_old_sum"], rel=1e-5)
+    # its estimate of the effective sample size, from the ratios as they are; ours clamps them as verl does
+    assert found.ratio**2 / (found.chi2 + 1) == pytest.approx(
+        theirs["ratio_new_old_sum"] ** 2 / theirs["ratio_new_old_squared_sum"] / found.tokens, rel=1e-5
+    )
