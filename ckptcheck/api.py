@@ -1355,11 +1355,12 @@ def _read_rollouts(paths: list[Path], source: str | None) -> tuple[Rollouts, str
 def parity_matrix(
     source: StrPath,
     *,
-    lengths: int | Sequence[int] = (100,),
+    lengths: int | Sequence[int] | None = None,
     data: Sequence[str] = ("real", "synthetic"),
     decoding: Sequence[str] = ("greedy", "sampling"),
     batch: int | Sequence[int] = (1, 8),
     pairs: Sequence[str] = ("transformers:vllm",),
+    layouts: Sequence[str] = (),
     directions: Sequence[str] = ("engine", "trainer"),
     repeats: int = 2,
     response: int = 16,
@@ -1391,11 +1392,12 @@ def parity_matrix(
 
     Args:
         source: a Hugging Face checkpoint or a Megatron run on this disk.
-        lengths: tokens of prompt and response.
+        lengths: tokens of prompt and response; None: 100, 1,000 and 10,000 where the model has the room.
         data: real: text in the chat template; synthetic: made-up ids.
         decoding: greedy, sampling.
         batch: requests at once.
-        pairs: ``trainer:engine``.
+        pairs: ``trainer:engine``; the other trainer can take the place of the engine.
+        layouts: parallel layouts as a further axis, such as ``tp2`` and ``tp2pp2``: all of one for megatron, its TP for engines.
         directions: who samples the tokens: engine, trainer.
         repeats: runs of every cell.
         response: tokens of a response.
@@ -1424,11 +1426,12 @@ def parity_matrix(
         observer: receives messages.
 
     """
-    lengths = _wrap_single(lengths)
+    has_default_lengths = lengths is None
     data = _wrap_single(data)
     decoding = _wrap_single(decoding)
     batch = _wrap_single(batch)
     pairs = _wrap_single(pairs)
+    layouts = _wrap_single(layouts)
     directions = _wrap_single(directions)
     switch = _wrap_single(switch)
     _require_ranges(
@@ -1436,12 +1439,14 @@ def parity_matrix(
         seed=seed, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, max_mult_prob_error=max_mult_prob_error,
         max_floor_multiple=max_floor_multiple, timeout=timeout,
     )  # fmt: skip
-    for name, numbers in (("lengths", lengths), ("batch", batch)):
+    from ckptcheck.parity.matrix import cells
+
+    length_list = cells.LENGTHS if lengths is None else _wrap_single(lengths)
+    for name, numbers in (("lengths", length_list), ("batch", batch)):
         for number in numbers:
             _require_range(name, number, FROM_ONE)
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.parity.live_session import open_live_session
-    from ckptcheck.parity.matrix import cells
     from ckptcheck.parity.matrix.live_matrix import MatrixSides, measure_matrix
     from ckptcheck.parity.metrics.noise_floor import read_noise_floor
     from ckptcheck.parity.prompts import Data
@@ -1452,7 +1457,9 @@ def parity_matrix(
     from ckptcheck.unused_options import Arguments, reject_unused_matrix_options
 
     given = Arguments(parity_matrix, locals())
-    reject_unused_matrix_options(given, has_floor=calibrate or floor is not None, pairs=pairs, decoding=decoding)
+    reject_unused_matrix_options(
+        given, has_floor=calibrate or floor is not None, pairs=pairs, decoding=decoding, layouts=layouts
+    )
     _require_choices(dtype=(dtype, Dtype), engine_mode=(engine_mode, EngineMode))
     if calibrate and floor is not None:
         raise CkptcheckError("--calibrate measures the floor and --floor reads it: give one of the two")
@@ -1468,13 +1475,14 @@ def parity_matrix(
         )
     floor_error = read_noise_floor(Path(floor)).metrics.get("mult_prob_error") if floor is not None else None
     plan = cells.Plan(
-        lengths=tuple(sorted({*lengths})),
+        lengths=tuple(sorted({*length_list})),
         data=cast(tuple[Data, ...], _subset(data, cells.DATA, "--data")),
         decoding=cast(tuple[cells.Decoding, ...], _subset(decoding, cells.DECODING, "--decoding")),
         batches=tuple(sorted({*batch})),
         pairs=cells.parse_pairs(list(pairs), list(ENGINES)),
         directions=cast(tuple[cells.Direction, ...], _subset(directions, ("engine", "trainer"), "--directions")),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
+        layouts=cells.parse_layouts(list(layouts)),
     )  # fmt: skip
     if plan.temperature == 0 and "sampling" in plan.decoding:
         raise CkptcheckError("--temperature 0 is greedy decoding, and no sampling", hint="--decoding greedy")
@@ -1484,7 +1492,9 @@ def parity_matrix(
         os.fspath(source), timeout=timeout, engine_python=_path(engine_python), trainer_python=_path(trainer_python),
         observer=observer,
     ) as live:  # fmt: skip
-        trace = measure_matrix(live, plan, sides, resume=_path(resume), calibrate=calibrate)
+        trace = measure_matrix(
+            live, plan, sides, resume=_path(resume), calibrate=calibrate, default_lengths=has_default_lengths
+        )
     trace = replace(trace, thresholds=Thresholds(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))
     if floor_error is not None:
         trace = replace(trace, floor=dict.fromkeys(trace.pairs, floor_error))
@@ -1731,7 +1741,7 @@ def localize(
     Args:
         source: a Hugging Face checkpoint on this disk.
         dumps: compare dumps made elsewhere (msProbe's, SGLang's) instead of running anything.
-        engine: the inference engine: vllm or sglang.
+        engine: the inference engine: vllm or sglang; or the other trainer: transformers or megatron.
         engine_source: the checkpoint that the engine loads, where it is another one than `source`.
         trainer: the reference.
         tp: tensor parallelism of the trainer.
@@ -1761,7 +1771,7 @@ def localize(
     from ckptcheck.unused_options import Arguments, reject_unused_localize_options
 
     given = Arguments(localize, locals())
-    reject_unused_localize_options(given, has_dumps=dumps is not None)
+    reject_unused_localize_options(given, has_dumps=dumps is not None, engine=engine)
     _require_choices(trainer=(trainer, TrainerName), dtype=(dtype, Dtype), engine_mode=(engine_mode, EngineMode))
     if source is None and dumps is None:
         raise CkptcheckError("there is nothing to compare", hint="name a checkpoint, or two dumps with --dumps A B")

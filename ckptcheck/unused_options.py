@@ -87,13 +87,21 @@ def reject_unused_length(options: Options, *, has_prompts: bool) -> None:
 
 
 def reject_unused_matrix_options(
-    options: Options, *, has_floor: bool, pairs: Sequence[str], decoding: Sequence[str]
+    options: Options, *, has_floor: bool, pairs: Sequence[str], decoding: Sequence[str], layouts: Sequence[str]
 ) -> None:
     """Reject options of ``parity matrix``. pairs: ``trainer:engine``."""
     if not has_floor:
         options.reject(["max_floor_multiple"], "without --floor or --calibrate")
-    if not any(pair.startswith("megatron:") for pair in pairs):
+    sides = {side for pair in pairs for side in pair.split(":")}
+    if layouts:
+        options.reject(["tp", "pp", "ep", "engine_tp"], "with --layouts, which names the sizes")
+    if "megatron" not in sides:
         options.reject(["tp", "pp", "ep"], "without a pair that has megatron: other trainers have one process")
+    if sides <= {"transformers", "megatron"}:
+        options.reject(
+            ["engine_tp", "engine_mode", "engine_python", "switch"],
+            "without a pair that has an engine: two trainers are run",
+        )
     if set(decoding) == {"greedy"}:
         options.reject(["temperature", "top_p", "top_k"], "with --decoding greedy")
 
@@ -113,10 +121,12 @@ def reject_unused_why_options(options: Options, *, has_source: bool, engine: str
         options.reject(SEARCH_ENGINE_OPTIONS, "with --engine none: no engine is run")
 
 
-def reject_unused_localize_options(options: Options, *, has_dumps: bool) -> None:
+def reject_unused_localize_options(options: Options, *, has_dumps: bool, engine: str) -> None:
     """Reject options of ``parity localize``."""
     if has_dumps:
         options.reject(LOCALIZE_OPTIONS, "with --dumps: nothing is run")
+    if engine in ("transformers", "megatron"):
+        options.reject(["engine_tp", "engine_mode", "engine_python"], f"with --engine {engine}: two trainers are run")
 
 
 def reject_unused_refit_options(

@@ -11,7 +11,6 @@ from ckptcheck import api
 from ckptcheck.cli.options import (
     ComputeDtype,
     EngineMode,
-    EngineName,
     EnginePython,
     EngineSource,
     EngineTp,
@@ -41,7 +40,7 @@ def localize(
             metavar="A B", help="Compare dumps made elsewhere (msProbe's, SGLang's) instead of running anything."
         ),
     ] = None,
-    engine: EngineName = "vllm",
+    engine: Annotated[str, typer.Option(help="The inference engine: vllm or sglang; or the other trainer.")] = "vllm",
     engine_source: EngineSource = None,
     trainer: Annotated[api.TrainerName, typer.Option(help="The reference.")] = "transformers",
     tp: TrainerTp = 1,
@@ -81,7 +80,7 @@ def localize(
     from ckptcheck.cli import output as out
     from ckptcheck.text.file_io import require_writable
 
-    reject_unused_localize_options(WrittenOptions(ctx), has_dumps=dumps is not None)
+    reject_unused_localize_options(WrittenOptions(ctx), has_dumps=dumps is not None, engine=engine)
     require_writable(output)
     report = api.localize(
         source, dumps=dumps, engine=engine, engine_source=engine_source, trainer=trainer, tp=tp, pp=pp, ep=ep,

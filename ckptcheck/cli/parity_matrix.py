@@ -41,13 +41,27 @@ from ckptcheck.unused_options import reject_unused_matrix_options
 def matrix(
     ctx: typer.Context,
     source: Source,
-    lengths: Annotated[str, typer.Option(help="Tokens of prompt and response.")] = "100",
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of prompt and response.", show_default="100,1000,10000, where the model has the room"
+        ),
+    ] = None,
     data: Annotated[
         str, typer.Option(help="real: text in the chat template; synthetic: made-up ids.")
     ] = "real,synthetic",
     decoding: Annotated[str, typer.Option(help="greedy, sampling.")] = "greedy,sampling",
     batch: Annotated[str, typer.Option(help="Requests at once.")] = "1,8",
-    pairs: Annotated[str, typer.Option(help="trainer:engine, …")] = "transformers:vllm",
+    pairs: Annotated[str, typer.Option(help="trainer:engine, …; or two trainers, transformers:megatron.")] = (
+        "transformers:vllm"
+    ),
+    layouts: Annotated[
+        str,
+        typer.Option(
+            help="Parallel layouts as a further axis, tp1,tp2,tp2pp2: all of one for megatron, its TP for engines.",
+            show_default="one, that of --tp, --pp, --ep and --engine-tp",
+        ),
+    ] = "",
     directions: Annotated[str, typer.Option(help="Who samples the tokens: engine, trainer.")] = "engine,trainer",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every cell.")] = 2,
     response: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 16,
@@ -103,10 +117,13 @@ def matrix(
         has_floor=calibrate or floor is not None,
         pairs=split_list([pairs]),
         decoding=split_list([decoding]),
+        layouts=split_list([layouts]),
     )
     report = api.parity_matrix(
-        source, lengths=_parse_numbers(lengths, "--lengths"), data=split_list([data]), decoding=split_list([decoding]),
-        batch=_parse_numbers(batch, "--batch"), pairs=split_list([pairs]), directions=split_list([directions]),
+        source, lengths=None if lengths is None else _parse_numbers(lengths, "--lengths"),
+        data=split_list([data]), decoding=split_list([decoding]),
+        batch=_parse_numbers(batch, "--batch"), pairs=split_list([pairs]), layouts=split_list([layouts]),
+        directions=split_list([directions]),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
         calibrate=calibrate, floor=floor, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, dtype=dtype, head_fp32=head_fp32,
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,

@@ -16,7 +16,7 @@ from ckptcheck.linter.report import Section
 from ckptcheck.parity.gap_summary import compute_run_metrics
 from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor, write_noise_floor
-from ckptcheck.runtime.engines.base import Engine, Generator, Scorer
+from ckptcheck.parity.trainer_as_engine import ResponseEngine
 from ckptcheck.runtime.engines.sampling import Sampling
 from ckptcheck.runtime.trainers.base import Trainer
 
@@ -60,7 +60,7 @@ class FloorMeasurement:
 
 
 def calibrate(
-    engine: Engine | None,
+    engine: ResponseEngine | None,
     trainer: Trainer | None,
     prompts: Sequence[Tokens],
     *,
@@ -121,7 +121,7 @@ def calibrate(
 
 
 def _draw_responses(
-    engine: Generator | None,
+    engine: ResponseEngine | None,
     trainer: Trainer | None,
     prompts: Sequence[Tokens],
     response: int,
@@ -141,12 +141,12 @@ def _draw_responses(
     ]
 
 
-def _decode_uncached(engine: Scorer, sequences: Sequence[Tokens], start: int) -> list[tuple[float, ...]]:
+def _decode_uncached(engine: ResponseEngine, sequences: Sequence[Tokens], start: int) -> list[tuple[float, ...]]:
     engine.reset_prefix_cache()
     return engine.score_by_decode(sequences, start)
 
 
-def _decode_group(engine: Scorer, group: Sequence[tuple[Tokens, int]]) -> list[tuple[float, ...]]:
+def _decode_group(engine: ResponseEngine, group: Sequence[tuple[Tokens, int]]) -> list[tuple[float, ...]]:
     """Decode sequences in one batch. Forcing begins where the shortest prompt ends, so the rest of longer prompts is forced too."""
     first = min(start for _, start in group)
     logprobs = engine.score_by_decode([tokens for tokens, _ in group], first)

@@ -67,8 +67,12 @@ class DefaultPrompts:
 
     @property
     def context_length(self) -> int | None:
-        """The model's context length in tokens (max_position_embeddings); None where config.json does not say."""
-        return self._ckpt.config.integer("max_position_embeddings") if self._ckpt.config is not None else None
+        """The model's context length in tokens; None where config.json does not say. An engine takes no more."""
+        from ckptcheck.runtime.engines.sizing import CONTEXT_LEN_KEYS
+
+        config = self._ckpt.config
+        lengths = [] if config is None else [config.integer(key) for key in CONTEXT_LEN_KEYS]
+        return min((length for length in lengths if length is not None and length > 0), default=None)
 
     def _fits(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the prompts. Raises CkptcheckError for a token that the model does not have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,3 +101,15 @@ def batch_by_length(rollouts: Rollouts, tokens: int) -> Iterator[list[int]]:
         batch.append(place)
     if batch:
         yield batch
+
+
+def split_by_tokens(sequences: Sequence[Sequence[int]], tokens: int = TOKENS) -> Iterator[Sequence[Sequence[int]]]:
+    """Yield the sequences in their order, in batches of at most `tokens` tokens with padding; a longer one is alone."""
+    begin, longest = 0, 0
+    for place, sequence in enumerate(sequences):
+        longest = max(longest, len(sequence))
+        if place > begin and longest * (place + 1 - begin) > tokens:
+            yield sequences[begin:place]
+            begin, longest = place, len(sequence)
+    if begin < len(sequences):
+        yield sequences[begin:]

@@ -30,8 +30,7 @@ from ckptcheck.parity.matrix.trace import MatrixTrace
 def check(trace: MatrixTrace) -> Iterator[Problem]:
     limit = trace.thresholds.mult_prob_error
     for (row, pair), value in trace.values.items():
-        length, data, decoding, batch = row
-        cell = f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}"
+        cell = f"{pair}, {row}"
         if not isfinite(value.error):
             yield Problem(f"{cell}: nothing could be compared, or a logprob is not finite")
         elif value.error > limit:

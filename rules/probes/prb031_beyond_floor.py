@@ -30,13 +30,12 @@ SMALL = 1e-4
 @rule("PRB031", "beyond-floor", severity="warning", on="matrix", when=lambda trace: bool(trace.floor))
 def check(trace: MatrixTrace) -> Iterator[Problem]:
     for (row, pair), value in trace.values.items():
-        floor = trace.floor.get(pair, float("inf")) - 1
+        measured = trace.floor_of(row, pair)
+        floor = (float("inf") if measured is None else measured) - 1
         excess = value.error - 1
         if excess > max(trace.thresholds.floor * floor, SMALL):
-            length, data, decoding, batch = row
             times = f"{excess / floor:.1f} times" if floor else "more than any multiple of"
             yield Problem(
-                f"{pair}, {length:,} tokens, {data} data, {decoding}, batch {batch}: mult_prob_error"
-                f" {value.error:.7g} is {times} the floor of {1 + floor:.7g}",
+                f"{pair}, {row}: mult_prob_error {value.error:.7g} is {times} the floor of {1 + floor:.7g}",
                 hint="ckptcheck parity probe tells causes apart",
             )

@@ -137,7 +137,7 @@ def test_what_cannot_be_measured_is_named() -> None:
     assert plan.data == ("synthetic",)
     assert why == {
         "length 5": "it leaves no room for a prompt beside 6 tokens of response",
-        "length 1,000": "the model's context ends at 512 tokens (max_position_embeddings)",
+        "length 1,000": "the model's context ends at 512 tokens (config.json)",
         "real data": "it has no tokenizer",
     }
     _, why = drop_unmeasurable_cells(replace(PLAN, lengths=(100, 510, 511), pairs=(("megatron", "sglang"),)), 512, "")

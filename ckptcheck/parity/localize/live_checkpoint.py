@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.parity.localize.live import ActivationSource
     from ckptcheck.parity.localize.localization import Localization
 
@@ -24,6 +26,7 @@ class LocalizeSides:
     """How both sides are started."""
 
     engine: str = "vllm"
+    """The engine, or the other trainer in its place."""
     engine_source: Path | None = None
     """The checkpoint that the engine loads; None: the trainer's."""
     trainer: str = "transformers"
@@ -47,7 +50,7 @@ def localize_checkpoint(
     limit: float | None = None,
     observer: Observer = SILENT,
 ) -> Localization:
-    """Start a trainer with the checkpoint, then an engine, and compare the outputs of their modules for one prompt.
+    """Start a trainer, then an engine or the other trainer, and compare the outputs of their modules for one prompt.
 
     tokens: the prompt as ids; None: 48 ids, always the same. limit: relative difference that still counts as equal.
     """
@@ -59,6 +62,8 @@ def localize_checkpoint(
     from ckptcheck.runtime.trainers import registry as trainers
     from ckptcheck.runtime.trainers.layout import ParallelLayout
 
+    if sides.engine == sides.trainer:
+        raise CkptcheckError(f"both sides are {sides.trainer}", "name the other trainer, or an engine, with --engine")
     ckpt = open_checkpoint(str(source))
     embedding = ckpt.components.embedding
     if embedding is None:
@@ -75,17 +80,27 @@ def localize_checkpoint(
     ):
         folder = Path(temporary)
 
-        def start_trainer() -> tuple[str, ActivationSource]:
-            observer.log(f"starting {sides.trainer}")
-            layout = ParallelLayout(sides.tp, sides.pp, sides.ep)
+        def start_trainer(name: str, ckpt: Checkpoint) -> tuple[str, ActivationSource]:
+            observer.log(f"starting {name}")
+            # beside megatron, the layout is megatron's
+            is_beside_megatron = name != "megatron" and "megatron" in (sides.trainer, sides.engine)
+            layout = ParallelLayout() if is_beside_megatron else ParallelLayout(sides.tp, sides.pp, sides.ep)
             trainer = trainers.start_trainer(
-                sides.trainer, ckpt, exchange, layout, sides.dtype, python=sides.trainer_python,
+                name,
+                ckpt,
+                exchange,
+                layout,
+                sides.dtype,
+                python=sides.trainer_python,
                 scratch=(exchange.folder, folder),
-            )  # fmt: skip
+            )
             assert isinstance(trainer, ActivationSource)
             return f"{trainer.info.name} {trainer.info.layout}".strip(), trainer
 
-        def start_engine() -> tuple[str, ActivationSource]:
+        def start_other() -> tuple[str, ActivationSource]:
+            if sides.engine in trainers.TRAINERS:
+                other = ckpt if sides.engine_source is None else open_checkpoint(str(sides.engine_source))
+                return start_trainer(sides.engine, other)
             observer.log(f"starting {sides.engine}")
             engine = registry.start_engine(
                 sides.engine, sides.engine_source or source, dtype=sides.dtype, ranks=sides.engine_tp,
@@ -98,6 +113,6 @@ def localize_checkpoint(
             return engine.info.name, engine
 
         return localize(
-            str(source), start_trainer, start_engine, prompt, folder, dtype=sides.dtype, experts_per_token=experts_per_token,
-            limit=limit, timeout=sides.timeout, say=observer.log,
+            str(source), partial(start_trainer, sides.trainer, ckpt), start_other, prompt, folder, dtype=sides.dtype,
+            experts_per_token=experts_per_token, limit=limit, timeout=sides.timeout, say=observer.log,
         )  # fmt: skip

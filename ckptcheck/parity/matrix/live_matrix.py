@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.live_session import LiveSession, with_batch_size
+from ckptcheck.parity.matrix.cells import TRAINERS
+from ckptcheck.parity.trainer_as_engine import TrainerAsEngine
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.linter.report import Section
+    from ckptcheck.parity.default_prompts import DefaultPrompts
     from ckptcheck.parity.matrix.cells import Plan
+    from ckptcheck.parity.matrix.measurement_log import MeasurementLog
     from ckptcheck.parity.matrix.trace import MatrixTrace
+    from ckptcheck.parity.trainer_as_engine import ResponseEngine
     from ckptcheck.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.runtime.trainers.base import Trainer, TrainerInfo
+    from ckptcheck.runtime.trainers.layout import ParallelLayout
 
 SPARE_TOKENS = 8
 """Tokens of context beyond the longest sequence."""
@@ -57,81 +65,178 @@ class MatrixSides:
 
 
 def measure_matrix(
-    live: LiveSession, plan: Plan, sides: MatrixSides, *, resume: Path | None = None, calibrate: bool = False
+    live: LiveSession,
+    plan: Plan,
+    sides: MatrixSides,
+    *,
+    resume: Path | None = None,
+    calibrate: bool = False,
+    default_lengths: bool = False,
 ) -> MatrixTrace:
-    """Start every engine and trainer once and measure every cell.
+    """Start every engine and trainer once for each layout, and measure every cell.
 
     resume: a file that keeps the measurements; those that it has are not repeated. calibrate: measure the noise floor of every
-    pair first. A worker that dies or hangs ends the measurement, and the trace says so.
+    pair first. default_lengths: the user named no lengths. A worker that dies or hangs, and an interruption, end the measurement,
+    and the trace says so. Raises what a start raises, and an interruption before the first measurement.
     """
-    from ckptcheck.parity.calibrate import TITLES
-    from ckptcheck.parity.calibrate import calibrate as measure_floor
     from ckptcheck.parity.default_prompts import DefaultPrompts
-    from ckptcheck.parity.matrix.cells import drop_unmeasurable_cells
-    from ckptcheck.parity.matrix.measure import MatrixRun
+    from ckptcheck.parity.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
     from ckptcheck.parity.matrix.measurement_log import MeasurementLog
     from ckptcheck.parity.matrix.trace import MatrixTrace
-    from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
-    from ckptcheck.runtime.trainers.layout import ParallelLayout
 
-    log = live.observer.log
     default_prompts = DefaultPrompts(live.ckpt)
-    plan, left_out = drop_unmeasurable_cells(plan, default_prompts.context_length, default_prompts.tokenizer_error)
+    plan, left_out = drop_unmeasurable_cells(
+        plan, default_prompts.context_length, default_prompts.tokenizer_error, default_lengths=default_lengths
+    )
     identity = {"source": live.source, "plan": plan.as_dict(), "setting": sides.to_dict()}
     measurements = MeasurementLog(
         resume, identity if resume is None else identity | {"weights": _digest_weights(live.ckpt)}
     )
-    engines: dict[str, Engine] = {}
-    trainers: dict[str, Trainer] = {}
-    floor: dict[str, float] = {}
-    sections = []
+    run = _LayoutRun(live, sides, default_prompts, measurements, left_out, calibrate=calibrate)
+    plans = [plan]
+    if plan.layouts:
+        pairs_of = drop_unsplit_pairs(plan.pairs, plan.layouts)
+        plans = [replace(plan, layouts=(layout,), pairs=pairs) for layout, pairs in pairs_of.items() if pairs]
+        left_out |= {
+            f"{':'.join(pair)} {layout}": "neither side is split otherwise than in a layout before"
+            for layout, pairs in pairs_of.items()
+            for pair in plan.pairs
+            if pair not in pairs
+        }
+    number = sum(1 for layout_plan in plans for _ in list_cells(layout_plan))
     broken: dict[str, str] = {}
-    # without this switch an engine splits a large batch into several small ones
-    switches = with_batch_size(parse_switches(sorted(sides.switches)), max(plan.batches))
-    with ExitStack() as stack:
-        for name in dict.fromkeys(engine for _, engine in plan.pairs):
-            log(f"starting {name}")
-            engines[name] = live.start_engine(
-                name, dtype=sides.dtype, ranks=sides.engine_tp, mode=sides.mode,
-                context_len=min(max(plan.lengths) + SPARE_TOKENS, default_prompts.context_length or 1 << 30),
-                concurrent_sequences=max(8, *plan.batches), switches=switches,
-            )  # fmt: skip
-            stack.callback(engines[name].close)
-            left_out |= {f"{name} {switch}": reason for switch, reason in engines[name].ignored_switches.items()}
-        for name in dict.fromkeys(trainer for trainer, _ in plan.pairs):
-            log(f"starting {name}")
-            layout = ParallelLayout(tp=sides.tp, pp=sides.pp, ep=sides.ep) if name == "megatron" else None
-            trainers[name] = live.start_trainer(name, dtype=sides.dtype, head_fp32=sides.head_fp32, layout=layout)
-            stack.callback(trainers[name].close)
-        infos: list[EngineInfo | TrainerInfo] = [
-            *(trainer.info for trainer in trainers.values()),
-            *(engine.info for engine in engines.values()),
-        ]
-        versions = [f"{info.name} {info.version}" for info in infos]
-        measurements.check_versions(versions)
-        try:
-            for trainer_name, engine_name in plan.pairs if calibrate else ():
-                pair = f"{trainer_name}:{engine_name}"
-                prompts = default_prompts.prompts(min(plan.lengths) - plan.response, plan.data[0], 8)
-                log(f"the floor of {pair}")
-                measurement = measure_floor(
-                    engines[engine_name], trainers[trainer_name], prompts, response=plan.response, say=log
-                )
-                if measurement.failed_comparisons:
-                    reason = f"logprobs of {TITLES[measurement.failed_comparisons[0]]} are not finite"
-                    left_out[f"the floor of {pair}"] = reason
-                else:
-                    floor[pair] = max(metrics.mult_prob_error for metrics in measurement.metrics.values())
-                sections.append(measurement.section(pair))
-            MatrixRun(
-                plan, engines, trainers, default_prompts.prompts, measurements, timeout=live.timeout, say=log
-            ).run()
-        except (WorkerDied, WorkerTimeout, RemoteError) as error:
-            broken["the matrix"] = str(error)
+    try:
+        for layout_plan in plans:
+            run.measure(layout_plan)
+    except (WorkerDied, WorkerTimeout, RemoteError, KeyboardInterrupt) as error:
+        done = len(measurements.measurements)
+        if not done and (isinstance(error, KeyboardInterrupt) or not run.versions):
+            raise
+        going_on = f"; the same command goes on from {resume}" if resume is not None else ""
+        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements{going_on}"
+    if not run.versions:
+        raise CkptcheckError(f"no layout could be started: {left_out[plans[0].layouts[0]]}")
     return MatrixTrace(
-        live.source, measurements.measurements, left_out, tuple(versions), sides.dtype, floor, tuple(sections), broken
-    )
+        live.source, measurements.measurements, left_out, tuple(run.versions), sides.dtype, run.floor, tuple(run.sections),
+        broken,
+    )  # fmt: skip
+
+
+class _LayoutRun:
+    """Starts the sides of one layout after the other, so that those of two layouts need not fit into memory together."""
+
+    def __init__(
+        self,
+        live: LiveSession,
+        sides: MatrixSides,
+        default_prompts: DefaultPrompts,
+        measurements: MeasurementLog,
+        left_out: dict[str, str],
+        *,
+        calibrate: bool,
+    ) -> None:
+        self._live, self._sides, self._default_prompts = live, sides, default_prompts
+        self._measurements, self._left_out, self._calibrate = measurements, left_out, calibrate
+        self.versions: list[str] = []
+        self.floor: dict[str, float] = {}
+        self.sections: list[Section] = []
+
+    def measure(self, plan: Plan) -> None:
+        """Start the sides of a plan with one layout or none, calibrate where asked, and measure the cells."""
+        from ckptcheck.parity.matrix.measure import MatrixRun
+        from ckptcheck.runtime.trainers.layout import ParallelLayout
+
+        sides = self._sides
+        layout = (
+            ParallelLayout.parse(plan.layouts[0].upper())
+            if plan.layouts
+            else ParallelLayout(sides.tp, sides.pp, sides.ep)
+        )
+        engine_tp = layout.tp if plan.layouts else sides.engine_tp
+        names = [name for pair in plan.pairs for name in pair]
+        with ExitStack() as stack:
+            try:
+                engines = {
+                    name: self._start_engine(name, engine_tp, plan, stack)
+                    for name in dict.fromkeys(names)
+                    if name not in TRAINERS
+                }
+                trainers = {
+                    name: self._start_trainer(name, layout, stack) for name in dict.fromkeys(names) if name in TRAINERS
+                }
+            except CkptcheckError as error:
+                # heads that this layout does not divide, for example; the other layouts are measured all the same
+                if not plan.layouts:
+                    raise
+                self._left_out[plan.layouts[0]] = error.message
+                return
+            infos: list[EngineInfo | TrainerInfo] = [
+                *(trainer.info for trainer in trainers.values()),
+                *(engine.info for engine in engines.values()),
+            ]
+            versions = [f"{info.name} {info.version}" for info in infos]
+            # the first layout has every pair
+            if not self.versions:
+                self._measurements.check_versions(versions)
+                self.versions = versions
+            sources: dict[str, ResponseEngine] = {
+                name: engines[name] if name in engines else TrainerAsEngine(trainers[name])
+                for name in dict.fromkeys(engine for _, engine in plan.pairs)
+            }
+            if self._calibrate:
+                self._measure_floors(plan, sources, trainers)
+            MatrixRun(
+                plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
+                say=self._live.observer.log,
+            ).run()  # fmt: skip
+
+    def _start_trainer(self, name: str, layout: ParallelLayout, stack: ExitStack) -> Trainer:
+        self._live.observer.log(f"starting {name}{f' {layout}' if name == 'megatron' and str(layout) else ''}")
+        trainer = self._live.start_trainer(
+            name,
+            dtype=self._sides.dtype,
+            head_fp32=self._sides.head_fp32,
+            layout=layout if name == "megatron" else None,
+        )
+        stack.callback(trainer.close)
+        return trainer
+
+    def _start_engine(self, name: str, ranks: int, plan: Plan, stack: ExitStack) -> Engine:
+        from ckptcheck.runtime.engines.engine_options import parse_switches
+
+        sides = self._sides
+        self._live.observer.log(f"starting {name}{f' on {ranks} ranks' if ranks > 1 else ''}")
+        # without this switch an engine splits a large batch into several small ones
+        switches = with_batch_size(parse_switches(sorted(sides.switches)), max(plan.batches))
+        engine = self._live.start_engine(
+            name, dtype=sides.dtype, ranks=ranks, mode=sides.mode,
+            context_len=min(max(plan.lengths) + SPARE_TOKENS, self._default_prompts.context_length or 1 << 30),
+            concurrent_sequences=max(8, *plan.batches), switches=switches,
+        )  # fmt: skip
+        stack.callback(engine.close)
+        self._left_out |= {f"{name} {switch}": reason for switch, reason in engine.ignored_switches.items()}
+        return engine
+
+    def _measure_floors(
+        self, plan: Plan, engines: Mapping[str, ResponseEngine], trainers: Mapping[str, Trainer]
+    ) -> None:
+        from ckptcheck.parity.calibrate import TITLES, calibrate
+
+        log = self._live.observer.log
+        for trainer_name, engine_name in plan.pairs:
+            pair = " ".join([f"{trainer_name}:{engine_name}", *plan.layouts])
+            prompts = self._default_prompts.prompts(min(plan.lengths) - plan.response, plan.data[0], 8)
+            log(f"the floor of {pair}")
+            measurement = calibrate(
+                engines[engine_name], trainers[trainer_name], prompts, response=plan.response, say=log
+            )
+            if measurement.failed_comparisons:
+                reason = f"logprobs of {TITLES[measurement.failed_comparisons[0]]} are not finite"
+                self._left_out[f"the floor of {pair}"] = reason
+            else:
+                self.floor[pair] = max(metrics.mult_prob_error for metrics in measurement.metrics.values())
+            self.sections.append(measurement.section(pair))
 
 
 def _digest_weights(ckpt: Checkpoint) -> str:

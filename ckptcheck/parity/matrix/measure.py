@@ -9,7 +9,8 @@ from dataclasses import replace
 from ckptcheck.parity.gap_summary import GapSummary, summarize_gap
 from ckptcheck.parity.matrix.cells import Cell, Plan, list_cells
 from ckptcheck.parity.matrix.measurement_log import MeasurementLog
-from ckptcheck.runtime.engines.base import Engine, Scorer
+from ckptcheck.parity.scoring import split_by_tokens
+from ckptcheck.parity.trainer_as_engine import ResponseEngine
 from ckptcheck.runtime.engines.sampling import Sampling
 from ckptcheck.runtime.process.deadlines import time_budget
 from ckptcheck.runtime.trainers.base import Trainer
@@ -29,7 +30,7 @@ class MatrixRun:
     def __init__(
         self,
         plan: Plan,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, ResponseEngine],
         trainers: Mapping[str, Trainer],
         prompts: Callable[[int, str, int], Sequence[Tokens]],
         ledger: MeasurementLog,
@@ -65,7 +66,8 @@ class MatrixRun:
             # keep the last only: cells that share responses follow each other
             self._drawn = {key: self._draw(cell)}
         sequences, starts, decoded = self._drawn[key]
-        scores = self._trainers[cell.trainer].score(sequences)
+        trainer = self._trainers[cell.trainer]
+        scores = [values for batch in split_by_tokens(sequences) for values in trainer.score(batch)]
         trainer_logprobs = [values[start - 1 :] for values, start in zip(scores, starts, strict=True)]
         if cell.direction == "engine":
             return summarize_gap(decoded, trainer_logprobs)
@@ -94,7 +96,7 @@ class MatrixRun:
         return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
 
     def _followed(
-        self, engine: Scorer, sequences: Sequence[Tokens], prompts: Sequence[Tokens], batch: int
+        self, engine: ResponseEngine, sequences: Sequence[Tokens], prompts: Sequence[Tokens], batch: int
     ) -> list[tuple[float, ...]]:
         """Return the engine's logprobs of responses by forced decoding, `batch` sequences at once."""
         logprobs = []

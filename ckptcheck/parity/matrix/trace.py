@@ -11,10 +11,8 @@ from statistics import fmean, pstdev
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.parity.gap_summary import GapSummary
-from ckptcheck.parity.matrix.cells import Cell
+from ckptcheck.parity.matrix.cells import Cell, Row
 from ckptcheck.parity.thresholds import Thresholds
-
-Row = tuple[int, str, str, int]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class MatrixTrace(EvidenceDefaults):
     precision: str = "float32"
     """The dtype that both sides compute in."""
     floor: Mapping[str, float] = field(default_factory=dict)
-    """Pair → mult_prob_error with equal weights on both sides, where it was calibrated."""
+    """Pair, or pair and layout as in ``megatron:vllm tp2`` → mult_prob_error with equal weights on both sides, where it was
+    calibrated."""
     extra_sections: tuple[Section, ...] = ()
     """Tables of the calibration, which follow the matrix."""
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +60,11 @@ class MatrixTrace(EvidenceDefaults):
     def subject(self) -> str:
         """The versions of trainers and engines, and the precision."""
         return f"{' · '.join(self.versions)} · {self.precision}"
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what is `unread`."""
+        return "finish"
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -86,48 +90,67 @@ class MatrixTrace(EvidenceDefaults):
         return list(dict.fromkeys(cell.pair for cell in self.measurements))
 
     @property
+    def _table_rows(self) -> list[Row]:
+        """The rows of the table; layouts are in the order of their measurements."""
+        layouts = list(dict.fromkeys(cell.layout for cell in self.measurements))
+        return sorted({row for row, _ in self.values}, key=lambda row: (row[:4], layouts.index(row.layout)))
+
+    @property
     def _directions(self) -> list[str]:
         """The sides that drew tokens, where both did; else [], and the table has no columns for them."""
         directions = {cell.direction for cell in self.measurements}
         return ["engine", "trainer"] if len(directions) > 1 else []
 
+    def floor_of(self, row: Row, pair: str) -> float | None:
+        """Return the floor of a pair in the layout of a row, None where it was not measured."""
+        return self.floor.get(f"{pair} {row.layout}", self.floor.get(pair))
+
+    @property
+    def _has_layouts(self) -> bool:
+        return any(row.layout for row, _ in self.values)
+
     @property
     def sections(self) -> tuple[Section, ...]:
         """The table, the sections of the calibration, and what was not measured."""
-        columns = ["length", "data", "decoding", "batch"]
+        columns = ["length", "data", "decoding", "batch", *(["layout"] if self._has_layouts else [])]
         for pair in self.pairs:
             columns += [pair, "±", *(f"x ~ {direction}" for direction in self._directions), "mean |Δ|"]
-            columns += ["× floor"] if pair in self.floor else []
+            columns += ["× floor"] if self._has_floor(pair) else []
         table = Section("mult_prob_error, 1 is perfect (mean exp|Δ| over tokens)", tuple(columns), tuple(self._rows()))
         left_out_lines = tuple(f"not measured: {item}: {reason}" for item, reason in self.left_out.items())
         return (table, *self.extra_sections, *((Section("Left out", lines=left_out_lines),) if left_out_lines else ()))
 
+    def _has_floor(self, pair: str) -> bool:
+        return any(name.partition(" ")[0] == pair for name in self.floor)
+
     def _rows(self) -> Iterator[tuple[str | int | float | None, ...]]:
-        for row in sorted({row for row, _ in self.values}):
-            cells: list[str | int | float | None] = [*row]
+        for row in self._table_rows:
+            cells: list[str | int | float | None] = [*row] if self._has_layouts else [*row[:4]]
             for pair in self.pairs:
-                value = self.values.get((row, pair))
+                value, has_floor = self.values.get((row, pair)), self._has_floor(pair)
                 if value is None:
-                    cells += [None] * (3 + len(self._directions) + (pair in self.floor))
+                    cells += [None] * (3 + len(self._directions) + has_floor)
                     continue
                 cells += [value.error, value.spread, *map(value.directions.get, self._directions), value.mean]
-                if pair in self.floor:
-                    least = self.floor[pair] - 1
+                if has_floor:
+                    least = (self.floor_of(row, pair) or 1) - 1
                     cells.append((value.error - 1) / least if least > 0 else None)
             yield tuple(cells)
 
     def markdown(self) -> str:
         """Return the table as NeMo-RL's guide prints it."""
-        header = ["Sequence Length", "Data Type", "Generation Method", "Batch Size", *self.pairs]
+        layout_column = ["Layout"] if self._has_layouts else []
+        header = ["Sequence Length", "Data Type", "Generation Method", "Batch Size", *layout_column, *self.pairs]
         lines = [header, ["---"] * len(header)]
-        for row in sorted({row for row, _ in self.values}):
-            length, data, decoding, batch = row
-            cells = [f"{length:,}", data.capitalize(), decoding.capitalize(), str(batch)]
+        for row in self._table_rows:
+            cells = [f"{row.length:,}", row.data.capitalize(), row.decoding.capitalize(), str(row.batch)]
+            cells += [row.layout] if layout_column else []
             for pair in self.pairs:
                 value = self.values.get((row, pair))
                 cells.append("" if value is None else f"{value.error:.6f} ± {value.spread:.1g}")
             lines.append(cells)
         notes = [f"\nNot measured: {item}: {reason}." for item, reason in self.left_out.items()]
+        notes += [f"\n{item.capitalize()} did not finish: {reason}." for item, reason in self.broken.items()]
         return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), *notes]) + "\n"
 
 

@@ -22,7 +22,7 @@ class ElementwiseGap:
     relative: float
     """Largest |Δ| / |logprob of the reference| among those beyond the tolerance; 0 where there is none."""
     place: tuple[int, int] | None
-    """(sequence, position of its token) of the largest |Δ|, both from 0; None where no pair is finite."""
+    """(sequence, position of its token) of the largest |Δ|, to 1e-6 nats, both from 0; None where no pair is finite."""
     one_sided: int
     """Number of logprobs that are NaN, infinite or missing in one run and not in the same way in the other."""
     one_sided_place: tuple[int, int] | None = None
@@ -48,7 +48,7 @@ def compare_elements(
     import numpy as np
 
     elements = beyond = one_sided = 0
-    largest, relative = 0.0, 0.0
+    largest, largest_rounded, relative = 0.0, 0.0, 0.0
     place: tuple[int, int] | None = None
     one_sided_place: tuple[int, int] | None = None
     for sequence, (expected_row, actual_row, start) in enumerate(zip(reference, other, starts, strict=True)):
@@ -65,8 +65,11 @@ def compare_elements(
         if odd.any():
             one_sided += int(odd.sum())
             one_sided_place = one_sided_place or (sequence, start + int(odd.argmax()))
-        if finite.any() and (place is None or difference.max() > largest):
-            largest, place = float(difference.max()), (sequence, start + int(difference.argmax()))
+        # the first of equally large ones, whatever their last bits
+        rounded = difference.round(6)
+        if finite.any() and (place is None or rounded.max() > largest_rounded):
+            largest_rounded, place = float(rounded.max()), (sequence, start + int(rounded.argmax()))
+        largest = max(largest, float(difference.max(initial=0)))
         if (outside & (size > 0)).any():
             rows = outside & (size > 0)
             relative = max(relative, float((difference[rows] / size[rows]).max()))

@@ -61,21 +61,30 @@ class CompilationResult:
 
     @property
     def exceeds_rounding(self) -> bool:
-        """Whether rounding does not explain the gap.
+        """Whether rounding does not explain the gap of prefill or of decoding.
 
         It does not in float32 from TOLERANCE on, in narrower dtypes from a mult_prob_error of 1.05 on, and where the mean |Δ| of
         elements beyond the tolerance is more than five times that of the floor.
         """
-        return any(
-            exceeds_rounding(side.gap, self.dtype)
-            or (side.elements.beyond > 0 and not side.gap.mean <= Thresholds.floor * self.floor.gap.mean)
-            for side in (self.prefill, self.decode)
-        )
+        return self._exceeds_rounding(self.prefill) or self._exceeds_rounding(self.decode)
 
     @property
     def worse(self) -> ModeComparison:
-        """The one of prefill and decoding that has the larger share of elements beyond the tolerance."""
-        return max(self.prefill, self.decode, key=lambda side: (side.elements.share, side.gap.mean))
+        """The one of prefill and decoding that rounding does not explain; of two such, the one with the larger mult_prob_error."""
+        return max(
+            self.prefill,
+            self.decode,
+            key=lambda side: (
+                self._exceeds_rounding(side),
+                round(side.gap.mult_prob_error, 6),
+                side.elements.share,
+            ),
+        )
+
+    def _exceeds_rounding(self, side: ModeComparison) -> bool:
+        return exceeds_rounding(side.gap, self.dtype) or (
+            side.elements.beyond > 0 and not side.gap.mean <= Thresholds.floor * self.floor.gap.mean
+        )
 
     @property
     def sections(self) -> tuple[Section, ...]:

@@ -18,6 +18,9 @@ from ckptcheck.runtime.trainers.remote import RemoteTrainer
 from ckptcheck.runtime.trainers.schemes import DEFAULT_IGNORE, build_scheme
 from ckptcheck.runtime.trainers.transformers import start_transformers
 
+TRAINERS = ("transformers", "megatron")
+"""Names of the trainers."""
+
 
 def start_trainer(
     name: str,
