@@ -2,7 +2,9 @@
 
 ## What it checks
 The same prompt goes through both sides, and ckptcheck compares the output of every module in the order of execution. This module
-is the first whose output differs by more than rounding; all modules before it agree.
+is the first whose output differs by more than rounding; all modules before it agree. Of dumps, ckptcheck compares each
+data-parallel and context-parallel rank, and names those that differ. Where nothing differs and something was not compared (a
+rank, a micro batch, a module that one side fuses), the rule is skipped and says so.
 
 ## Why it matters
 From here on the two sides compute different models. The policy that samples is not the policy that learns, whatever the mean of
@@ -29,9 +31,10 @@ consistency dumps
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.parity.localize.localization import Localization
 from ckptcheck.parity.localize.points import LAYER
+from ckptcheck.text.formatting import join_truncated
 
 LOOK = {
     "input_layernorm": "its epsilon, its weight, and whether that counts from 0 or from 1",
@@ -52,16 +55,34 @@ LOOK = {
     "diverging-module",
     severity="error",
     on="localization",
-    when=lambda evidence: (
-        bool(evidence.points) and not (evidence.first_diverging and evidence.first_diverging.non_finite_sides)
+    when=lambda evidence: any(
+        part.points and not (part.first_diverging and part.first_diverging.non_finite_sides)
+        for part in evidence.replicas
     ),
 )
 def check(evidence: Localization) -> Iterator[Problem]:
-    point = evidence.first_diverging
-    if point is None:
-        return
-    index = evidence.points.index(point)
-    before = max((other.relative for other in evidence.points[:index]), default=0.0)
+    differing: dict[str, list[Localization]] = {}
+    for part in evidence.replicas:
+        if part.first_diverging is not None and not part.first_diverging.non_finite_sides:
+            differing.setdefault(part.first_diverging.name, []).append(part)
+    for name, parts in differing.items():
+        match = LAYER.fullmatch(name)
+        yield Problem(
+            _describe(parts[0]) + _name_ranks(parts, evidence),
+            key=name,
+            hint="look at "
+            + LOOK.get(match[2] if match else "", "its weight, and how it is mapped from one side to the other"),
+        )
+    if not differing and (missing := evidence.not_compared):
+        raise Skip(f"what was compared agrees, but not everything was compared: {join_truncated(missing)}")
+
+
+def _describe(part: Localization) -> str:
+    """Say by how much and how the first diverging point of one pair of ranks differs."""
+    point = part.first_diverging
+    assert point is not None
+    index = part.points.index(point)
+    before = max((other.relative for other in part.points[:index]), default=0.0)
     message = f"the first module whose output differs: by {point.relative:.2g} of its norm"
     agree = f"within {before:.2g}" if before else "bit for bit"
     message += f", where all {index} before it agree {agree}" if index else "; nothing comes before it"
@@ -69,12 +90,14 @@ def check(evidence: Localization) -> Iterator[Problem]:
         message += "; the first token agrees, so it is what depends on the position"
     elif point.first_token:
         message += f"; it begins at token {point.first_token} of {point.tokens}"
-    if evidence.relation:
-        message += f"; {evidence.sides[1]}: {evidence.relation}"
-    match = LAYER.fullmatch(point.name)
-    yield Problem(
-        message,
-        key=point.name,
-        hint="look at "
-        + LOOK.get(match[2] if match else "", "its weight, and how it is mapped from one side to the other"),
-    )
+    return message + (f"; {part.sides[1]}: {part.relation}" if part.relation else "")
+
+
+def _name_ranks(parts: list[Localization], evidence: Localization) -> str:
+    """Say on which ranks it is so, where there are several pairs of ranks."""
+    if not evidence.further:
+        return ""
+    clean = [part.ranks for part in evidence.replicas if part.first_diverging is None]
+    if not clean:
+        return f"; on {join_truncated([part.ranks for part in parts])}"
+    return f"; on {join_truncated([part.ranks for part in parts])} alone, while {join_truncated(clean)} agree"

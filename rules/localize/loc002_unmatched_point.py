@@ -26,6 +26,16 @@ from ckptcheck.text.formatting import count
 
 @rule("LOC002", "unmatched-point", severity="info", on="localization", when=lambda evidence: bool(evidence.points))
 def check(evidence: Localization) -> Iterator[Problem]:
+    said = set()
+    for part in evidence.replicas:
+        for problem in _check_ranks(part):
+            if (problem.key, problem.message) not in said:
+                said.add((problem.key, problem.message))
+                yield problem
+
+
+def _check_ranks(evidence: Localization) -> Iterator[Problem]:
+    """Yield the points of one pair of ranks that were not compared."""
     for side, names in evidence.unmatched.items():
         other_activations = evidence.other if side == evidence.sides[0] else evidence.reference
         own_activations = evidence.reference if side == evidence.sides[0] else evidence.other

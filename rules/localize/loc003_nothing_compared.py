@@ -26,7 +26,13 @@ from ckptcheck.parity.localize.localization import Localization
 from ckptcheck.text.formatting import count
 
 
-@rule("LOC003", "nothing-compared", severity="error", on="localization")
+@rule(
+    "LOC003",
+    "nothing-compared",
+    severity="error",
+    on="localization",
+    when=lambda evidence: not (evidence.layout and evidence.layout.different),
+)
 def check(evidence: Localization) -> Iterator[Problem]:
     if evidence.points:
         return

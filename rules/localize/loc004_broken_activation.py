@@ -27,11 +27,12 @@ from ckptcheck.parity.localize.localization import Localization
 
 @rule("LOC004", "broken-activation", severity="error", on="localization", when=lambda evidence: bool(evidence.points))
 def check(evidence: Localization) -> Iterator[Problem]:
-    point = next((point for point in evidence.points if point.non_finite_sides), None)
-    if point is not None:
-        sides = " and ".join(point.non_finite_sides)
-        yield Problem(
-            f"the output of this module contains NaN or Inf on {sides}, from token {point.first_token} of {point.tokens} on; "
-            "no module before it does",
-            key=point.name,
-        )
+    for part in evidence.replicas:
+        point = next((point for point in part.points if point.non_finite_sides), None)
+        if point is not None:
+            sides = " and ".join(point.non_finite_sides)
+            yield Problem(
+                f"the output of this module contains NaN or Inf on {sides}, from token {point.first_token} of {point.tokens}"
+                f" on; no module before it does{f'; on {part.ranks}' if part.ranks else ''}",
+                key=point.name,
+            )

@@ -35,14 +35,16 @@ from ckptcheck.text.formatting import count, format_layers
     when=lambda evidence: evidence.experts_per_token > 0,
 )
 def check(evidence: Localization) -> Iterator[Problem]:
-    if not evidence.rerouted_layers:
-        return
-    first_layer = evidence.rerouted_layers[0]
-    later_layers = [rerouted_layer.layer for rerouted_layer in evidence.rerouted_layers[1:]]
-    yield Problem(
-        f"{len(first_layer.tokens):,} of {count(first_layer.total, 'token')} {'goes' if len(first_layer.tokens) == 1 else 'go'}"
-        f" to other experts in layer {first_layer.layer} (margin up to {first_layer.margin:.2g} in the router's logits)"
-        + (f"; also in {format_layers(later_layers)}" if later_layers else ""),
-        key=f"model.layers.{first_layer.layer}.mlp.gate",
-        hint="compute the router in float32 on both sides, or replay the engine's routing in the trainer",
-    )
+    for part in evidence.replicas:
+        if not part.rerouted_layers:
+            continue
+        first_layer = part.rerouted_layers[0]
+        later_layers = [rerouted_layer.layer for rerouted_layer in part.rerouted_layers[1:]]
+        yield Problem(
+            f"{len(first_layer.tokens):,} of {count(first_layer.total, 'token')} {'goes' if len(first_layer.tokens) == 1 else 'go'}"
+            f" to other experts in layer {first_layer.layer} (margin up to {first_layer.margin:.2g} in the router's logits)"
+            + (f"; also in {format_layers(later_layers)}" if later_layers else "")
+            + (f"; on {part.ranks}" if part.ranks else ""),
+            key=f"model.layers.{first_layer.layer}.mlp.gate",
+            hint="compute the router in float32 on both sides, or replay the engine's routing in the trainer",
+        )

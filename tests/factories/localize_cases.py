@@ -8,6 +8,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ckptcheck.parity.localize.dumps import compare_ranks
+from ckptcheck.parity.localize.dumps.names import AttentionShape
+from ckptcheck.parity.localize.dumps.rank import RankDump
 from ckptcheck.parity.localize.localization import Localization
 from ckptcheck.parity.localize.points import PARTS, execution_order
 from tests.factories.case_table import CaseTable, StrictTable
@@ -23,6 +26,10 @@ WIDTHS = {
     "self_attn.k_proj": 8,
     "self_attn.v_proj": 8,
 }
+
+
+DUMPED = ("input_layernorm", "self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+"""The points of a layer of a dump."""
 
 
 class PointChange(StrictTable, kw_only=True):
@@ -47,6 +54,23 @@ class PointChange(StrictTable, kw_only=True):
     with_: str = msgspec.field(default="", name="with")
 
 
+class DumpedRank(StrictTable, kw_only=True):
+    """What one rank of a dump computes: the outputs of a made-up model, which depend on the tokens of a sequence up to there."""
+
+    tokens: list[list[int]]
+    """Sequences; token 0 is padding."""
+    ids: bool = True
+    """The dump has the ids."""
+    positions: list[list[int]] = []
+    """Position ids; several rows for a multimodal rotary embedding."""
+    shard: tuple[int, int] = (0, 1)
+    """Which of how many shares of the columns it has."""
+    scale: dict[str, float] = {}
+    """Point → factor of its output on this rank."""
+    summand: list[str] = []
+    """Outputs of which the rank has its share only, because the engine adds them up later."""
+
+
 class LocalizationCase(CaseTable, kw_only=True):
     """A case of a rule on two sides of a prompt."""
 
@@ -59,11 +83,19 @@ class LocalizationCase(CaseTable, kw_only=True):
     dtype: str = "float32"
     nothing: bool = False
     """The two sides have no point in common."""
+    trainer: list[DumpedRank] = []
+    """The ranks of the trainer's dump; with it, the case compares dumps."""
+    engine: list[DumpedRank] = []
+    """The ranks of the engine's dump."""
 
 
 def build_localization(table: Mapping[str, Any]) -> Localization:
     """Return the evidence of a case."""
     case = msgspec.convert(table, LocalizationCase)
+    if case.trainer:
+        dumps = [[_dump_rank(rank, index) for index, rank in enumerate(side)] for side in (case.trainer, case.engine)]
+        sides = ("trainer", "engine")
+        return compare_ranks((dumps[0], dumps[1]), sides, "case", shape=AttentionShape(), dtype=case.dtype)
     draw = np.random.default_rng(0)
     parts = SPARSE if case.sparse else DENSE
     names = [
@@ -94,6 +126,33 @@ def build_localization(table: Mapping[str, Any]) -> Localization:
         other = {f"module.{name}": values for name, values in other.items()}
     chosen = 2 if case.sparse else 0
     return Localization("case", ("trainer", "engine"), reference, other, case.dtype, chosen)
+
+
+def _dump_rank(rank: DumpedRank, index: int) -> RankDump:
+    """Return the dump of one rank; all ranks that have a sequence have the same of it."""
+    names = ["model.embed_tokens", *(f"model.layers.{n}.{part}" for n in range(2) for part in DUMPED), "model.norm"]
+    tensors: dict[str, Any] = {}
+    for name in names:
+        rows = []
+        for sequence in rank.tokens:
+            for place, token in enumerate(sequence):
+                context = (
+                    [token] if name == "model.embed_tokens" else [old for old in sequence[:place] if old] + [token]
+                )
+                rows.append(np.random.default_rng([names.index(name), *context]).standard_normal(32))
+        matrix = np.array(rows, np.float32)
+        which, ranks = rank.shard
+        if name.endswith("_proj") and not name.endswith(("o_proj", "down_proj")):
+            matrix = np.split(matrix, ranks, 1)[which]
+        if name in rank.summand:
+            shares = np.random.default_rng(1).standard_normal((ranks, *matrix.shape)).astype(np.float32)
+            matrix = shares[which] + (matrix - shares.sum(0)) / ranks
+        tensors[name] = matrix * np.float32(rank.scale.get(name, 1.0))
+    if rank.ids:
+        tensors["model.embed_tokens:in"] = np.array([token for sequence in rank.tokens for token in sequence])[None]
+    if rank.positions:
+        tensors["model.rotary_emb:positions"] = np.array(rank.positions)
+    return RankDump(f"rank {index}", tensors)
 
 
 def _apply_change(other: dict[str, Any], name: str, what: PointChange, draw: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ckptcheck.linter.evidence import EvidenceDefaults
@@ -16,9 +16,11 @@ from ckptcheck.parity.localize.points import (
     rounding_limit,
     worst_by_layer,
 )
+from ckptcheck.parity.localize.rank_layout import RankLayout
 from ckptcheck.parity.localize.relation import describe_relation
 from ckptcheck.parity.localize.routing import ReroutedLayer, find_rerouted_tokens
 from ckptcheck.runtime.engines.activations import Activations
+from ckptcheck.text.formatting import count, join_truncated
 
 AROUND = 4
 """How many points before and after the first diverging one a report shows."""
@@ -44,6 +46,12 @@ class Localization(EvidenceDefaults):
     """The limit that the user set; None: that of the dtype."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read → why."""
+    ranks: str = ""
+    """The ranks of both sides that are compared, of a dump with several replicas: ``rank 1 ↔ ranks 2, 3``."""
+    further: tuple[Localization, ...] = ()
+    """The same comparison of the other data- and context-parallel ranks."""
+    layout: RankLayout | None = None
+    """How ranks and tokens were brought together; None where nothing had to be, as the sides are no dumps."""
     kind: str = "localization"
 
     @property
@@ -54,13 +62,19 @@ class Localization(EvidenceDefaults):
     @property
     def subject(self) -> str:
         """One line with the two sides, the number of points, and the limit."""
-        return f"{self.sides[0]} ↔ {self.sides[1]} · {len(self.points)} points · limit {self.limit:.2g}"
+        where = f" on {len(self.replicas)} pairs of ranks" if self.further else ""
+        return f"{self.sides[0]} ↔ {self.sides[1]} · {len(self.points)} points{where} · limit {self.limit:.2g}"
+
+    @property
+    def replicas(self) -> tuple[Localization, ...]:
+        """The comparisons of all ranks, this one first."""
+        return self, *self.further
 
     @property
     def counts(self) -> Mapping[str, int]:
         """The numbers of files, of matrices compared (as tensors), and of their bytes."""
-        size = sum(self.reference[point.name].nbytes for point in self.points)
-        return {"files": 2, "tensors": len(self.points), "bytes": size}
+        sizes = [part.reference[point.name].nbytes for part in self.replicas for point in part.points]
+        return {"files": 2, "tensors": len(sizes), "bytes": sum(sizes)}
 
     @cached_property
     def points(self) -> list[Point]:
@@ -94,7 +108,34 @@ class Localization(EvidenceDefaults):
         }
 
     @property
+    def not_compared(self) -> list[str]:
+        """What was not compared, of all ranks: ranks, calls of modules, and points that one side lacks."""
+        clauses = list(self.layout.not_compared) if self.layout else []
+        for side in self.sides:
+            if names := sorted({name for part in self.replicas for name in part.unmatched[side]}, key=execution_order):
+                clauses.append(f"{count(len(names), 'module output')} of {side} ({join_truncated(names, 3)})")
+        return clauses
+
+    @property
     def sections(self) -> tuple[Section, ...]:
+        """The pairs of ranks, where there are several; of the first that differs, else of the first, the tables of its points."""
+        if not self.further:
+            return self._point_tables
+        part = next((part for part in self.replicas if part.first_diverging is not None), self)
+        rows = tuple(
+            (
+                replica.ranks,
+                len(replica.points),
+                max((point.relative for point in replica.points), default=None),
+                replica.first_diverging.name if replica.first_diverging else None,
+            )
+            for replica in self.replicas
+        )
+        table = Section("Ranks", ("ranks", "points", "largest relative", "first that differs"), rows)
+        return table, *(replace(section, title=f"{section.title}, {part.ranks}") for section in part._point_tables)
+
+    @property
+    def _point_tables(self) -> tuple[Section, ...]:
         """The worst point of each layer, and the points around the first diverging one."""
         columns = ("point", "relative", "largest", "cosine", "first token")
 

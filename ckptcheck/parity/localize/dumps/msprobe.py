@@ -2,8 +2,10 @@
 
 In dump.json, ``data`` has an entry for each call, ``Module.model.layers.0.mlp.down_proj.RowParallelLinear.forward.0``, with
 ``input_args``, ``input_kwargs`` and ``output``: lists of inputs and outputs, each with the ``data_name`` of its file. Level L0
-dumps modules; the name of the class stands after the module's own name. Source: gitcode.com/Ascend/msprobe, docs/en/dump
-(PyTorch, 26.0).
+dumps modules; the name of the class stands after the module's own name. A process without a rank writes ``proc<pid>`` in place
+of ``rank0``; a list of models (Megatron's chunks of layers) puts the model's place in the list before each name. Under verl,
+msProbe leaves out the first and the last module of a model. Source: gitcode.com/Ascend/msprobe, docs/en/dump (PyTorch, 26.0),
+pytorch/dump/module_dump/module_processor.py (26.2).
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ import msgspec
 
 from ckptcheck.checkpoint.torch_file import read_torch_file
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.parity.localize.dumps.rank import RankDump
 
-CALL = re.compile(r"(?:Module|Cell)\.(?P<module>.+)\.[^.]+\.forward\.(?P<number>\d+)")
+CALL = re.compile(r"(?:Module|Cell)\.(?P<module>.+)\.(?P<kind>[^.]+)\.forward\.(?P<number>\d+)")
+PASSING = ("IdentityOp", "IdentityFuncOp", "Identity")
+"""Classes whose module passes on what it is given: Megatron has one where Transformer Engine fuses the norm into the projection."""
+IDS = {"input_ids": "ids", "position_ids": "positions", "positions": "positions"}
+"""Names of a module's arguments → what their tensors are."""
 LONGEST = 1 << 28
 """Largest size in bytes of a dump.json that ckptcheck reads."""
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return, rank by rank, module name → output and ``module:in`` → first input of its first call; [] for another folder.
+def read(folder: Path) -> list[RankDump]:
+    """Return what each rank wrote of the first step and the first call of each module; [] for another folder.
 
-    Reads only the first of several steps. Raises CkptcheckError for a broken dump.
+    Raises CkptcheckError for a broken dump.
     """
     ranks = sorted(folder.rglob("dump.json"), key=_rank_order)
     first_step = [path for path in ranks if path.parent.parent == ranks[0].parent.parent]
-    return [_read_rank(path) for path in first_step]
+    return [_read_rank(path, index) for index, path in enumerate(first_step)]
 
 
 def _rank_order(path: Path) -> tuple[list[int], str]:
@@ -38,8 +45,8 @@ def _rank_order(path: Path) -> tuple[list[int], str]:
     return [int(number) for number in re.findall(r"(?:step|rank)(\d+)", "/".join(path.parts[-3:-1]))], str(path)
 
 
-def _read_rank(path: Path) -> dict[str, Any]:
-    """Return the tensors that the dump.json of one rank names, as `read` does."""
+def _read_rank(path: Path, index: int) -> RankDump:
+    """Return the tensors that the dump.json of one rank names. index: its place among the ranks."""
     try:
         raw = path.read_bytes() if path.stat().st_size <= LONGEST else b""
         data = msgspec.json.decode(raw)["data"]
@@ -49,28 +56,49 @@ def _read_rank(path: Path) -> dict[str, Any]:
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
         raise CkptcheckError(f"{path} is no dump.json of msProbe") from None
     tensors: dict[str, Any] = {}
+    later_calls = 0
     for name, call in calls.items():
         match = CALL.fullmatch(name)
-        if match is None or int(match["number"]):
+        if match is None or match["kind"] in PASSING:
             continue
-        for key, entries in ((match["module"], call.get("output")), (f"{match['module']}:in", call.get("input_args"))):
-            for file in _list_files(entries):
-                tensors[key] = read_torch_file(_resolve_file(path.parent / "dump_tensor_data", file))
-                break
+        later_calls = max(later_calls, int(match["number"]))
+        if int(match["number"]):
+            continue
+        for key, file in _list_tensors(match["module"], call):
+            tensors[key] = read_torch_file(_resolve_file(path.parent / "dump_tensor_data", file))
     if calls and not tensors:
         raise CkptcheckError(
             f"{path} has statistics only, no tensors", hint="dump with task tensor and level L0, as the verl guide does"
         )
-    return tensors
+    match = re.fullmatch(r"rank(\d+)", path.parent.name)
+    return RankDump(f"rank {match[1] if match else index}", tensors, later_calls=later_calls)
 
 
-def _list_files(entries: Any) -> Iterator[str]:
-    """Yield the file names of a list of inputs or outputs, nested lists included."""
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("data_name"), str):
-            yield entry["data_name"]
-        elif isinstance(entry, list):
-            yield from _list_files(entry)
+def _list_tensors(module: str, call: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key of `RankDump.tensors`, file) for what ckptcheck reads of a call."""
+    arguments, keywords = call.get("input_args"), call.get("input_kwargs")
+    keywords = keywords if isinstance(keywords, dict) else {}
+    if file := next(_list_files(call.get("output")), None):
+        yield module, file
+    if file := next(_list_files(arguments), None) or next(_list_files(keywords.get("hidden_states")), None):
+        yield f"{module}:in", file
+    for name, meaning in IDS.items():
+        if file := next(_list_files(keywords.get(name)), None):
+            yield f"{module}:{meaning}", file
+    if "rotary" in module and (file := next(_list_files(arguments, of_type="torch.int"), None)):
+        # vLLM gives the positions first, transformers second
+        yield f"{module}:positions", file
+
+
+def _list_files(entries: Any, of_type: str = "") -> Iterator[str]:
+    """Yield the file names of an input or output, or of a list or dictionary of them. of_type: how their dtype begins."""
+    if isinstance(entries, dict) and isinstance(entries.get("data_name"), str):
+        if str(entries.get("dtype", "")).startswith(of_type):
+            yield entries["data_name"]
+    elif isinstance(entries, (list, dict)):
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            if isinstance(entry, (list, dict)):
+                yield from _list_files(entry, of_type)
 
 
 def _resolve_file(folder: Path, file: str) -> Path:

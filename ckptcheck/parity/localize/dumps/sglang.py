@@ -12,35 +12,39 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.checkpoint.torch_file import read_torch_file
+from ckptcheck.parity.localize.dumps.rank import RankDump
 
 PREFIX = "non_intrusive__"
 NUMBERS = ("step", "rank", "dump_index")
 RANK = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return, rank by rank, module name → output and ``module:in`` → first input; [] for another folder.
+def read(folder: Path) -> list[RankDump]:
+    """Return what each rank wrote; [] for another folder.
 
     Of several steps or passes it reads the first that has a layer: engines warm up on tokens of their own before it.
     """
     return _read_passes(folder) or _read_tensors(folder)
 
 
-def _read_passes(folder: Path) -> list[dict[str, Any]]:
+def _read_passes(folder: Path) -> list[RankDump]:
     """Read the dump of --debug-tensor-dump-output-folder; [] where there is none."""
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]
-    rank_folders = sorted((int(match[3]), path) for path in folders if (match := RANK.fullmatch(path.name)))
+    matches = [(path, match) for path in folders if (match := RANK.fullmatch(path.name))]
+    rank_folders = sorted((int(match[3]), path) for path, match in matches)
+    size = len({match[1] for _, match in matches})
     outputs_by_rank = []
-    for _, path in rank_folders:
+    for rank, path in rank_folders:
         for file in sorted(path.glob("Pass*.pt")):
             outputs = read_torch_file(file)
             if isinstance(outputs, dict) and any(".layers." in str(name) for name in outputs):
-                outputs_by_rank.append({str(name): _first_value(value) for name, value in outputs.items()})
+                tensors = {str(name): _first_value(value) for name, value in outputs.items()}
+                outputs_by_rank.append(RankDump(f"rank {rank}", tensors, size))
                 break
     return outputs_by_rank
 
 
-def _read_tensors(folder: Path) -> list[dict[str, Any]]:
+def _read_tensors(folder: Path) -> list[RankDump]:
     """Read the dump of dumper.py; [] where there is none."""
     ranks: dict[int, dict[str, Any]] = {}
     steps: dict[int, int] = {}
@@ -55,7 +59,7 @@ def _read_tensors(folder: Path) -> list[dict[str, Any]]:
         value = content.get("value") if isinstance(content, dict) else content
         key = name.removesuffix(".output") if name.endswith(".output") else re.sub(r"\.inputs\.[^.]+$", ":in", name)
         ranks.setdefault(rank, {}).setdefault(key, _first_value(value))
-    return [ranks[rank] for rank in sorted(ranks)]
+    return [RankDump(f"rank {rank}", ranks[rank]) for rank in sorted(ranks)]
 
 
 def _has_numbers(tags: dict[str, str]) -> bool:
