@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.parity.metrics.sampling_distribution import processed
+from ckptcheck.parity.metrics.sampling_distribution import penalize, processed
 from ckptcheck.runtime.engines.base import Bucket, SequenceScores, UpdateResult
 from ckptcheck.runtime.engines.engine_options import Switches, ignored_switches
 from ckptcheck.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
@@ -117,6 +117,8 @@ class FakeServing(FakeEngine):
             if asked.temperature == 0:
                 found.append(int(row[0].argmax()))
             else:
+                penalties = asked.presence_penalty, asked.frequency_penalty
+                row = penalize(np.tile(row, (len(found) + 1, 1)), [*found, 0], *penalties)[-1:]
                 weights = np.exp(processed(row, asked.temperature, asked.top_p, asked.top_k)[0])
                 found.append(int(draw.choice(len(weights), p=weights / weights.sum())))
         return tuple(found)
@@ -128,6 +130,7 @@ class FakeServing(FakeEngine):
         rows = model.logprobs(*state, tokens[start - 1 : -1])
         if self._set["logprobs"] == "processed" and asked.temperature:
             heat = asked.temperature ** (2 if "half" in self._flaws else 1)
+            rows = penalize(rows, tokens[start:], asked.presence_penalty, asked.frequency_penalty)
             rows = processed(rows, heat, asked.top_p, asked.top_k)
         values = [float(rows[place, token]) for place, token in enumerate(tokens[start:])]
         if "shifted" in self._flaws:

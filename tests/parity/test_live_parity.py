@@ -216,7 +216,8 @@ def test_which_logprobs_they_are_is_solved_from_the_trainers_logits(shared: Shar
     assert dict(report.skipped)["PRB004"].startswith(
         "top-p 1 and top-k 0 truncate nothing; with either filter, logprobs would"
     )
-    for cut in (replace(UNLIKELY, top_k=20), replace(UNLIKELY, top_p=0.8)):
+    penalty = replace(UNLIKELY, presence_penalty=1.0, frequency_penalty=0.5)
+    for cut in (replace(UNLIKELY, top_k=20), replace(UNLIKELY, top_p=0.8), penalty):
         assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB004"], cut
     report = shared.probe("llama", "semantics")
     assert codes(report) == ["PRB003"]

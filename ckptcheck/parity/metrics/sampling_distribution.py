@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ def processed(table: NDArray[Any], temperature: float, top_p: float = 1.0, top_k
         np.put_along_axis(mask, order, inside_nucleus, -1)
         scaled = normal(np.where(mask, scaled, -np.inf))
     return scaled
+
+
+def penalize(table: NDArray[Any], tokens: Sequence[int], presence: float, frequency: float) -> NDArray[Any]:
+    """Apply presence and frequency penalty to the rows [tokens, vocabulary] of a response; the result is not normalised.
+
+    table: raw logprobs or logits. tokens: the ids of the response; row i is penalised for the tokens before i. Source:
+    vllm/model_executor/layers/utils.py `apply_penalties`, which comes before the temperature.
+    """
+    import numpy as np
+
+    penalized, counts = np.array(table, np.float64), np.zeros(table.shape[-1])
+    for row, token in zip(penalized, tokens, strict=True):
+        row -= frequency * counts + presence * (counts > 0)
+        counts[token] += 1
+    return penalized
 
 
 def normal(table: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,8 @@
-"""Probes which kind of logprobs the engine reports: raw, divided by the temperature, or truncated by top-k and top-p too.
+"""Probes which kind of logprobs the engine reports: raw, divided by the temperature, or with penalties, top-k and top-p too.
 
 The probe computes each kind from the trainer's logits and compares it with the engine's logprobs. It also searches for the
-temperature that fits best. It does this with the job's own sampling and, where that has neither top-k nor top-p, with both.
+temperature that fits best. It does this with the job's own sampling, where that has neither top-k nor top-p with both, and where it
+has no penalties with two. A repetition penalty is left out: it depends on the sign of logits, which logprobs do not show.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ USUAL, TOP_P, TOP_K = 0.7, 0.9, 20
 """Sampling of the second round; it takes the job's temperature unless that is 0 or 1, which show nothing."""
 SIDES = 2
 """Two sides that round equally are at most this many times as far apart as each of them is from exact arithmetic."""
+PRESENCE, FREQUENCY = 1.0, 0.5
+"""Penalties of the third round."""
 EDGE = 0.8
 """If the engine truncates as requested, the trainer's truncation has to keep at least this share of the sampled tokens too."""
 
@@ -74,6 +77,8 @@ class SemanticsRound:
             "temperature": "divided by T",
             "processed": "divided by T, cut by top-k and top-p",
         }
+        if has_penalties(self.sampling):
+            titles["processed"] = "penalised, divided by T, cut by top-k and top-p"
         gaps = {titles[name]: gap for name, gap in self.gaps.items()}
         if self.rounding is not None:
             gaps["the trainer against its own float32"] = self.rounding
@@ -84,7 +89,11 @@ class SemanticsRound:
     @property
     def sampling_label(self) -> str:
         """``T 0.7, top-p 1, top-k 0``."""
-        return f"T {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}, top-k {self.sampling.top_k}"
+        label = f"T {self.sampling.temperature:g}, top-p {self.sampling.top_p:g}, top-k {self.sampling.top_k}"
+        if has_penalties(self.sampling):
+            label += f", presence penalty {self.sampling.presence_penalty:g}"
+            label += f", frequency penalty {self.sampling.frequency_penalty:g}"
+        return label
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,9 @@ class SemanticsResult:
     cut: SemanticsRound
     """Sampled with top-k and top-p; the same as `own` where the job has one of them."""
 
+    penalized: SemanticsRound
+    """Sampled with a presence and a frequency penalty; the same as `own` where the job has one of them."""
+
     @property
     def rounds(self) -> tuple[SemanticsRound, ...]:
         """The different rounds: one where the job truncates, otherwise two."""
@@ -104,7 +116,8 @@ class SemanticsResult:
     @property
     def sections(self) -> tuple[Section, ...]:
         """The tables of the rounds."""
-        return tuple(each.section for each in self.rounds)
+        rounds = self.rounds if self.penalized is self.own else (*self.rounds, self.penalized)
+        return tuple(each.section for each in rounds)
 
 
 def probe(environment: ProbeEnvironment) -> ProbeRun:
@@ -116,12 +129,20 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
         engine = yield environment.setup.with_switches(logprobs=default_mode)
     sampling = environment.sampling
     own_round = _run_round(environment, engine, sampling)
-    if truncates_vocabulary(sampling):
-        return SemanticsResult(own_round, own_round)
+    cut_round = penalized_round = own_round
     temperature = sampling.temperature if sampling.temperature not in (0.0, 1.0) else USUAL
-    return SemanticsResult(
-        own_round, _run_round(environment, engine, replace(sampling, temperature=temperature, top_p=TOP_P, top_k=TOP_K))
-    )
+    if not truncates_vocabulary(sampling):
+        asked = replace(sampling, temperature=temperature, top_p=TOP_P, top_k=TOP_K)
+        cut_round = _run_round(environment, engine, asked)
+    if not has_penalties(sampling):
+        asked = Sampling(temperature, presence_penalty=PRESENCE, frequency_penalty=FREQUENCY)
+        penalized_round = _run_round(environment, engine, asked)
+    return SemanticsResult(own_round, cut_round, penalized_round)
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Return whether the sampling has a presence or a frequency penalty."""
+    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 def truncates_vocabulary(sampling: Sampling) -> bool:
@@ -132,6 +153,8 @@ def truncates_vocabulary(sampling: Sampling) -> bool:
 def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling) -> SemanticsRound:
     """Sample responses, and compute each kind of logprobs from the trainer's logits."""
     from safetensors.numpy import load_file
+
+    from ckptcheck.parity.metrics.sampling_distribution import penalize
 
     trainer = environment.trainer()
     engine.reset_prefix_cache()
@@ -147,7 +170,9 @@ def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling
     )
     temperature = sampling.temperature or 1.0
     raw, tempered = _logprobs_of(tables, tokens, 1.0), _logprobs_of(tables, tokens, temperature)
-    truncated = _logprobs_of(tables, tokens, temperature, sampling.top_p, sampling.top_k)
+    penalties = sampling.presence_penalty, sampling.frequency_penalty
+    penalized = [penalize(table, row, *penalties) for table, row in zip(tables, tokens, strict=True)]
+    truncated = _logprobs_of(penalized, tokens, temperature, sampling.top_p, sampling.top_k)
     gaps: dict[Meaning, GapSummary] = {
         "raw": summarize_gap(reported, raw),
         "temperature": summarize_gap(reported, tempered),

@@ -25,6 +25,10 @@ class Sampling:
     """None lets the engine choose."""
     ignore_eos: bool = False
     """Continue past the end token, so that the response has exactly max_tokens."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that the response has already; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Taken from the logit of a token as often as the response has it already; 0 is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,8 @@ def _settings(sampling: dict[str, Any]) -> dict[str, Any]:
         "top_k": sampling.get("top_k") or -1,
         "max_new_tokens": sampling.get("max_tokens", 16),
         "ignore_eos": sampling.get("ignore_eos", False),
+        "presence_penalty": sampling.get("presence_penalty", 0.0),
+        "frequency_penalty": sampling.get("frequency_penalty", 0.0),
     }
 
 

@@ -130,6 +130,8 @@ def _settings(sampling: dict[str, Any], **more: Any) -> Any:
         max_tokens=sampling.get("max_tokens", 16),
         seed=sampling.get("seed"),
         ignore_eos=sampling.get("ignore_eos", False),
+        presence_penalty=sampling.get("presence_penalty", 0.0),
+        frequency_penalty=sampling.get("frequency_penalty", 0.0),
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.CUMULATIVE,
