@@ -26,13 +26,15 @@ ggml-org/llama.cpp: convert_hf_to_gguf permutes both matrices, and a conversion 
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.values.detectors.rope_order import PROJECTIONS, measure_rope_order
 
 
 @rule("VAL025", "interleaved-rope", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.source.local is None:
+        raise Skip("the rule does not read rows of matrices on the Hub")
     order = measure_rope_order(ckpt)
     stack = ckpt.components.stack
     if order is not None and stack is not None and order.is_interleaved:

@@ -72,6 +72,6 @@ def test_a_name_of_two_rules_prints_both_pages(here: Path) -> None:
 
 
 def test_a_selection_has_to_be_written_as_it_is(here: Path) -> None:
-    """A pipeline that selects CFG03 would run another rule as soon as there is a CFG030."""
+    """A pipeline that selects CFG03 would run another rule as soon as there is a CFG040."""
     result = run(here, "scan", "sound", "--select", "CFG03")
     assert (result.returncode, "did you mean CFG003?" in result.stderr) == (2, True)

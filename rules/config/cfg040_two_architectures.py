@@ -12,7 +12,7 @@ Take both from the config of the model this one was trained or converted from.
 
 ## When it can be wrong
 Two families can be the same computation (a Mistral without sliding windows is a Llama), and then either name works: use
-`--ignore CFG030`.
+`--ignore CFG040`.
 
 ## Seen in
 No public report: configs edited by hand.
@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 
 @rule(
-    "CFG030",
+    "CFG040",
     "two-architectures",
     severity="warning",
     on="config",
