@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.linter.rule import Problem, Skip
+from ckptcheck.linter.rule import Problem, Severity, Skip
 from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
 
@@ -62,6 +62,8 @@ class UnknownKey:
     """What is wrong with the value; "" where the key itself is unknown."""
     near: str = ""
     """A known key with a similar name; "" where there is none."""
+    dropped_by: str = ""
+    """The program that drops a key which it does not know, without a word; "" where it refuses it, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ class Job(EvidenceDefaults):
         setting = self[name]
         return f"{shown(setting.value)} ({setting.place})" if setting.place else shown(setting.value)
 
-    def problem(self, message: str, at: str, hint: str | None = None) -> Problem:
-        """Make a problem at the place of a setting. at: the setting's name in `FIELDS`."""
+    def problem(self, message: str, at: str, hint: str | None = None, severity: Severity | None = None) -> Problem:
+        """Make a problem at the place of a setting. at: the setting's name in `FIELDS`; severity: None for the rule's."""
         leaf = self[at].leaf
         if leaf is None or leaf.file is None:
-            return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint)
-        return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line)
+            return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint, severity=severity)
+        return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line, severity=severity)
 
     @property
     def penalties(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 ## What it checks
 Keys of the rollout and of the engine's arguments are keys that the framework or the engine has, and hold values of the right
-kind.
+kind. A flag that is almost one of slime's is a warning: slime and miles drop flags that they do not know.
 
 ## Why it matters
 - Some frameworks ignore a misspelt key, and what it should have set keeps its default.
@@ -15,7 +15,7 @@ Correct the spelling, or leave the key as it is.
 For keys of newer versions and of patched frameworks.
 
 ## Seen in
-Not yet. The rule exists so that ckptcheck does not guess
+slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py)
 """
 
 from collections.abc import Iterator
@@ -31,21 +31,32 @@ MOST = 6
 
 @rule("JOB023", "key-not-understood", severity="info", on="job")
 def check(job: Job) -> Iterator[Problem]:
-    if not job.unknown_keys:
+    for unknown_key in job.unknown_keys:
+        if unknown_key.dropped_by:
+            leaf = unknown_key.leaf
+            yield Problem(
+                f"{unknown_key.dropped_by} has no {clip(leaf.key)}, and drops it without a word: did you mean {unknown_key.near}?",
+                file=leaf.file,
+                line=leaf.line if leaf.file else None,
+                severity="warning",
+                hint=f"write {unknown_key.near}",
+            )
+    unknown_keys = [unknown_key for unknown_key in job.unknown_keys if not unknown_key.dropped_by]
+    if not unknown_keys:
         return
     parts = []
-    for unknown_key in job.unknown_keys[:MOST]:
+    for unknown_key in unknown_keys[:MOST]:
         line = f":{unknown_key.leaf.line}" if unknown_key.leaf.line else ""
         place = f" ({unknown_key.leaf.file}{line})" if unknown_key.leaf.file else ""
         why = f": {unknown_key.why}" if unknown_key.why else ""
         if not why and unknown_key.near:
             why = f": did you mean {unknown_key.near}?"
         parts.append(f"{clip(unknown_key.leaf.key)}{place}{why}")
-    rest = len(job.unknown_keys) - len(parts)
+    rest = len(unknown_keys) - len(parts)
     more = f", and {rest} more" if rest else ""
-    first = job.unknown_keys[0].leaf
+    first = unknown_keys[0].leaf
     yield Problem(
-        f"ckptcheck does not understand {count(len(job.unknown_keys), 'setting')}: {'; '.join(parts)}{more}",
+        f"ckptcheck does not understand {count(len(unknown_keys), 'setting')}: {'; '.join(parts)}{more}",
         file=first.file,
         line=first.line if first.file else None,
         hint="correct the spelling if it is a mistake",

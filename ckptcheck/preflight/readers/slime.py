@@ -16,12 +16,11 @@ from ckptcheck.preflight.framework import (
     Framework,
     count_gpus,
     environment_flag,
-    find_closest_name,
     set_derived,
-    split_names,
 )
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
 from ckptcheck.preflight.job import Job, Setting, UnknownKey
+from ckptcheck.preflight.readers.slime_flags import find_meant_flag
 
 SLIME, MEGATRON = "slime", "Megatron"
 
@@ -65,13 +64,16 @@ SOURCES = {
     "update.pause_mode": FieldSource(("pause_generation_mode",)),
     "batch.train": FieldSource(("rollout_batch_size",)),
     "batch.balance": FieldSource(("balance_data",), False, SLIME),
+    "batch.steps_per_rollout": FieldSource(("num_steps_per_rollout",)),
+    "batch.responses": FieldSource(("global_batch_size",)),
+    "debug.rollout_only": FieldSource(("debug_rollout_only",), False, SLIME),
+    "debug.train_only": FieldSource(("debug_train_only",), False, SLIME),
+    "debug.save_rollouts": FieldSource(("save_debug_rollout_data",)),
+    "debug.load_rollouts": FieldSource(("load_debug_rollout_data",)),
+    "debug.save_train": FieldSource(("save_debug_train_data",)),
     "checkpoint.model": FieldSource(("hf_checkpoint",)),
     "checkpoint.trainer": FieldSource(("load", "ref_load")),
 }
-OWN = frozenset(path for source in SOURCES.values() for path in source.paths) | split_names("""
-    use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node update_weights_interval max_weight_staleness fully_async
-""")
-"""Flags of slime and Megatron that this reader uses; a similar name that is none of them is reported as a misspelling."""
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
 """Fields that slime's scripts/models/*.sh set: they stay unknown where a script sources such a file and it is missing."""
 
@@ -87,8 +89,8 @@ def _finish(job: Job, document: Document) -> None:
         job, "sglang", engine, beside=frozenset(("router_ip", "router_port", "server_concurrency", "router_policy"))
     )
     for name, leaf in document.leaves.items():
-        if not name.startswith("sglang_") and name not in OWN and (near := find_closest_name(name, OWN, 0.93)):
-            job.unknown_keys.append(UnknownKey(leaf, near=f"--{near.replace('_', '-')}"))
+        if not name.startswith("sglang_") and (meant := find_meant_flag(name)):
+            job.unknown_keys.append(UnknownKey(leaf, near=f"--{meant.replace('_', '-')}", dropped_by=SLIME))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
@@ -106,13 +108,21 @@ def _finish(job: Job, document: Document) -> None:
                 del job.settings[name]
     if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
-    loss, train_only = resolve(document, "loss_type"), resolve(document, "debug_train_only")
-    # Neither job has rollouts.
-    if (loss is not None and loss.value == "sft_loss") or (train_only is not None and train_only.value is True):
-        for name in [
-            name for name in job.settings if name.startswith(("engine.", "rollout.", "algorithm.", "update."))
-        ]:
-            del job.settings[name]
+    # A file that could not be read may set what is missing.
+    if job.flag("debug.rollout_only") and not document.notes:
+        sizes = ("colocate", "rollout_num_gpus", "rollout_external_engine_addrs")
+        set_derived(job, "debug.sized", any(document.has(key) for key in sizes), job["debug.rollout_only"])
+    loss = resolve(document, "loss_type")
+    if job.flag("debug.train_only") and not document.notes:
+        sources = ("rollout_function_path", "load_forge_rollout_data", "data_source_path", "loss_type")
+        set_derived(job, "debug.has_data", any(document.has(key) for key in sources), job["debug.train_only"])
+    is_sft = loss is not None and loss.value == "sft_loss"
+    # Recorded rollouts take the engine's place, and slime then sets --debug-train-only itself.
+    if is_sft or job.flag("debug.train_only") or job.text("debug.load_rollouts") is not None:
+        _forget(job, "engine.", "rollout.", "algorithm.", "update.")
+        return
+    if job.flag("debug.rollout_only"):
+        _forget(job, "trainer.", "algorithm.", "update.")
         return
     _set_update_and_lag(job, document)
     count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
@@ -124,6 +134,12 @@ def _finish(job: Job, document: Document) -> None:
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
     )
+
+
+def _forget(job: Job, *beginnings: str) -> None:
+    """Remove the settings of what the job does not start."""
+    for name in [name for name in job.settings if name.startswith(beginnings)]:
+        del job.settings[name]
 
 
 def _set_update_and_lag(job: Job, document: Document) -> None:
