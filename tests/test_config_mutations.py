@@ -1,7 +1,8 @@
-"""A scan against transformers: every edit of a config that transformers refuses, or invents weights for, is an error.
+"""A scan against transformers on a sample of edited configs: what transformers refuses, or invents weights for, is an error.
 
-Each edit of a tiny checkpoint's config.json is loaded with transformers. Where that stops, initializes weights itself or
-leaves some out, the scan must have an error; where the loaded model computes the same, it must have none.
+The sample has 16 edits of one key each, drawn from some 200 possible ones, for each of 20 architectures. Each edit of a tiny
+checkpoint's config.json is loaded with transformers. Where that stops, initializes weights itself or leaves some out, the scan
+must have an error, unless MISSED lists it; where the loaded model computes the same, it must have none.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ ABSENT = object()
 UNREAD = {"transformers_version", "architectures", "_name_or_path", "id2label", "label2id", "dtype"}
 MISSED = {
     ("DeepseekV3ForCausalLM", "head_dim"),  # the width of the rotary embedding, which no tensor shows
-    ("FalconForCausalLM", "parallel_attn"),  # null for a switch
-    ("MambaForCausalLM", "intermediate_size"),  # the class computes it
-    ("OPTForCausalLM", "word_embed_proj_dim"),  # an embedding narrower than the model adds projections
+    ("DeepseekV3ForCausalLM", "n_group"),  # groups of fewer experts than are chosen from each
+    ("FalconForCausalLM", "multi_query"),  # a switch that changes a shape and adds no tensor
+    ("FalconForCausalLM", "num_attention_heads"),
+    ("Glm4MoeForCausalLM", "n_group"),
+    ("MambaForCausalLM", "intermediate_size"),  # null or a list, where the class does not declare the key
+    ("MambaForCausalLM", "time_step_rank"),
 }
-"""Edits that transformers does not survive, and that no rule sees yet."""
+"""Architecture and key of the edits that transformers does not survive, and that no rule sees yet."""
 TOKENS = [[3, 5, 9, 17, 4, 33, 2, 8]]
 Truth = Literal["stops", "invents", "same", "differs"]
 
@@ -91,7 +95,7 @@ def ask_transformers(folder: Path, logits: Any) -> Truth:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_scan_agrees_with_transformers(zoo: Path, tmp_path: Path, architecture: str) -> None:
+def test_a_scan_agrees_with_transformers_on_a_sample_of_edits(zoo: Path, tmp_path: Path, architecture: str) -> None:
     import torch
     import zoo as zoo_script
     from transformers import AutoModelForCausalLM

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from ckptcheck.checkpoint.config import COUNTS
 from ckptcheck.checkpoint.config_class import (
@@ -114,10 +114,25 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     """Yield what the class of the model refuses when it is built, although the class of the config accepts it."""
     for whole_path, divisor_path in table.divisors:
         yield from _check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
-    for path in table.refuses_negative:
-        setting = resolved.at(path)
-        if setting is not None and isinstance(setting.value, (int, float)) and not 0 <= setting.value <= 1:
-            yield setting.key_path, f"{describe(setting)}, but a rate of dropout is from 0 to 1"
+    for kind in ("null", "zero", "negative"):
+        for path in table.list_refused(kind):
+            setting = resolved.at(path)
+            if setting is None or setting.source != "config" or not _is_of_kind(setting.value, kind):
+                continue
+            wanted = "a rate of dropout is from 0 to 1" if "drop" in path and kind == "negative" else None
+            yield (
+                setting.key_path,
+                f"{describe(setting)}, but {wanted or f'{table.architecture} cannot compute with that'}",
+            )
+    padding, rows = (resolved.at(path) for path in table.padding) if table.padding is not None else (None, None)
+    if (
+        padding is not None
+        and rows is not None
+        and _is_int(padding.value)
+        and _is_int(rows.value)
+        and not -rows.value <= padding.value < rows.value
+    ):
+        yield padding.key_path, f"{describe(padding)}, but the embedding has no such row: {describe(rows)}"
     if not table.refuses_rope_types:
         return
     for path, parameters in iter_rope(resolved.text):
@@ -125,6 +140,12 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         own = (resolved.text.config_class.rope.get("default") or {}).get("rope_type")
         if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
+
+
+def _is_of_kind(value: Any, kind: Literal["null", "zero", "negative"]) -> bool:
+    if kind == "null" or isinstance(value, bool) or not isinstance(value, (int, float)):
+        return kind == "null" and value is None
+    return value == 0 if kind == "zero" else value < 0
 
 
 def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:

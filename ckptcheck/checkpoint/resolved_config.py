@@ -98,7 +98,10 @@ class ResolvedConfig:
     def at(self, path: str) -> Setting | None:
         """Return a setting by the JSON path of its field: ``text_config.hidden_size``."""
         outer, _, name = path.rpartition(".")
-        part = next((part for part in self.parts if part.path == (f"{outer}." if outer else "")), None)
+        if outer in self.top.config_class.flat and outer not in self.top.settings:
+            part: ResolvedPart | None = self.text
+        else:
+            part = next((part for part in self.parts if part.path == (f"{outer}." if outer else "")), None)
         if part is None:
             return None
         found = part.find(name)

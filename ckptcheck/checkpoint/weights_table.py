@@ -11,23 +11,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
+from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.resolved_config import Setting
 
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A true-or-false setting that adds tensors."""
+    """A setting that adds tensors: where it is true, or where it is a number and not null."""
 
     name: str
     on: frozenset[str]
     """The patterns of tensors that the model has only with it."""
     off: frozenset[str]
     """The patterns of tensors that the model has only without it."""
+    is_nullable: bool = False
+    """Whether it is a number or null, and not true or false."""
+
+    def is_on(self, setting: Setting) -> bool | None:
+        """Return whether a setting turns it on; None where that is not known."""
+        if self.is_nullable:
+            is_number = type(setting.value) is int and setting.value > 0
+            return True if is_number else False if setting.value is None and setting.source == "config" else None
+        if setting.value is None and setting.source == "config":
+            return False  # as Python reads null
+        return setting.value if isinstance(setting.value, bool) else None
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """Which layers have experts, and what tells the two kinds of layers apart."""
+
+    by: tuple[tuple[LayerRule, tuple[str, ...]], ...]
+    """The rules that the architecture follows, with the paths of the fields that each reads; the first one that is set decides."""
+    experts: frozenset[str]
+    """The modules within a layer that only layers with experts have, with {} for each number."""
+    dense: frozenset[str]
+    """The modules that only layers without have."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +89,7 @@ class WeightsTable:
     def switches(self) -> tuple[Switch, ...]:
         """The switches that add tensors."""
         return tuple(
-            Switch(name, frozenset(found["on"]), frozenset(found["off"]))
+            Switch(name, frozenset(found["on"]), frozenset(found["off"]), bool(found.get("nullable")))
             for name, found in self.facts.get("switches", {}).items()
         )
 
@@ -82,10 +108,29 @@ class WeightsTable:
         """The fields with the name of an activation that the model looks up; it reads no other."""
         return tuple(self.facts.get("refused", {}).get("x", ()))
 
+    def list_refused(self, kind: Literal["null", "zero", "negative"]) -> tuple[str, ...]:
+        """Return the fields for which the model refuses a kind of value, although the class of its config accepts it."""
+        return tuple(self.facts.get("refused", {}).get(kind, ()))
+
     @property
-    def refuses_negative(self) -> tuple[str, ...]:
-        """The rates of dropout that must not be negative."""
-        return tuple(self.facts.get("refused", {}).get("negative", ()))
+    def padding(self) -> tuple[str, str] | None:
+        """The field with the token of padding and the one with the rows of the embedding that must have it."""
+        found = self.facts.get("refused", {}).get("padding")
+        return (found[0], found[1]) if found else None
+
+    @cached_property
+    def layer_kinds(self) -> LayerKinds | None:
+        """Which layers have experts; None for an architecture in which all layers are alike, or that follows no known rule."""
+        facts = self.facts.get("layers")
+        if not facts:
+            return None
+        rules = {(rule.name, rule.fields): rule for rule in LAYER_RULES}
+        by = tuple(
+            (rules[name, tuple(path.rpartition(".")[2] for path in paths)], tuple(paths))
+            for name, *paths in facts["by"]
+        )
+        experts, dense = (frozenset(part.rpartition(".")[0] for part in facts[key]) for key in ("experts", "dense"))
+        return LayerKinds(by, experts - dense, dense - experts)
 
     def expect_shape(self, name: str, size_of: Callable[[str], int | None]) -> tuple[int | None, ...] | None:
         """Return the shape that the model has for a tensor; None for a dimension, or a tensor, that is not known.
@@ -93,15 +138,25 @@ class WeightsTable:
         size_of: the value of a config field, None where it is not known.
         """
         formulas = self.shapes.get(INDEX.sub("{}", name))
-        return None if formulas is None else tuple(_evaluate(formula, size_of) for formula in formulas.split(","))
+        return None if formulas is None else tuple(_evaluate(choices, size_of)[0] for choices in formulas.split(","))
 
-    def fields_of(self, name: str, axis: int) -> list[str]:
+    def fields_of(self, name: str, axis: int, size_of: Callable[[str], int | None]) -> list[str]:
         """Return the config fields that decide a dimension of a tensor."""
-        return list(dict.fromkeys(_NAME.findall(self.shapes[INDEX.sub("{}", name)].split(",")[axis])))
+        choices = self.shapes[INDEX.sub("{}", name)].split(",")[axis]
+        return list(dict.fromkeys(_NAME.findall(_evaluate(choices, size_of)[1])))
 
 
-def _evaluate(formula: str, size_of: Callable[[str], int | None]) -> int | None:
-    """Return the value of ``a*b``, ``a*(2*b+c)`` or ``2*b+c``; None where a field has no value."""
+def _evaluate(choices: str, size_of: Callable[[str], int | None]) -> tuple[int | None, str]:
+    """Return the value of the first of ``formula|formula`` whose fields all have one, and that formula."""
+    formula = ""
+    for formula in choices.split("|"):
+        if (value := _compute(formula, size_of)) is not None:
+            return value, formula
+    return None, formula
+
+
+def _compute(formula: str, size_of: Callable[[str], int | None]) -> int | None:
+    """Return the value of ``a*b``, ``a*(2*b+c)`` or ``a/b*c+d``; None where a field has no value."""
     if formula == "?":
         return None
     outer, _, inner = formula.rstrip(")").partition("(")
@@ -120,7 +175,11 @@ def _evaluate(formula: str, size_of: Callable[[str], int | None]) -> int | None:
 
 
 def _value(part: str, size_of: Callable[[str], int | None]) -> int | None:
-    return int(part) if part.isdigit() else size_of(part)
+    whole, _, divisor = part.partition("/")
+    if not divisor:
+        return int(part) if part.isdigit() else size_of(part)
+    size, by = size_of(whole), size_of(divisor)
+    return size // by if size is not None and by is not None and by > 0 else None
 
 
 @cache

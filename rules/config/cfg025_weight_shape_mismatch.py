@@ -1,10 +1,11 @@
 """Tensors do not have the sizes that the config gives them.
 
 ## What it checks
-For the causal language models of transformers: which fields of the config decide each dimension of each tensor was learned from
-transformers, by building every architecture with one size changed after the other. Where config.json lacks a field, the
-default of its class counts. CFG012 to CFG015 check the embedding, the head and the common decoder families; this rule checks
-the rest: position tables, fused projections, latent attention, state-space layers, routers. Packed tensors are excluded.
+For the causal language models of transformers, and the language model within multimodal ones: which fields of the config decide
+each dimension of each tensor was learned from transformers, by building every architecture with one size changed after the other.
+Where config.json lacks a field, the default of its class counts. CFG012 to CFG015 check the
+embedding, the head and the common decoder families; this rule checks the rest: position tables, fused projections, latent
+attention, state-space layers, routers. Packed tensors are excluded.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.
@@ -14,7 +15,7 @@ Use the config of this model, or add the key that it lacks.
 
 ## When it can be wrong
 A model whose own code builds other shapes, under an architecture of transformers: use `--ignore CFG025`. Dimensions that
-depend on a list, or on a key that the tiny model does not set, are not checked.
+depend on a list, or on a switch, are not checked.
 
 ## Seen in
 No public report: configs that lost a key.
@@ -66,7 +67,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 wanted = format_shape(
                     stored if size is None else size for size, stored in zip(expected, tensor.shape, strict=True)
                 )
-                odd.setdefault(tuple(table.fields_of(name, axis)), []).append((name, wanted))
+                odd.setdefault(tuple(table.fields_of(name, axis, size_of)), []).append((name, wanted))
                 break
     for fields, tensors in odd.items():
         name, wanted = tensors[0]

@@ -1,8 +1,9 @@
 """A switch of the config asks for tensors that are not stored, or leaves out stored ones.
 
 ## What it checks
-For the causal language models of transformers: which true-or-false settings add which tensors (`mlp_bias`, `attention_bias`,
-`use_qk_norm`, `add_cross_attention`, …) was learned from transformers. Where config.json lacks a setting, the default of its
+For the causal language models of transformers: which settings add which tensors
+where they are true (`mlp_bias`, `use_qk_norm`, …), or where they are a number and not null (`q_lora_rank`), was learned from
+transformers. Where config.json lacks a setting, the default of its
 class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has all that the
 architecture has without the switch. CFG010 and CFG011 check the attention biases of the common families.
 
@@ -50,9 +51,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     is_whole = all(pattern in stored for pattern in table.required)
     for switch in table.switches:
         setting = config.resolved.at(switch.name)
-        if setting is None or not isinstance(setting.value, bool):
+        is_on = switch.is_on(setting) if setting is not None else None
+        if setting is None or is_on is None:
             continue
-        wanted, unwanted = (switch.on, switch.off) if setting.value else (switch.off, switch.on)
+        wanted, unwanted = (switch.on, switch.off) if is_on else (switch.off, switch.on)
         if family_of(config) is not None:
             attention = tuple(f".self_attn.{part}.bias" for part in QKVO)
             wanted, unwanted = (frozenset(p for p in side if not p.endswith(attention)) for side in (wanted, unwanted))
