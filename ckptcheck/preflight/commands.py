@@ -16,6 +16,8 @@ SWITCHES = {
     "head_fp32": "engine.fp32_head",
 }
 """``--switch`` of ``parity record`` → the job's setting that it repeats."""
+DUMPS = ("0_dump_path/update_actor", "0_dump_path/generate_sequences")
+"""The trainer's and the engine's dump, where the guide of verl and msProbe puts them."""
 DTYPES = ("float32", "bfloat16")
 
 
@@ -45,6 +47,8 @@ def suggest_commands(job: Job) -> list[str]:
         options = ("--trainer", trainer, *layout, *precision, *head, "-o", "scored.safetensors")
         lines.append(_line("parity", "score", "rollouts.safetensors", source, *options))
         lines.append(_line("parity", "judge", "scored.safetensors"))
+    if job.flag("dump.on"):
+        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *precision))
     return lines
 
 

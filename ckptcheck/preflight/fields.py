@@ -91,6 +91,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "debug.save_rollouts": ("text", "where each rollout is saved"),
     "debug.load_rollouts": ("text", "from where rollouts are read, in place of an engine's"),
     "debug.save_train": ("text", "where what the trainer computed is saved"),
+    "batch.log_prob_dynamic": ("flag", "so are those in which the trainer recomputes logprobs"),
     "dump.on": ("flag", "a consistency dump is asked for (DUMP_ON)"),
     "dump.prompts_only": ("flag", "the trainer leaves the responses out (PROMPTS_ONLY)"),
     "checkpoint.model": ("text", "the Hugging Face checkpoint that the engine and the tokenizer start from"),

@@ -23,6 +23,11 @@ PINNED = {
 ENVIRONMENT = re.compile(r"(?:^|\.)(?:system_envs|env_vars)\.(\w+)$")
 
 
+def find_environment(document: Document) -> dict[str, Leaf]:
+    """Return the environment variables that keys of a configuration set, as Ray's runtime environment does."""
+    return {match[1]: leaf for path, leaf in document.leaves.items() if (match := ENVIRONMENT.search(path))}
+
+
 class JobFiles:
     """Reads the files of one job. The report names every file relative to the folder of the first one."""
 
@@ -54,9 +59,7 @@ class JobFiles:
         is_toml = path.suffix in TOML
         document = toml_file.read(text, name) if is_toml else self.with_defaults(yaml_file.read(text, name), path, ())
         document.versions |= find_pinned_versions(text, name)
-        for leaf_path, leaf in list(document.leaves.items()):
-            if match := ENVIRONMENT.search(leaf_path):
-                document.environment[match[1]] = leaf
+        document.environment |= find_environment(document)
         return document
 
     def with_defaults(self, own: Document, path: Path, above: tuple[Path, ...]) -> Document:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
@@ -13,7 +15,7 @@ from ckptcheck.preflight import launch
 from ckptcheck.preflight.commands import suggest_commands
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT, apply_engine_defaults
-from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles
+from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
@@ -67,6 +69,7 @@ def open_job(
     if reader is None:
         reader = _recognize_framework(document, names[0])
     _apply_overrides(document, overrides, reader)
+    document.environment |= find_environment(document)
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     fill_job(job, document, reader)
@@ -165,9 +168,28 @@ def _read_launch_script(
                     document.environment[variable] = Leaf(
                         word.text, variable, files.name(path), word.line or None, word.reason
                     )
+                document.environment |= _read_runtime_environment(words, files, path)
                 return document, framework
     what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
     raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
+
+
+def _read_runtime_environment(words: list[Word], files: JobFiles, path: Path) -> dict[str, Leaf]:
+    """Return the variables that ``ray job submit`` gives to a job: ``--runtime-env-json JSON``, ``--runtime-env FILE``.
+
+    path: the script's.
+    """
+    if (file := launch.option(words, "--runtime-env")) is not None:
+        found = files.beside(file.text, path.parent)
+        return files.document(found, files.name(found)).environment if found is not None else {}
+    if (text := launch.option(words, "--runtime-env-json")) is None:
+        return {}
+    try:
+        variables = msgspec.json.decode(text.text)["env_vars"]
+        items = [(str(name), value) for name, value in variables.items()]
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        return {}
+    return {name: Leaf(value, name, files.name(path), text.line or None, text.reason) for name, value in items}
 
 
 def _parse_quoted_commands(command: list[Word], name: str) -> list[list[Word]]:

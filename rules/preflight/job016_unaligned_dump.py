@@ -1,10 +1,11 @@
 """The job asks for a consistency dump, and its two sides would dump different shapes.
 
 ## What it checks
-Where the script exports DUMP_ON:
+Where the script exports DUMP_ON, or Ray's runtime environment sets it:
 
 - one mini batch (train_batch_size / ppo_mini_batch_size is 1);
 - gradient accumulation of 1 (ppo_mini_batch_size · n / ppo_micro_batch_size_per_gpu / DP, where DP = GPUs / TP / PP / CP);
+- no micro batches that are cut by tokens (use_dynamic_bsz, log_prob_use_dynamic_bsz);
 - no padding (use_remove_padding);
 - no balancing between ranks (balance_batch);
 - prompts only (PROMPTS_ONLY).
@@ -47,7 +48,15 @@ def check(job: Job) -> Iterator[Problem]:
         )
     tp, pp, cp = (job.number(f"trainer.{name}") or 1 for name in ("tp", "pp", "cp"))
     world, n = job.number("trainer.world"), job.number("rollout.n")
-    if mini and micro and n and world:
+    dynamic = next((name for name in ("batch.dynamic", "batch.log_prob_dynamic") if job.flag(name)), None)
+    if dynamic:
+        key = "use_dynamic_bsz" if dynamic == "batch.dynamic" else "log_prob_use_dynamic_bsz"
+        yield job.problem(
+            f"{key} is {job.describe(dynamic)}: batches are cut by tokens, so a rank's batch may be split",
+            at=dynamic,
+            hint=f"set {key} to False, and ppo_micro_batch_size_per_gpu by the formula of the guide",
+        )
+    elif mini and micro and n and world:
         replicas = world / (tp * pp * cp)
         steps = mini * n / micro / replicas
         if steps != 1:

@@ -196,3 +196,22 @@ def test_the_report_of_the_page_is_a_real_one(tmp_path: Path) -> None:
     command, _, report = page.split("```console\n")[2].split("```")[0].partition("\n")
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
     assert call(*shlex.split(command)[3:], folder=tmp_path).stdout == report
+
+
+@pytest.mark.parametrize("how", ["export", "--runtime-env-json", "--runtime-env", "override"])
+def test_a_job_that_dumps_ends_with_the_comparison_of_its_dumps(how: str, tmp_path: Path) -> None:
+    model, engine = "actor_rollout_ref.model.path=org/model", "actor_rollout_ref.rollout.name=vllm"
+    command = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron {model} {engine}"
+    (tmp_path / "env.yaml").write_text("env_vars:\n  DUMP_ON: '1'\n")
+    script = {
+        "export": f"export DUMP_ON=1\n{command}\n",
+        "--runtime-env-json": f'ray job submit --runtime-env-json=\'{{"env_vars": {{"DUMP_ON": "1"}}}}\' -- {command}\n',
+        "--runtime-env": f"ray job submit --runtime-env=env.yaml -- {command}\n",
+        "override": f"{command} +ray_kwargs.ray_init.runtime_env.env_vars.DUMP_ON=1\n",
+    }
+    (tmp_path / "run.sh").write_text(script[how])
+    job = open_job([str(tmp_path / "run.sh")])
+    dumps = "--dumps 0_dump_path/update_actor 0_dump_path/generate_sequences --dtype bfloat16"
+    assert suggest_commands(job)[-1] == f"ckptcheck parity localize ./model {dumps}"
+    (tmp_path / "run.sh").write_text(f"{command}\n")
+    assert not any("localize" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))

@@ -91,6 +91,7 @@ SOURCES = {
     "batch.micro": FieldSource((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
     "batch.balance": _verl(True, "trainer.balance_batch"),
     "batch.dynamic": _verl(False, f"{ACTOR}.use_dynamic_bsz"),
+    "batch.log_prob_dynamic": FieldSource((f"{ROLLOUT}.log_prob_use_dynamic_bsz",)),
     "critic.enabled": _verl(True, "critic.enable", "algorithm.adv_estimator", read=_estimates_values),
     "critic.backend": FieldSource(("critic.strategy",), read=_backend),
     "critic.num_labels": FieldSource(("critic.model.num_labels", "critic.model.override_config.num_labels")),
