@@ -1799,6 +1799,46 @@ def localize(
 # --- helpers ---
 
 
+def critic(
+    source: StrPath,
+    *,
+    layouts: str | Sequence[str] = (),
+    length: int = 16,
+    python: StrPath | None = None,
+    timeout: float = 900.0,
+    observer: Observer = SILENT,
+) -> Report:
+    """Compare a critic in transformers with the same critic in megatron-core: values, loss, gradients (``ckptcheck critic``).
+
+    Args:
+        source: a critic as a Hugging Face checkpoint on this disk, or a language model, to which a head is added.
+        layouts: Megatron's parallel layouts, such as ``tp2`` and ``pp2vpp2``; (): tp1, tp2, pp2 and pp2vpp2 where they fit.
+        length: tokens of a sequence.
+        python: a Python that has megatron-core and transformers; None: the one that ckptcheck installed.
+        timeout: seconds for any one call.
+        observer: receives messages.
+
+    """
+    layouts = _wrap_single(layouts)
+    _require_ranges(length=length, timeout=timeout)
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.parity.critic import compare_critic
+    from ckptcheck.runtime.trainers.critic_layout import CriticLayout
+
+    chosen = [CriticLayout.parse(text) for text in dict.fromkeys(layouts)] or None
+    name = os.fspath(source)
+    checkpoint = open_target(name)
+    if not isinstance(checkpoint, Checkpoint):
+        raise CkptcheckError(
+            f"{name} is a Megatron run, and both frameworks start from a Hugging Face checkpoint",
+            hint="convert it, and compare the two with ckptcheck diff --critic",
+        )
+    return _report(
+        compare_critic(checkpoint, chosen, length=length, python=_path(python), timeout=timeout, observer=observer)
+    )
+
+
 def _report(
     evidence: Any,
     loaded: Sequence[Rule] | None = None,

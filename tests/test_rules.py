@@ -37,6 +37,7 @@ from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.rule_index import describe_rule
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.parity.critic import CriticComparison
 from ckptcheck.parity.localize.localization import Localization
 from ckptcheck.parity.matrix.trace import MatrixTrace
 from ckptcheck.parity.probes.trace import ProbeTrace
@@ -62,6 +63,7 @@ from tests.factories.checkpoint_cases import (
     load_cases,
 )
 from tests.factories.comparison_cases import build_comparison
+from tests.factories.critic_cases import build_critic
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
 from tests.factories.localize_cases import build_localization
@@ -86,6 +88,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "comparison": build_comparison,
     "attribution": lambda table, _: build_attribution(table),
     "localization": lambda table, _: build_localization(table),
+    "critic": lambda table, _: build_critic(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -115,6 +118,7 @@ EVIDENCE = SCANNED | {
     "comparison": Comparison,
     "attribution": Attribution,
     "localization": Localization,
+    "critic": CriticComparison,
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

@@ -19,6 +19,7 @@ NOWHERE = {
     "diff": ["sound", "nowhere"],
     "verify": ["nowhere", "none.json"],
     "preflight": ["none.yaml"],
+    "critic": ["nowhere"],
     "refit": ["nowhere"],
     "refit history": ["none.jsonl"],
     "parity judge": ["none.safetensors"],

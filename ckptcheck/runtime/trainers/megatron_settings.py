@@ -35,14 +35,22 @@ def refuse_critic(config: Config | None, target: str) -> None:
 
 
 def megatron_settings(
-    config: Config | None, layout: ParallelLayout, dtype: str, target: str, *, head_fp32: bool = False
+    config: Config | None,
+    layout: ParallelLayout,
+    dtype: str,
+    target: str,
+    *,
+    head_fp32: bool = False,
+    allow_critic: bool = False,
 ) -> dict[str, Any]:
     """Return the settings from which the worker builds a model, as JSON.
 
-    Raises CkptcheckError for a model that this trainer cannot build, or not in this layout.
+    allow_critic: the model may also be a critic or another scorer. Raises CkptcheckError for a model that this trainer cannot
+    build, or not in this layout.
     """
-    refuse_critic(config, target)
-    if config is None or not is_language_model(config):
+    if not allow_critic:
+        refuse_critic(config, target)
+    if config is None or not (is_language_model(config) or (allow_critic and is_scorer(config))):
         raise CkptcheckError(f"{target} has no config.json of a language model, which Megatron's model is built from")
     if dtype not in DTYPES:
         raise CkptcheckError(f"a trainer holds float32 or bfloat16, not {dtype}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .megatron_value_head import make_value_model_class
 from .sampling import upcast_parallel_head
 
 LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
@@ -68,8 +69,14 @@ class RankParameter:
         }
 
 
-def build(settings: dict[str, Any]) -> Any:
-    """Build this rank's part of the model. settings: see ckptcheck/runtime/trainers/megatron_settings.py."""
+def build(settings: dict[str, Any], chunk: int | None = None) -> Any:
+    """Build this rank's part of the model.
+
+    Args:
+        settings: see ckptcheck/runtime/trainers/megatron_settings.py.
+        chunk: which of this rank's virtual pipeline stages; None without virtual pipeline parallelism.
+
+    """
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -86,6 +93,7 @@ def build(settings: dict[str, Any]) -> Any:
         activation_func=torch.nn.functional.silu,
         tensor_model_parallel_size=layout["tp"],
         pipeline_model_parallel_size=layout["pp"],
+        virtual_pipeline_model_parallel_size=None if chunk is None else layout["vpp"],
         expert_model_parallel_size=layout["ep"],
         expert_tensor_parallel_size=layout["etp"],
         # with tensor parallelism Megatron trains experts only under sequence parallelism
@@ -94,23 +102,28 @@ def build(settings: dict[str, Any]) -> Any:
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
     )
+    virtual: dict[str, Any] = {} if chunk is None else {"vp_stage": chunk}
+    stage: dict[str, Any] = {} if chunk is None else {"ignore_virtual": False, "vp_stage": chunk}
     if sparse:
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", **virtual)
     else:
         spec = get_gpt_layer_local_spec(qk_layernorm=settings["config"]["qk_layernorm"], normalization="RMSNorm")
-    model = GPTModel(
+    model_class = make_value_model_class() if "value_head" in settings else GPTModel
+    model = model_class(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=settings["padded_vocabulary"],
         max_sequence_length=settings["positions"],
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(**stage),
+        post_process=parallel_state.is_pipeline_last_stage(**stage),
         parallel_output=True,
         share_embeddings_and_output_weights=settings["tied"],
         position_embedding_type="rope",
         rotary_base=settings["rotary_base"],
         rope_scaling=settings["rope_scaling"] is not None,
         rope_scaling_factor=settings["rope_scaling"] or 1.0,
+        **virtual,
+        **({"value_bias": settings["value_head"]["bias"]} if "value_head" in settings else {}),
     )
     model = model.to(dtype).eval()
     if settings["head_fp32"] and parallel_state.is_pipeline_last_stage():

@@ -40,7 +40,7 @@ from .ranks import Ranks  # noqa: E402
 from .scoring import check_sequences  # noqa: E402
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-PLAN_ORDER = {"embedding": 0, "decoder.layers": 1, "decoder.final_layernorm": 2, "output_layer": 3}
+PLAN_ORDER = {"embedding": 0, "decoder.layers": 1, "decoder.final_layernorm": 2, "output_layer": 3, "value_head": 4}
 STATE: dict[str, Any] = {}
 
 
