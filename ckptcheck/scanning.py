@@ -115,6 +115,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
         report = run_rules(ckpt, request.rules, ignored=request.ignored, severities=request.severities)
+        report = _add_vocabulary(report, ckpt)
         if request.options.consumers:
             from ckptcheck.consumers.table import tabulate_consumers
 
@@ -131,9 +132,20 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
     if request.fix:
         request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
     report = run_rules(megatron, request.rules, ignored=request.ignored, severities=request.severities)
+    if "values_view" in vars(megatron):
+        report = _add_vocabulary(report, megatron.values_view)
     if request.stats is not None:
         rows += _list_tensor_records(megatron.values_view)
     return report
+
+
+def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
+    """Add the counts of near-zero and identical rows, where the rules have read the values."""
+    if "values" not in vars(ckpt):
+        return report
+    from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
+
+    return replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
 
 
 def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:

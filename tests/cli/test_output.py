@@ -18,7 +18,12 @@ from tests.factories.command_line import SCHEMA, run
 def test_clean(here: Path) -> None:
     result = run(here, "scan", "sound")
     assert result.returncode == 0
-    assert result.stdout.startswith("sound\nLlamaForCausalLM · 3 files · 30 tensors · 8.03 kB\n\n✓ clean · ")
+    assert result.stdout.startswith(
+        "sound\nLlamaForCausalLM · 3 files · 30 tensors · 8.03 kB\n\n"
+        "  Rows near zero (every |element| < 1e-10) and identical (std < 1e-08)\n"
+        "  model.embed_tokens.weight 32 × 8 F32: 0 near zero, 0 identical\n"
+        "  lm_head.weight 32 × 8 F32: 0 near zero, 0 identical\n\n✓ clean · "
+    )
     assert result.stderr == ""
 
 

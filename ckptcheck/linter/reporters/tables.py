@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.padding import Padding
 from rich.text import Text
 
 from ckptcheck.linter.reporters.printable import printable
@@ -19,12 +20,12 @@ NEAR = 5e-4
 
 
 def write(console: Console, section: Section, *, verbose: bool = False) -> None:
-    """Print one section, two spaces in. Nothing of it is wrapped, so that commands can be copied and tables stay aligned.
+    """Print one section, two spaces in. Tables and lines are not wrapped, so that they stay aligned and commands can be copied.
 
     verbose: print the table also where there is something brief in its place.
     """
     console.print()
-    console.print(Text(f"  {printable(section.title)}", style="bold"))
+    console.print(Padding(Text(printable(section.title), style="bold"), (0, 0, 0, 2), expand=False))
     brief = () if verbose and section.rows else section.brief
     if section.columns and not brief:
         shown = [[cell(value) for value in row] for row in section.rows]
@@ -33,7 +34,9 @@ def write(console: Console, section: Section, *, verbose: bool = False) -> None:
         for row, style in [(list(section.columns), "dim"), *((row, "") for row in shown)]:
             cells = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, wide, right, strict=True)]
             console.print(Text("  " + "  ".join(cells).rstrip(), style=style), soft_wrap=True)
-    for line in (*brief, *section.lines):
+    for line in brief:
+        console.print(Padding(Text(printable(line)), (0, 0, 0, 2), expand=False))
+    for line in section.lines:
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)
 
 
