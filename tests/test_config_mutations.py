@@ -41,7 +41,10 @@ MISSED = {
     ("FalconForCausalLM", "num_attention_heads"),
     ("Glm4MoeForCausalLM", "n_group"),
     ("MambaForCausalLM", "intermediate_size"),  # null or a list, where the class does not declare the key
+    ("MambaForCausalLM", "time_step_max"),
+    ("MambaForCausalLM", "time_step_min"),
     ("MambaForCausalLM", "time_step_rank"),
+    ("OPTForCausalLM", "word_embed_proj_dim"),  # an embedding narrower than the model adds projections
 }
 """Architecture and key of the edits that transformers does not survive, and that no rule sees yet."""
 TOKENS = [[3, 5, 9, 17, 4, 33, 2, 8]]
