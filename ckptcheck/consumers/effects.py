@@ -14,7 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptcheck.consumers.mismatches import Mismatch, sort_modules, to_template
+from ckptcheck.consumers.mismatches import (
+    Mismatch,
+    evaluate_checkpoint,
+    map_stored_modules,
+    sort_modules,
+    to_template,
+)
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -61,6 +67,8 @@ class MismatchSummary:
     key: str
     """The key of the list's entry, or of the config."""
     hint: str
+    spared: str = ""
+    """The engine that slime serves with, where it builds the modules as they are stored, and slime reads the list so too."""
 
 
 def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Iterator[MismatchSummary]:
@@ -106,7 +114,29 @@ def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> It
             file=place.file if place else ckpt.quantization.main_declaration.file,
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
             hint=_write_hint(first[0], entry),
+            spared=_find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first}),
         )
+
+
+def _find_spared_engine(ckpt: Checkpoint, modules: Iterable[str], hurt: set[str]) -> str:
+    """Return SGLang's label where SGLang builds modules as they are stored and slime's list of parameters leaves them out.
+
+    slime serves with SGLang, and its lists name parameters (``re:.*mlp.gate.weight$``), which vLLM holds against modules. "" where
+    the user has named the consumers, or the list says nothing of the modules in slime's reading either.
+    """
+    if ckpt.options.consumers or "sglang" in hurt:
+        return ""
+    stored = map_stored_modules(ckpt)
+    found = evaluate_checkpoint(ckpt, ("sglang", "slime"))
+    if set(found) != {"sglang", "slime"} or found["sglang"].is_unknown or found["sglang"].is_guess:
+        return ""
+    for name in modules:
+        answers = [found[consumer].decisions.get(name) for consumer in ("sglang", "slime")]
+        if any(answer is None or answer[1].quantized is not stored[name] for answer in answers):
+            return ""
+        if answers[1] is None or answers[1][1].entry is None:
+            return ""
+    return found["sglang"].consumer.label
 
 
 def _explain_decision(is_quantized: bool, entry: str | None) -> str:

@@ -16,6 +16,10 @@ warning, and fails in the engine.
 Add the module to the ignore list, under the name that it has in the engine. `ckptcheck scan --fix` writes a list that all chosen
 consumers read in the same way.
 
+Where the list leaves the module out by the name of its parameter (`re:.*mlp.gate.weight$`), as slime's guide recommends, and SGLang
+builds it as stored, the finding is a warning: slime's trainer and its engine read the list as meant, and vLLM does not. With
+`--consumers vllm` it is an error; `ckptcheck preflight` judges by the job's own engine.
+
 ## When it can be wrong
 The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
 this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
@@ -42,9 +46,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=False)):
         yield Problem(
-            f"{summary.modules} {summary.verb} stored unquantized, but {summary.reason}: {summary.effects}",
+            f"{summary.modules} {summary.verb} stored unquantized, but {summary.reason}: {summary.effects}"
+            + (
+                f"; {summary.spared} is not hurt, and slime reads the list as its author meant"
+                if summary.spared
+                else ""
+            ),
             file=summary.file,
             key=summary.key,
             hint=summary.hint,
+            severity="warning" if summary.spared else None,
         )
     require_known_architecture(ckpt)
