@@ -114,6 +114,8 @@ class CriticComparison(EvidenceDefaults):
             lines.append(f"language model → critic: only {join_truncated(self.missing)} are new")
         if left := [name for name in self.unexpected if name not in self.head]:
             lines.append(f"not loaded: {join_truncated(left)}")
+        if any(name.endswith(".bias") for name in self.head):
+            lines.append("the head has a bias, as in both runs here; the head of ROLL's McaValueModel has none")
         lines += [f"{layout} was not run: {reason}" for layout, reason in self.left_out.items()]
         lines.append(
             f"values [{self.batch[0]}, {self.batch[1] - 1}] are the output without its last token; padding and prompts are masked;"

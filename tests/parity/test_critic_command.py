@@ -66,6 +66,7 @@ def test_a_critic_and_a_language_model(tmp_path: Path) -> None:
     assert report.verdict == "clean", report.findings
     assert set(report.passed) == {"HEAD007", "HEAD008", "HEAD009"}
     assert "head: v_head.summary" in report.subject
+    assert any("McaValueModel has none" in line for line in report.sections[1].lines)
     rows = report.sections[0].rows
     assert [row[:2] for row in rows] == [
         ("transformers", "[2, 16, 1]"), ("Megatron tp2", "[2, 16, 1]"), ("Megatron pp3", "[2, 16, 1]")
