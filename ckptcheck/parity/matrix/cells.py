@@ -141,8 +141,9 @@ def drop_unmeasurable_cells(
         reasons["real data"] = readable
     data = tuple(kind for kind in plan.data if not (readable and kind == "real"))
     if not lengths or not data:
-        first = next(iter(reasons.items()))
-        raise CkptcheckError(f"nothing of the matrix can be measured: {first[0]}: {first[1]}")
+        # the reason of the axis on which nothing is left
+        item = next(iter(reasons)) if not lengths else "real data"
+        raise CkptcheckError(f"nothing of the matrix can be measured: {item}: {reasons[item]}")
     return replace(plan, lengths=lengths, data=data), reasons
 
 
