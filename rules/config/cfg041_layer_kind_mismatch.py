@@ -13,7 +13,7 @@ warning; vLLM stops or leaves it uninitialized.
 Copy the setting from the config of the model this one was trained or converted from.
 
 ## When it can be wrong
-A model whose own code reads the setting in another way, under an architecture of transformers: use `--ignore CFG031`. Layers after
+A model whose own code reads the setting in another way, under an architecture of transformers: use `--ignore CFG041`. Layers after
 the last one of `num_hidden_layers` (multi-token prediction) are not checked.
 
 ## Seen in
@@ -34,7 +34,7 @@ LAYER = re.compile(r"(.*?\b(?:layers|h|blocks))\.(\d+)\.(.+)\.[^.]+")
 
 
 @rule(
-    "CFG031",
+    "CFG041",
     "layer-kind-mismatch",
     severity="error",
     when=lambda ckpt: (
