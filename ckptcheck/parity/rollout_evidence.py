@@ -109,7 +109,9 @@ class RolloutEvidence(EvidenceDefaults):
             f"step {metadata.step}" if metadata.step is not None else "",
         ]
         if self.is_well_formed:
-            parts.append(count(self.rollouts.sequence_count, "sequence"))
+            what = "prompt without its response" if self.rollouts.holds_prompts_only else "sequence"
+            plural = "prompts without their responses" if self.rollouts.holds_prompts_only else None
+            parts.append(count(self.rollouts.sequence_count, what, plural))
         if (metrics := self.metrics_or_none) is not None:
             parts += [
                 f"{count(metrics.tokens, 'token')} compared",

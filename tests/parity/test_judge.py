@@ -20,6 +20,7 @@ from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics import NoiseFloor, compute_metrics, noise_floor
 from ckptcheck.parity.rollouts import write_lines, write_rollouts
+from ckptcheck.parity.rollouts.build import Rollout, build_rollouts
 from tests.factories.rollout_cases import change_column, draw_rollouts
 from tests.paths import DATA
 
@@ -253,3 +254,17 @@ def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
     assert clipped("bounds.safetensors", "--clip-low", 0.2) == [0, 0, 0]
     said = judge("bounds.safetensors", "--no-limits", cwd=here).stdout
     assert "clipped: the ratio is below 0.85 or above 1.28" in said
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.2])
+def test_prompts_without_responses_are_judged_by_their_own_logprobs(gap: float, tmp_path: Path) -> None:
+    engine = [[-1.0 - 0.01 * token for token in range(30)] for _ in range(8)]
+    rollouts = build_rollouts(
+        Rollout(list(range(40, 70)), 30, engine=row, trainer=[value - gap for value in row]) for row in engine
+    )
+    write_rollouts(rollouts, tmp_path / "prompts.safetensors")
+    report = judge_all([tmp_path / "prompts.safetensors"]).reports[0]
+    assert "8 prompts without their responses" in report.subject
+    codes = {finding.code for finding in report.findings}
+    assert ("PAR020" in codes) == bool(gap)
+    assert not codes & {"PAR006", "PAR007"}

@@ -56,6 +56,23 @@ class Rollouts:
         """Number of sequences."""
         return max(0, len(self.starts) - 1)
 
+    @cached_property
+    def holds_prompts_only(self) -> bool:
+        """Whether no sequence has a response, and both sides computed logprobs of the prompts.
+
+        So a job records them that leaves the responses out to compare prefill with training (PROMPTS_ONLY of verl and msProbe).
+        """
+        import numpy as np
+
+        if not self.sequence_count or not {"engine_logprobs", "trainer_logprobs"} <= self.columns.keys():
+            return False
+        if not np.array_equal(np.diff(self.starts), self.prompt_lengths):
+            return False
+        # Where nothing was scored, a logprob is 0 or not finite.
+        values = (self.columns["engine_logprobs"], self.columns["trainer_logprobs"])
+        scored = [np.isfinite(logprobs) & (logprobs != 0) for logprobs in values]
+        return bool((scored[0] & scored[1]).any())
+
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
@@ -121,7 +138,11 @@ class Block:
 
     @cached_property
     def response_mask(self) -> NDArray[np.bool_]:
-        """Bool [tokens]: the recorded response mask; without one, every token after the prompt."""
+        """Bool [tokens]: the recorded response mask; without one, every token after the prompt; of prompts alone, every token."""
+        if self.rollouts.holds_prompts_only:
+            import numpy as np
+
+            return np.ones(len(self.owners), bool)
         if "response_mask" in self.rollouts:
             mask: NDArray[np.bool_] = self.rollouts.columns["response_mask"][self.token_slice] != 0
             return mask
