@@ -4,8 +4,8 @@
 For a trainer and a critic that run in Megatron, against the config.json of the checkpoint that each starts from:
 - tensor parallelism (TP) divides the attention heads and the columns of the feed-forward layers, and TP and the key-value
   heads divide one another; in ROLL, whose adapter of Megatron does not pad it, TP divides the vocabulary;
-- pipeline parallelism (PP), times virtual pipeline parallelism, divides the layers, unless the job says how many layers a
-  stage has;
+- in ROLL and verl, pipeline parallelism (PP), times virtual pipeline parallelism, divides the layers, unless the job says how
+  many layers a stage has;
 - expert parallelism (EP) divides the experts;
 - TP × PP × context parallelism divides the number of GPUs.
 
@@ -29,7 +29,9 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.preflight.job import Job, NamedCheckpoint
 
 SIDES = {"trainer": ("checkpoint.trainer", "checkpoint.model"), "critic": ("checkpoint.critic",)}
-"""Who trains → the checkpoints that it may start from, the first that is named counts."""
+"""Who trains → the checkpoints that it may start from, the first with a config.json counts."""
+READS_STAGES = ("ROLL", "verl")
+"""The frameworks whose settings for uneven pipeline stages are read; in others layers are not compared."""
 
 
 @rule(
@@ -44,7 +46,8 @@ def check(job: Job) -> Iterator[Problem]:
     for side, names in SIDES.items():
         if job.text(f"{side}.backend") != "megatron":
             continue
-        checkpoint = next((job.checkpoints[name] for name in names if name in job.checkpoints), None)
+        named = [job.checkpoints[name] for name in names if name in job.checkpoints]
+        checkpoint = next((checkpoint for checkpoint in named if checkpoint.dimensions), named[0] if named else None)
         reasons += (
             f"{leaf.key} is not resolved: {setting.source}"
             for part in ("tp", "pp", "vpp", "ep", "cp", "world")
@@ -96,7 +99,7 @@ def _check_model(job: Job, side: str, checkpoint: NamedCheckpoint) -> Iterator[P
     ]
     if job.framework == "ROLL":  # mcore_adapter does not pad the vocabulary; Megatron-LM does
         divided.append(("tp", tp, checkpoint.vocab_size, "rows of the vocabulary"))
-    if not job.flag(f"{side}.uneven_stages"):
+    if job.framework in READS_STAGES and not job.flag(f"{side}.uneven_stages"):
         divided.append(("vpp" if vpp > 1 and pp > 1 else "pp", pp * (vpp if pp > 1 else 1), model.layers, "layers"))
     groups = model.kv_heads
     if groups and groups % tp and tp % groups:
