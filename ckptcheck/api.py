@@ -1273,7 +1273,8 @@ def convert_rollouts(
 
     Args:
         sources: files of one framework, or a folder of .jsonl files.
-        output: file that the rollouts are written to, .jsonl for JSON lines; None: none.
+        output: file that the rollouts are written to, .jsonl for JSON lines, .pt for slime's --load-debug-rollout-data (needs
+            torch); None: none.
         source: what wrote them; None: detected by their content.
         model: the model's name, kept with the rollouts.
         step: step of the run, from 0.
@@ -1297,6 +1298,7 @@ def convert_rollouts(
     from ckptcheck.parity.rollouts import ScorerInfo, write_rollouts
     from ckptcheck.parity.rollouts.columns import SIDES
     from ckptcheck.parity.rollouts.convert import files
+    from ckptcheck.parity.rollouts.convert.slime_file import write_slime_file
     from ckptcheck.text.file_io import require_output_apart
     from ckptcheck.text.formatting import count
 
@@ -1324,7 +1326,10 @@ def convert_rollouts(
     )
     rollouts = rollouts.with_columns(metadata)
     if output is not None:
-        write_rollouts(rollouts, Path(output))
+        if Path(output).suffix == ".pt":
+            write_slime_file(rollouts, Path(output))
+        else:
+            write_rollouts(rollouts, Path(output))
         notes = f", {len(metadata.left_out):,} left out ({metadata.left_out[0].reason})" if metadata.left_out else ""
         sides = [side for side in SIDES if f"{side}_logprobs" in rollouts]
         if "engine" not in sides:

@@ -110,7 +110,10 @@ def convert(
         list[Path], typer.Argument(metavar="IN…", help="Files of one framework, or a folder of .jsonl files.")
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT", help="Where to write: .jsonl gives JSON lines.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="OUT", help="Where to write: .jsonl gives JSON lines, .pt what slime loads."
+        ),
     ],
     source: Annotated[
         api.RolloutFormat | None,
