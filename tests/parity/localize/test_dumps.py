@@ -228,3 +228,14 @@ def test_nothing_in_a_torch_file_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CkptcheckError, match="repeats its elements"):
         read_torch_file(tmp_path / "big.pt")
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_dump_of_no_tokens_is_compared_with_nothing(model: Any, tmp_path: Path) -> None:
+    folder, net = model
+    seen = forward(net)
+    none = {name: (None, value[:, :0]) for name, (_, value) in seen.items()}
+    for here, there in ((seen, none), (none, seen), (none, none)):
+        place = tmp_path / f"{here is seen}{there is seen}"
+        report = judged(msprobe(here, place / "here"), msprobe(there, place / "there"), folder)
+        assert "LOC003" in {finding.code for finding in report.findings}
+        assert not report.crashed

@@ -51,8 +51,10 @@ def align_replicas(reference: Sequence[Replica], other: Sequence[Replica], sides
     """Match the tokens of the two sides. sides: their names, for messages."""
     import numpy as np
 
-    kinds = _number_tokens(reference, other)
     found = Alignment()
+    if not reference or not other:
+        return found
+    kinds = _number_tokens(reference, other)
     if kinds is None:
         found.matches = [Match(index, index) for index in range(min(len(reference), len(other)))]
         return found
@@ -109,7 +111,7 @@ def _number_by_values(replicas: Sequence[Replica], count: int) -> list[Any] | No
     matrices = [replica.points[first] for replica in replicas]
     if len({matrix.shape[1] for matrix in matrices}) != 1 or sum(map(len, matrices)) > LONGEST // 4:
         return None
-    if not all(np.isfinite(matrix).all() for matrix in matrices):
+    if not all(len(matrix) and np.isfinite(matrix).all() for matrix in matrices):
         return None
     normed = [
         np.divide(matrix, norms, out=np.zeros_like(matrix), where=norms > 0)

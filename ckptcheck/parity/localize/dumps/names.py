@@ -88,7 +88,7 @@ def _read_chunk(dump: RankDump, chunk: int, tensors: Mapping[str, Any], shape: A
     exits: dict[int, Any] = {}
     layers = set()
     for name, value in tensors.items():
-        if getattr(value, "ndim", 0) < 2 or value.dtype.kind != "f":
+        if getattr(value, "ndim", 0) < 2 or value.dtype.kind != "f" or not value.size:
             continue
         matrix = _flatten_to_matrix(value, batch)
         for point, part in _yield_points(name, matrix, shape):
