@@ -59,7 +59,8 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     if reading fails.
     """
     config, stack = ckpt.config, ckpt.components.stack
-    if config is None or stack is None or config.text.get("model_type", config.model_type) not in HALVES:
+    model_type = config.text.get("model_type", config.model_type) if config is not None else None
+    if config is None or stack is None or not isinstance(model_type, str) or model_type not in HALVES:
         return None
     heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
     head = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
