@@ -205,7 +205,8 @@ def test_errors_of_the_source_end_the_trial_unless_it_is_told_to_go_on(place: Pa
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
     outcome = refit(place, "", source=source, steps="0")
-    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.code == 2
+    assert ", the first: " in outcome.report["error"]
     assert ", the first: " in outcome.err
     assert "--despite-errors continues despite them" in outcome.err
     shutil.rmtree(place / "tmp")
@@ -340,7 +341,8 @@ def test_one_side_of_a_process_group_is_lost_and_the_other_does_not_wait(place: 
 
 def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(place: Path) -> None:
     outcome = refit(place, "", "--transport", "ipc")
-    assert (outcome.code, outcome.out, outcome.processes, outcome.files) == (2, "", [], []), outcome.err
+    assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
+    assert outcome.report["error"].startswith("ipc carries weights between GPUs only, and vllm computes on a CPU")
     assert "ipc carries weights between GPUs only, and vllm computes on a CPU" in outcome.err
     assert "there is reload, gloo, load_weights" in outcome.err
     assert "engine:ranks-scramble_weights" not in outcome.notes
@@ -348,8 +350,9 @@ def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(p
 
 def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: Path) -> None:
     outcome = refit(place, "", "--engine-python", str(place / "nowhere"))
-    assert (outcome.code, outcome.out, outcome.files) == (2, "", []), outcome.err
-    assert outcome.err.startswith(f"ckptcheck: cannot run {place / 'nowhere'}: No such file or directory")
+    assert (outcome.code, outcome.files) == (2, []), outcome.err
+    assert outcome.report["error"] == f"cannot run {place / 'nowhere'}: No such file or directory"
+    assert outcome.err.startswith(f"ckptcheck: {outcome.report['error']}")
     assert outcome.notes == []
 
 
