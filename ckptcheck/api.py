@@ -1809,7 +1809,7 @@ def critic(
     *,
     layouts: str | Sequence[str] = (),
     length: int = 16,
-    python: StrPath | None = None,
+    trainer_python: StrPath | None = None,
     timeout: float = 900.0,
     observer: Observer = SILENT,
 ) -> Report:
@@ -1819,7 +1819,7 @@ def critic(
         source: a critic as a Hugging Face checkpoint on this disk, or a language model, to which a head is added.
         layouts: Megatron's parallel layouts, such as ``tp2`` and ``pp2vpp2``; (): tp1, tp2, pp2 and pp2vpp2 where they fit.
         length: tokens of a sequence.
-        python: a Python that has megatron-core and transformers; None: the one that ckptcheck installed.
+        trainer_python: a Python that has megatron-core and transformers; None: the one that ckptcheck installed.
         timeout: seconds for any one call.
         observer: receives messages.
 
@@ -1840,7 +1840,9 @@ def critic(
             hint="convert it, and compare the two with ckptcheck diff --critic",
         )
     return _report(
-        compare_critic(checkpoint, chosen, length=length, python=_path(python), timeout=timeout, observer=observer)
+        compare_critic(
+            checkpoint, chosen, length=length, python=_path(trainer_python), timeout=timeout, observer=observer
+        )
     )
 
 

@@ -533,6 +533,7 @@ FUNCTIONS = {
     "verify": api.verify,
     "preflight": api.preflight,
     "refit": api.refit,
+    "critic": api.critic,
     "refit history": api.history,
     "parity judge": api.judge,
     "parity convert": api.convert_rollouts,

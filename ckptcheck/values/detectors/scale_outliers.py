@@ -55,7 +55,7 @@ def find_scale_outliers(ckpt: Checkpoint) -> list[ScaleOutlier]:
 def _iter_stack(ckpt: Checkpoint, stack: Stack) -> Iterator[ScaleOutlier]:
     siblings: dict[tuple[str, tuple[int, ...], str], dict[int, TensorStats]] = {}
     for layer, roles in stack.layers.items():
-        for role in roles:
+        for role in sorted(roles):
             stats = ckpt.values.tensors.get(stack.full_name(layer, role))
             if stats is not None and stats.dtype in FLOATS and len(stats.shape) == 2 and _is_judged(stats):
                 siblings.setdefault((role, stats.shape, stats.dtype), {})[layer] = stats

@@ -33,7 +33,9 @@ def test_a_dtype_that_is_wrong_is_seen_in_a_real_model(smollm2: Path, tmp_path: 
     if whole:
         folder = copy_with_values(smollm2, tmp_path / "f16", {}, relabel=("BF16", "F16"))
         findings = run_value_rules(folder)
-        assert {finding.code for finding in findings} == {"VAL006"}
+        # Norms that are read as F16 are about two.
+        assert {finding.code for finding in findings} == {"VAL006", "VAL018"}
+        findings = [finding for finding in findings if finding.code == "VAL006"]
         assert {finding.file for finding in findings} == set(ckpt.shards)
         assert all(
             "labelled F16, but their values look like weights only when read as BF16" in finding.message
@@ -41,7 +43,9 @@ def test_a_dtype_that_is_wrong_is_seen_in_a_real_model(smollm2: Path, tmp_path: 
         )
     else:
         folder = copy_with_values(smollm2, tmp_path / "bf16", {name: as_f16(read_raw_values(ckpt, name))})
-        assert [(finding.code, finding.key, finding.message) for finding in run_value_rules(folder)] == [
+        findings = run_value_rules(folder)
+        assert {finding.code for finding in findings} == {"VAL006", "VAL024"}
+        assert [(finding.code, finding.key, finding.message) for finding in findings if finding.code == "VAL006"] == [
             (
                 "VAL006",
                 name,
