@@ -13,7 +13,7 @@ Dump one and the same prompt on both sides. A token that is missing at the begin
 prompts differ: compare the ids first.
 
 ## When it can be wrong
-A single padding token at the begin looks like a BOS token, unless the dump has position ids.
+A single padding token at the beginning looks like a BOS token.
 
 ## Seen in
 the verl/msProbe guide to consistency dumps ("ensure that the input shapes for training and inference are the same")
