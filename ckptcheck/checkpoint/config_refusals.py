@@ -124,6 +124,14 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
                 setting.key_path,
                 f"{describe(setting)}, but {wanted or f'{table.architecture} cannot compute with that'}",
             )
+    typed = {f"{part.path}{name}" for part in resolved.parts for name in part.config_class.types}
+    for path in sorted(table.sizes):
+        setting = resolved.at(path)
+        # CFG023 has the fields whose type the class of the config checks.
+        if setting is None or setting.source != "config" or setting.key_path in typed:
+            continue
+        if isinstance(setting.value, (str, list, dict)):
+            yield setting.key_path, f"{describe(setting)}, but it is the size of a tensor and must be an integer"
     padding, rows = (resolved.at(path) for path in table.padding) if table.padding is not None else (None, None)
     if (
         padding is not None

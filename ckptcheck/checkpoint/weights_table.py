@@ -132,6 +132,11 @@ class WeightsTable:
         experts, dense = (frozenset(part.rpartition(".")[0] for part in facts[key]) for key in ("experts", "dense"))
         return LayerKinds(by, experts - dense, dense - experts)
 
+    @cached_property
+    def sizes(self) -> frozenset[str]:
+        """The config fields that decide the shape of some tensor."""
+        return frozenset(name for formulas in self.shapes.values() for name in _NAME.findall(formulas))
+
     def expect_shape(self, name: str, size_of: Callable[[str], int | None]) -> tuple[int | None, ...] | None:
         """Return the shape that the model has for a tensor; None for a dimension, or a tensor, that is not known.
 

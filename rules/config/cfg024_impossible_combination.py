@@ -6,6 +6,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - sizes are at least 1, and where the config class or the model demands it, the heads divide the hidden size;
 - the sliding window has a token, where layers attend through one;
 - nothing is null, 0 or negative where the model cannot be built, or cannot compute, with that: learned from transformers;
+- sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
 - `rope_scaling` and `rope_parameters` have the keys that their type needs, and numbers where transformers computes with them.
