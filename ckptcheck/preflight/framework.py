@@ -129,6 +129,11 @@ def make_setting(
     return Setting(value, "set", "", found.leaf)
 
 
+def derive_setting(found: ResolvedValue, value: object) -> Setting:
+    """Return the setting of a value that follows from a written one; it stays unresolved where that one is."""
+    return Setting(None if found.reason else value, "unresolved" if found.reason else "set", found.reason, found.leaf)
+
+
 def coerce(value: object, kind: Kind) -> object:
     """Convert a value to a kind; None where that is not possible.
 
@@ -201,14 +206,16 @@ def find_closest_name(name: str, known: frozenset[str], cutoff: float = 0.82) ->
     return next(iter(difflib.get_close_matches(name, sorted(known), 1, cutoff)), "") if len(name) < 80 else ""
 
 
-def count_gpus(job: Job, document: Document, paths: tuple[str, str], of: str) -> None:
+def count_gpus(
+    job: Job, document: Document, paths: tuple[str, str], of: str, defaults: tuple[int, int] = (1, 8)
+) -> None:
     """Set the number of GPUs that train: the number of nodes times the GPUs of a node.
 
-    paths: where the document holds the two numbers; they default to 1 and 8. of: whose default that is, for the report.
+    paths: where the document holds the two numbers. of: whose defaults these are, for the report.
     """
     resolved_values = [resolve(document, path) for path in paths]
     nodes, gpus_per_node = (
-        resolved.value if resolved else default for resolved, default in zip(resolved_values, (1, 8), strict=True)
+        resolved.value if resolved else default for resolved, default in zip(resolved_values, defaults, strict=True)
     )
     leaf = next((resolved.leaf for resolved in resolved_values if resolved), None)
     if isinstance(nodes, int) and isinstance(gpus_per_node, int):

@@ -19,7 +19,7 @@ from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environm
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
-from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, slime, verl
+from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, skyrl, slime, verl
 from ckptcheck.preflight.shell_lexer import tokenize
 from ckptcheck.preflight.shell_script import Script, Word
 from ckptcheck.text.file_io import expand_home
@@ -28,8 +28,8 @@ from ckptcheck.text.formatting import join_truncated
 FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
-        verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK, prime_rl.FRAMEWORK,
-        engine_line.VLLM, engine_line.SGLANG,
+        skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
+        prime_rl.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
 CONFIG_FILE = ("--config", "--config-file")

@@ -12,6 +12,7 @@ The engine then has to return processed logprobs: vLLM with `--logprobs-mode pro
   penalties do not make a difference (JOB026 reports them).
 - Every ratio of the two is off by a factor that has nothing to do with the policy, and an importance correction corrects for
   that factor.
+- Where the loss does not use the engine's logprobs, only the metrics that compare them with the trainer's are wrong: a warning.
 
 ## How to fix
 Set `logprobs_mode: processed_logprobs` (`--logprobs-mode processed_logprobs`).
@@ -65,4 +66,5 @@ def check(job: Job) -> Iterator[Problem]:
             hint="set logprobs_mode to processed_logprobs"
             if job.engine == "vllm"
             else "take SGLANG_RETURN_ORIGINAL_LOGPROB out",
+            severity=None if job.flag("algorithm.uses_rollout_logprobs") else "warning",
         )
