@@ -1,0 +1,1 @@
+"""Follows a Python script without running it: its values, expressions, calls and statements."""
