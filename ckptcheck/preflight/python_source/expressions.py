@@ -184,12 +184,10 @@ class Expressions(Computation):
 
     def slice(self, owner: Value, node: ast.Slice, frame: Frame, whole: ast.expr) -> Value:
         """Return ``owner[a:b]`` of a list or text."""
-        bounds = [self.value(each, frame) if each is not None else None for each in (node.lower, node.upper, node.step)]
-        if (
-            all(each is None or (isinstance(each, int) and each != 0) or each == 0 for each in bounds)
-            and bounds[2] != 0
-        ):
-            part = slice(*bounds)
+        given = [self.value(each, frame) if each is not None else None for each in (node.lower, node.upper, node.step)]
+        bounds: list[int | None] = [each for each in given if each is None or isinstance(each, int)]
+        if len(bounds) == 3 and bounds[2] != 0:
+            part = slice(bounds[0], bounds[1], bounds[2])
             if isinstance(owner, Items):
                 return Items.of(owner.items[part])
             if isinstance(owner, Text) and owner.known is not None and owner.pieces:
