@@ -29,6 +29,16 @@ def _negate(value: object) -> object:
     return None if not isinstance(value, bool) else not value
 
 
+def _is_asked_for(value: object) -> object:
+    """Return whether a value, a switch or a name, asks for something."""
+    return value not in (None, False, "", "none")
+
+
+def _scales_of_first_request(value: object) -> object:
+    """Return where vLLM's calculate_kv_scales takes scales from, or "none"."""
+    return "the first request (calculate_kv_scales)" if value is True else "none"
+
+
 def _raw_or_processed(value: object) -> object:
     """Map vLLM's logprobs_mode to raw or processed."""
     return {
@@ -62,6 +72,16 @@ VLLM: Mapping[str, FieldSource] = {
     "engine.draft": FieldSource(
         ("speculative_config", "speculative_config.method", "speculative_config.model"), read=bool
     ),
+    "engine.draft_method": FieldSource(("speculative_config.method",)),
+    "engine.draft_model": FieldSource(("speculative_config.model",)),
+    "engine.load_format": FieldSource(("load_format",)),
+    "engine.routed_experts": FieldSource(("enable_return_routed_experts",)),
+    "engine.balances_experts": FieldSource(("enable_eplb",)),
+    "engine.redundant_experts": FieldSource(("num_redundant_experts", "eplb_config.num_redundant_experts")),
+    "engine.cache_scales": FieldSource(("calculate_kv_scales",), read=_scales_of_first_request),
+    "engine.lora": FieldSource(("enable_lora",)),
+    "engine.tokenizer": FieldSource(("tokenizer",)),
+    "engine.chat_template": FieldSource(("chat_template",)),
 }
 SGLANG: Mapping[str, FieldSource] = {
     "engine.tp": FieldSource(("tp_size", "tensor_parallel_size", "tp")),
@@ -74,12 +94,25 @@ SGLANG: Mapping[str, FieldSource] = {
     "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=_is_positive),
     "engine.fp32_head": FieldSource(("enable_fp32_lm_head",)),
     "engine.draft": FieldSource(("speculative_algorithm",), read=bool),
+    "engine.draft_method": FieldSource(("speculative_algorithm",)),
+    "engine.draft_model": FieldSource(("speculative_draft_model_path",)),
+    "engine.load_format": FieldSource(("load_format",)),
+    "engine.routed_experts": FieldSource(("enable_return_routed_experts",)),
+    "engine.balances_experts": FieldSource(("enable_eplb",)),
+    "engine.redundant_experts": FieldSource(("ep_num_redundant_experts",)),
+    "engine.cache_scales": FieldSource(("quantization_param_path",)),
+    # SGLang turns deterministic inference on where a target of on-policy training is named.
+    "engine.deterministic": FieldSource(("rl_on_policy_target", "enable_deterministic_inference"), read=_is_asked_for),
+    "engine.lora": FieldSource(("enable_lora",)),
+    "engine.tokenizer": FieldSource(("tokenizer_path",)),
+    "engine.chat_template": FieldSource(("chat_template",)),
 }
 ARGUMENTS = {"vllm": VLLM, "sglang": SGLANG}
 DEPRECATED_ARGUMENTS = {
     "vllm": split_names("""
     num_scheduler_steps disable_log_requests use_v2_block_manager cuda_graph_sizes disable_frontend_multiprocessing task
-    max_seq_len_to_capture swap_space rope_scaling rope_theta guided_decoding_backend disable_async_output_proc
+    max_seq_len_to_capture swap_space num_redundant_experts calculate_kv_scales rope_scaling rope_theta
+    guided_decoding_backend disable_async_output_proc
     """),
     "sglang": split_names("cuda_graph_bs cuda_graph_max_bs enable_ep_moe enable_deepep_moe tp dp"),
 }

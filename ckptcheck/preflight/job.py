@@ -92,6 +92,8 @@ class NamedCheckpoint:
     """The dtype in which the checkpoint is stored."""
     quantized: str | None = None
     """The quantization method, or "none"."""
+    cache_scales: bool = False
+    """Whether it has scales of an fp8 key-value cache."""
     dimensions: ModelDimensions | None = None
     """The dimensions of the model."""
     intermediate: int | None = None

@@ -18,6 +18,9 @@ NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json that hold the number of experts."""
 
+CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale")
+"""Ends of the names of an fp8 cache's scales."""
+
 
 def scan_named_checkpoints(job: Job, folder: Path) -> None:
     """Scan the checkpoints that the job names, and set `job.checkpoints`.
@@ -91,6 +94,7 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         experts=(config.integer(*EXPERTS) or 0) > 1,
         context=positions if type(positions) is int and not scaling else None,
         dtype=next((value for key in ("dtype", "torch_dtype") if isinstance(value := config.get(key), str)), None),
+        cache_scales=any(name.endswith(CACHE_SCALES) for name in ckpt.tensors),
         dimensions=ModelDimensions.from_config(ckpt.config),
         intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),
         vocab_size=config.integer("vocab_size"),

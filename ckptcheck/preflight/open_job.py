@@ -77,6 +77,8 @@ def open_job(
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
         if (setting := environment_flag(document, variable)).status != "unknown":
             job.settings[name] = setting
+    if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
+        job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
     if scan:
         scan_named_checkpoints(job, paths[0].parent)

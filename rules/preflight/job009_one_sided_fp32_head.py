@@ -11,6 +11,8 @@ larger than float32 on neither (root mean square 0.041 nats, against 0.031 with 
 - vLLM: `--hf-overrides '{"head_dtype": "float32"}'`.
 - SGLang: `--enable-fp32-lm-head`.
 - NeMo-RL: `fp32_lm_head` and `NRL_VLLM_FP32_LM_HEAD=1`.
+- slime: take `--sglang-enable-fp32-lm-head` out: Megatron's head computes in bf16, and slime turns its logits into float32 only
+  afterwards. A model of your own (`--custom-model-provider-path`) may do otherwise, and the rule is skipped.
 - PipelineRL: the one `fp32_lm_head` at the top level.
 
 ## When it can be wrong

@@ -60,6 +60,18 @@ SOURCES = {
     "algorithm.forced_ratio": FieldSource((f"{LOSS}.force_on_policy_ratio",), False, NEMO),
     "batch.train": FieldSource(("grpo.num_prompts_per_step",)),
     "checkpoint.model": FieldSource(("policy.model_name",)),
+    "trainer.router_replay": FieldSource(
+        ("policy.router_replay.enabled",), "none", NEMO, lambda value: "rollout" if value is True else "none"
+    ),
+    "trainer.trains_draft": FieldSource(("policy.draft.enabled",), False, NEMO),
+    "trainer.tokenizer": FieldSource(("policy.tokenizer.name",)),
+    "trainer.chat_template": FieldSource(("policy.tokenizer.chat_template",)),
+    "engine.colocated": FieldSource((f"{GENERATION}.colocated.enabled",), True, NEMO),
+    "update.transport": FieldSource((f"{GENERATION}.refit_transport",)),
+    "update.merges_lora": FieldSource((), True, NEMO),
+    "update.sends_cache_scales": FieldSource((), True, NEMO),
+    "save.interval": FieldSource(("checkpointing.save_period",)),
+    "save.directory": FieldSource(("checkpointing.checkpoint_dir",)),
 }
 BY_VLLM = {
     "engine.tp": FieldSource((f"{VLLM}.tensor_parallel_size",)),
@@ -85,12 +97,20 @@ BY_MEGATRON = {
         (f"{MEGATRON}.fp32_lm_head",), False, NEMO, lambda value: value is True or value == "tf32"
     ),
 }
+BY_MEGATRON |= {
+    "trainer.vpp": FieldSource((f"{MEGATRON}.virtual_pipeline_model_parallel_size",)),
+    "trainer.lora": FieldSource((f"{MEGATRON}.peft.enabled",), False, NEMO),
+    "save.asynchronous": FieldSource((f"{MEGATRON}.checkpoint.async_save",), False, NEMO),
+}
 BY_DTENSOR = {
     "trainer.tp": FieldSource((f"{DTENSOR}.tensor_parallel_size",)),
     "trainer.cp": FieldSource((f"{DTENSOR}.context_parallel_size",)),
     "trainer.ep": FieldSource((f"{DTENSOR}.expert_parallel_size",)),
     "trainer.fp8": FieldSource((), False, NEMO),
 }
+MTP = ("mtp", "deepseek_mtp")
+"""vLLM's methods of speculating with the model's own layers."""
+FROZEN_ENCODER = re.compile(r"\.freeze_config\.freeze_(vision|audio|sound)_(model|tower|encoder)$")
 GENERATION_KEYS = split_names("""
     port_range_low port_range_high backend max_new_tokens temperature top_p top_k val_temperature val_top_p val_top_k
     stop_token_ids stop_strings refit_transport real_quant_export_cpu_offload refit_cfg mcore_generation_config vllm_cfg
@@ -133,11 +153,45 @@ def _finish(job: Job, document: Document) -> None:
         head = environment_flag(document, "NRL_VLLM_FP32_LM_HEAD")
         if head.status != "unknown":
             job.settings["engine.fp32_head"] = head
+    _set_refit(job, document)
     if (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
     if job.number("trainer.ep") == 1 and job.flag("trainer.moe") is None:
         job.settings.pop("trainer.moe", None)
     _set_update_and_lag(job, document)
+
+
+def _set_refit(job: Job, document: Document) -> None:
+    """Set what a refit brings to vLLM: router replay, the draft, the outputs of an encoder.
+
+    Router replay sets vLLM's ``enable_return_routed_experts`` itself (``configure_vllm_for_router_replay``). A draft without
+    tokens is no draft (``vllm_worker.py``), and vLLM's weights are dummies until the first refit, except where a draft
+    that no refit sends makes NeMo-RL load them (``configure_generation_config``).
+    """
+    if job.text("trainer.router_replay") == "rollout" and job.engine == "vllm":
+        set_derived(job, "engine.routed_experts", True, job["trainer.router_replay"])
+    tokens = resolve(document, f"{GENERATION}.vllm_kwargs.speculative_config.num_speculative_tokens")
+    if tokens is not None and tokens.value == 0:
+        job.settings.pop("engine.draft", None)
+    layers = resolve(document, f"{MEGATRON}.mtp_num_layers")
+    if layers is not None and isinstance(layers.value, int) and job.text("engine.draft_method") in MTP:
+        job.settings["trainer.trains_draft"] = Setting(layers.value > 0, "set", "", layers.leaf)
+    reset = resolve(document, f"{VLLM}.reset_encoder_cache_after_weight_update")
+    asynchronous = resolve(document, f"{ASYNC}.enabled")
+    sees = resolve(document, "policy.tokenizer.use_processor")
+    frozen = any(leaf.value is True for key, leaf in document.leaves.items() if FROZEN_ENCODER.search(key))
+    if (
+        asynchronous is not None
+        and asynchronous.value is True
+        and sees is not None
+        and sees.value is True
+        and not frozen
+    ):
+        is_reset = reset is not None and reset.value is True
+        leaf = reset.leaf if reset is not None else None
+        job.settings["engine.keeps_encoder_cache"] = Setting(
+            not is_reset, "set" if leaf else "default", f"default of {NEMO}", leaf
+        )
 
 
 def _set_update_and_lag(job: Job, document: Document) -> None:

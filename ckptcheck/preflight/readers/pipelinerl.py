@@ -46,6 +46,9 @@ SOURCES = {
     "algorithm.correction": FieldSource((), "policy ratio", PIPELINE),
     "algorithm.lag": FieldSource(("finetune.max_lag", "max_lag")),
     "checkpoint.model": FieldSource(("model_path", "finetune.config_name")),
+    "trainer.lora": FieldSource(("finetune.lora.enabled",), False, PIPELINE),
+    "save.interval": FieldSource(("finetune.save_checkpoint_steps",)),
+    "save.directory": FieldSource(("output_dir",)),
 }
 V0 = "vLLM V0 (use_v1: false)"
 

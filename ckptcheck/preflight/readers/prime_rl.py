@@ -14,7 +14,7 @@ import re
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
-from ckptcheck.preflight.framework import FieldSource, Framework, normalize_dtype
+from ckptcheck.preflight.framework import FieldSource, Framework, normalize_dtype, set_derived
 from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
 
@@ -69,6 +69,20 @@ SOURCES = {
     "batch.train": FieldSource(("orchestrator.batch_size",)),
     "checkpoint.model": FieldSource(("inference.model.name", "model.name")),
     "checkpoint.trainer": FieldSource(("trainer.model.name",)),
+    "trainer.router_replay": FieldSource(
+        ("trainer.enable_router_replay",), "none", PRIME, lambda value: "rollout" if value is True else "none"
+    ),
+    "trainer.tokenizer": FieldSource(("trainer.tokenizer.name", "orchestrator.tokenizer.name", "tokenizer.name")),
+    "trainer.chat_template": FieldSource(("orchestrator.tokenizer.chat_template", "tokenizer.chat_template")),
+    "engine.chat_template": FieldSource(("inference.model.chat_template",)),
+    "update.transport": FieldSource(("trainer.weight_broadcast.type", "weight_broadcast.type")),
+    "update.quantizes": FieldSource(
+        tuple(f"{section}.quantize_in_weight_transfer" for section in ("trainer.weight_broadcast", "weight_broadcast")),
+        False,
+        PRIME,
+    ),
+    "save.interval": FieldSource(("trainer.ckpt.interval", "ckpt.interval")),
+    "save.directory": FieldSource(("output_dir", "trainer.output_dir")),
 }
 SALTS = ("orchestrator.use_prefix_cache_salt", "orchestrator.experimental.use_prefix_cache_salt")
 RESET = "inference.reset_prefix_cache_after_update"
@@ -80,12 +94,25 @@ def _finish(job: Job, document: Document) -> None:
         apply_engine_arguments(
             job, "vllm", arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
         )
+    if job.text("trainer.router_replay") == "rollout" and document.has("inference"):
+        # `auto_setup_router_replay`; an inference server started by hand has its own line.
+        set_derived(job, "engine.routed_experts", True, job["trainer.router_replay"])
+    job.settings["trainer.lora"] = _read_lora(document)
     salt = next((value for path in SALTS if (value := resolve(document, path)) is not None), None)
     reset = resolve(document, RESET)
     if salt is not None and salt.value is False and not (reset is not None and reset.value is True):
         job.settings["update.clears_cache"] = Setting(False, "set", "", salt.leaf)
     else:
         job.settings["update.clears_cache"] = Setting(True, "default", f"default of {PRIME}: a cache salt")
+
+
+def _read_lora(document: Document) -> Setting:
+    """Return whether the trainer has a section ``lora``: then prime-rl turns vLLM's adapters on itself."""
+    for section in ("trainer.model.lora", "model.lora"):
+        if document.has(section):
+            leaf = next((leaf for _, leaf in document.iter_section(section)), document.leaves.get(section))
+            return Setting(True, "set", "", leaf)
+    return Setting(False, "default", f"default of {PRIME}")
 
 
 FRAMEWORK = Framework(

@@ -14,6 +14,7 @@ from ckptcheck.preflight.framework import (
     FieldSource,
     Framework,
     normalize_dtype,
+    read_setting,
     remove_unused_critic,
     set_default,
     set_derived,
@@ -34,6 +35,10 @@ OWN_ARGUMENTS = frozenset(("engine_mode", "pending_size", "sleep_level", "resour
 def _backend(value: object) -> object:
     name = str(value).removesuffix("_train").removesuffix("_infer")
     return "fsdp" if name.startswith("fsdp") else name
+
+
+def _router_replay(value: object) -> object:
+    return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
 
 
 def _lag(value: object) -> object:
@@ -81,6 +86,12 @@ SOURCES = {
     "checkpoint.critic": FieldSource((f"{CRITIC}.model_args.model_name_or_path", "reward_pretrain")),
     "checkpoint.model": FieldSource((f"{INFER}.model_args.model_name_or_path", "pretrain")),
     "checkpoint.trainer": FieldSource((f"{TRAIN}.model_args.model_name_or_path",)),
+    "trainer.router_replay": FieldSource((f"{TRAIN}.router_replay.mode",), "none", ROLL, _router_replay),
+    "trainer.lora": FieldSource((f"{TRAIN}.model_args.lora_target",), False, ROLL, bool),
+    "update.merges_lora": FieldSource((), False, ROLL),
+    "engine.load_format": FieldSource((), "dummy", ROLL),
+    "save.interval": FieldSource(("save_steps",)),
+    "save.directory": FieldSource(("checkpoint_config.output_dir", "output_dir")),
 }
 DEVICES = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
 """ROLL's notation for a range of GPUs: ``list(range(0, 8))``."""
@@ -97,6 +108,19 @@ def _finish(job: Job, document: Document) -> None:
         )
         if job.engine == "vllm":
             set_default(job, "engine.prefix_caching", True, ROLL)
+    if job.engine == "sglang":
+        # vLLM's strategy ignores the setting (``worker_config.py``).
+        job.settings["engine.routed_experts"] = read_setting(
+            job,
+            document,
+            "engine.routed_experts",
+            FieldSource((f"{INFER}.router_replay.mode",), False, ROLL, lambda value: value != "disable"),
+        )
+    elif job.engine == "vllm":
+        set_default(job, "engine.routed_experts", False, ROLL)
+    job.settings["engine.lora"] = read_setting(
+        job, document, "engine.lora", FieldSource((f"{INFER}.model_args.lora_target",), False, ROLL, bool)
+    )
     if (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
     prompt, response = job.number("rollout.prompt_length"), resolve(document, "response_length")

@@ -16,6 +16,7 @@ from ckptcheck.preflight.framework import (
     Framework,
     count_gpus,
     environment_flag,
+    set_default,
     set_derived,
 )
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
@@ -27,6 +28,10 @@ SLIME, MEGATRON = "slime", "Megatron"
 
 def _dtype_of_fp16(value: object) -> object:
     return "float16" if value is True else "bfloat16"
+
+
+def _is_delta(value: object) -> object:
+    return "delta" if value in ("delta", "disk-delta") else "full"
 
 
 def _is_set(value: object) -> object:
@@ -73,6 +78,19 @@ SOURCES = {
     "debug.save_train": FieldSource(("save_debug_train_data",)),
     "checkpoint.model": FieldSource(("hf_checkpoint",)),
     "checkpoint.trainer": FieldSource(("load", "ref_load")),
+    "trainer.deterministic": FieldSource(("deterministic_mode",), False, MEGATRON),
+    "trainer.lora": FieldSource(("lora_rank",), False, SLIME, _is_set),
+    "trainer.trains_draft": FieldSource(("enable_mtp_training",), False, SLIME),
+    "trainer.chat_template": FieldSource(("chat_template_path",)),
+    "engine.colocated": FieldSource(("colocate",), False, SLIME),
+    "update.mode": FieldSource(("update_weight_mode", "update_weight_transfer_mode"), "full", SLIME, _is_delta),
+    "update.transport": FieldSource(("update_weight_transport", "update_weight_transfer_mode"), "nccl", SLIME),
+    "update.base": FieldSource(("update_weight_local_checkpoint_dir",)),
+    "update.directory": FieldSource(("update_weight_disk_dir",)),
+    "save.asynchronous": FieldSource(("async_save",), False, MEGATRON),
+    "save.keeps_cuda_handles": FieldSource(("use_persistent_ckpt_worker",), False, MEGATRON),
+    "save.interval": FieldSource(("save_interval",)),
+    "save.directory": FieldSource(("save",)),
 }
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
 """Fields that slime's scripts/models/*.sh set: they stay unknown where a script sources such a file and it is missing."""
@@ -94,6 +112,17 @@ def _finish(job: Job, document: Document) -> None:
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
         set_derived(job, "engine.logprobs", "raw", raw)
+    _set_router_replay(job, document)
+    # slime starts SGLang from the same checkpoint as its tokenizer; a model of the user's may compute its own head.
+    if not any(document.has(key) for key in ("custom_model_provider_path", "spec")):
+        set_default(job, "trainer.fp32_head", False, MEGATRON)
+    adapters_serve = job.flag("trainer.lora") and resolve(document, "lora_train_only") is None
+    if job.flag("trainer.lora") is not None:
+        if job["engine.lora"].status == "unknown":
+            set_derived(
+                job, "engine.lora", bool(adapters_serve), _of(document, "lora_train_only") or job["trainer.lora"]
+            )
+        set_default(job, "update.merges_lora", False, SLIME)
     if job.text("trainer.backend") != "megatron":
         for name in [name for name, setting in job.settings.items() if setting.source == f"default of {MEGATRON}"]:
             del job.settings[name]
@@ -134,6 +163,24 @@ def _finish(job: Job, document: Document) -> None:
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
     )
+
+
+def _of(document: Document, key: str) -> Setting | None:
+    """Return a setting with the place where a key is written, None where it is not."""
+    found = resolve(document, key)
+    return Setting(found.value, "set", "", found.leaf) if found is not None else None
+
+
+def _set_router_replay(job: Job, document: Document) -> None:
+    """Set router replay: one flag turns it on in SGLang and in the trainer (``slime_validate_args``)."""
+    rollout, own = _of(document, "use_rollout_routing_replay"), _of(document, "use_routing_replay")
+    if rollout is not None:
+        set_derived(job, "trainer.router_replay", "rollout", rollout)
+        set_derived(job, "engine.routed_experts", True, rollout)
+    elif own is not None:
+        set_derived(job, "trainer.router_replay", "recompute", own)
+    elif not document.notes:
+        set_default(job, "trainer.router_replay", "none", SLIME)
 
 
 def _forget(job: Job, *beginnings: str) -> None:

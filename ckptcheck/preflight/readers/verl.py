@@ -47,6 +47,14 @@ def _name_of_correction(value: object) -> object:
     return str(value)
 
 
+def _router_replay(value: object) -> object:
+    return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
+
+
+def _is_positive(value: object) -> object:
+    return isinstance(value, (int, float)) and value > 0
+
+
 def _estimates_values(value: object) -> object:
     """Return whether a critic runs: critic.enable, or an advantage estimator that needs values (``need_critic``)."""
     return value if isinstance(value, bool) else str(value).lower() == "gae"
@@ -97,6 +105,32 @@ SOURCES = {
     "critic.num_labels": FieldSource(("critic.model.num_labels", "critic.model.override_config.num_labels")),
     "checkpoint.model": FieldSource(("actor_rollout_ref.model.path",)),
     "checkpoint.critic": FieldSource(("critic.model.path",)),
+    "trainer.router_replay": _verl(
+        "none",
+        f"{ACTOR}.megatron.router_replay.mode",
+        f"{ACTOR}.veomni.router_replay.mode",
+        f"{ACTOR}.router_replay.mode",
+        read=_router_replay,
+    ),
+    "trainer.tokenizer": FieldSource(("actor_rollout_ref.model.tokenizer_path",)),
+    "trainer.chat_template": FieldSource(("actor_rollout_ref.model.custom_chat_template",)),
+    "trainer.deterministic": _verl(
+        False, f"{ACTOR}.fsdp_config.full_determinism", f"{ACTOR}.veomni.full_determinism",
+        f"{ACTOR}.torchtitan.full_determinism", f"{ACTOR}.automodel.full_determinism",
+        f"{ACTOR}.megatron.full_determinism", f"{ACTOR}.megatron.override_transformer_config.deterministic_mode",
+    ),
+    "trainer.lora": _verl(
+        False, "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", read=_is_positive
+    ),
+    "trainer.trains_draft": _verl(False, "actor_rollout_ref.model.mtp.enable_train"),
+    "engine.routed_experts": _verl(False, f"{ROLLOUT}.enable_rollout_routing_replay"),
+    "engine.deterministic": _verl(False, f"{ROLLOUT}.full_determinism"),
+    "engine.load_format": _verl("dummy", f"{ROLLOUT}.load_format"),
+    "update.merges_lora": _verl(False, "actor_rollout_ref.model.lora.merge"),
+    "update.transport": FieldSource((f"{ROLLOUT}.checkpoint_engine.backend",)),
+    "save.asynchronous": _verl(False, f"{ACTOR}.checkpoint.async_save"),
+    "save.interval": FieldSource(("trainer.save_freq",)),
+    "save.directory": FieldSource(("trainer.default_local_dir",)),
 }  # fmt: skip
 MEGATRON = {
     "trainer.tp": _verl(1, f"{ACTOR}.megatron.tensor_model_parallel_size"),
@@ -156,6 +190,10 @@ def _finish(job: Job, document: Document) -> None:
         apply_engine_arguments(
             job, engine, arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
         )
+    if job.text("trainer.backend") == "fsdp" and job["trainer.router_replay"].status == "set":
+        # Only the engines for Megatron and VeOmni have it (`engine_workers.py`).
+        job.settings["trainer.router_replay"] = Setting("none", "default", "verl's FSDP engine does not replay")
+    _set_draft(job, document)
     _set_moe(job)
     count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
     if job.flag("critic.enabled"):
@@ -199,6 +237,14 @@ def _read_critic(job: Job, document: Document, megatron: bool) -> None:
         for name, source in CRITIC_MEGATRON.items():
             job.settings[name] = read_setting(job, document, name, source)
     remove_unused_critic(job)
+
+
+def _set_draft(job: Job, document: Document) -> None:
+    """Set whether the engine speculates with the model's MTP layers, which verl then loads and sends with the model."""
+    switches = [resolve(document, f"actor_rollout_ref.model.mtp.{name}") for name in ("enable", "enable_rollout")]
+    if all(switch is not None and switch.value is True for switch in switches) and switches[1] is not None:
+        job.settings["engine.draft"] = Setting(True, "set", "", switches[1].leaf)
+        job.settings["engine.draft_method"] = Setting("mtp", "set", "", switches[1].leaf)
 
 
 def _set_moe(job: Job) -> None:
