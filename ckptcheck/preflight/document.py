@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import WorkBudget
 from ckptcheck.text.formatting import format_bytes
 
 LARGEST = 1_000_000
@@ -51,28 +52,57 @@ class Document:
     """Whether a configuration that this one builds on could not be read."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
-    _sections: set[str] = field(default_factory=set, repr=False)
-    """Dotted path of every section that has held a leaf."""
+    budget: WorkBudget = field(default_factory=WorkBudget, repr=False, compare=False)
+    """The work that reading the job may still take."""
+    resolved: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
+    """Dotted path → what `interpolation.resolve` found; emptied by every change of the leaves."""
+    _children: dict[str, dict[str, None]] = field(default_factory=dict, repr=False, compare=False)
+    """Dotted path of a section → the names of its keys, in order; "" is the root."""
 
     def put(self, path: str, leaf: Leaf) -> None:
-        """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar."""
+        """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar; {} keeps a section."""
+        if leaf.value == {} and path in self._children:
+            return
         old = self.leaves.get(path)
         if old is not None and old.file is not None and old.file != leaf.file:
             self.replaced[leaf.key] = old
         if old is None:
-            if path in self._sections and leaf.value != {}:
-                self.remove(path)
-            parts = path.split(".")
-            for length in range(1, len(parts)):
-                section = ".".join(parts[:length])
-                self.leaves.pop(section, None)
-                self._sections.add(section)
+            self.remove(path)
+            self._add_to_sections(path)
         self.leaves[path] = leaf
+        self.resolved.clear()
+
+    def _add_to_sections(self, path: str) -> None:
+        """Enter a path among the keys of its section, and that among those of the section above, up to the root."""
+        while True:
+            section, _, name = path.rpartition(".")
+            siblings = self._children.setdefault(section, {})
+            if name in siblings:
+                return
+            siblings[name] = None
+            self.leaves.pop(section, None)
+            if not section:
+                return
+            path = section
 
     def remove(self, path: str) -> None:
         """Remove a leaf, or a section with all its leaves."""
-        for name in [name for name in self.leaves if name == path or name.startswith(f"{path}.")]:
-            del self.leaves[name]
+        self.resolved.clear()
+        waiting = [path]
+        while waiting:
+            section = waiting.pop()
+            self.leaves.pop(section, None)
+            waiting += [f"{section}.{name}" for name in self._children.pop(section, ())]
+        while path:
+            section, _, name = path.rpartition(".")
+            siblings = self._children.get(section, {})
+            if name not in siblings:
+                return
+            del siblings[name]
+            if siblings or not section:
+                return
+            self._children.pop(section, None)
+            path = section
 
     def update(self, other: Document) -> None:
         """Merge another document into this one; where both have a value, the other's wins."""
@@ -87,13 +117,21 @@ class Document:
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:
         """Yield (path below the section, leaf) for every leaf of a section."""
-        for name, leaf in self.leaves.items():
-            if name.startswith(f"{path}."):
-                yield name[len(path) + 1 :], leaf
+        waiting = self.keys_of(path)[::-1]
+        while waiting:
+            rest = waiting.pop()
+            full_path = f"{path}.{rest}" if path else rest
+            if full_path in self.leaves:
+                yield rest, self.leaves[full_path]
+            waiting += [f"{rest}.{name}" for name in reversed(self._children.get(full_path, {}))]
+
+    def keys_of(self, path: str) -> list[str]:
+        """Return the names of the keys of a section, in the order in which they are written; "" is the root."""
+        return list(self._children.get(path, ()))
 
     def has(self, path: str) -> bool:
         """Return whether the document has a leaf or a section at this path."""
-        return path in self.leaves or (path in self._sections and any(self.iter_section(path)))
+        return path in self.leaves or path in self._children
 
 
 def read_text_file(path: Path, name: str) -> str:

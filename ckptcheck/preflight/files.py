@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import shell_script, toml_file, yaml_file
+from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
 from ckptcheck.preflight.shell_script import Script, Word
 
@@ -35,6 +36,8 @@ class JobFiles:
         self.folder = first.parent
         # The names of the files that were read.
         self.read: list[str] = []
+        # The work that all files of the job may still cause.
+        self.budget = WorkBudget()
 
     def name(self, path: Path) -> str:
         """Return the name of a file in the report: its path relative to the job's folder."""
@@ -57,7 +60,11 @@ class JobFiles:
         text = self.text(path, shown)
         name = self.name(path)
         is_toml = path.suffix in TOML
-        document = toml_file.read(text, name) if is_toml else self.with_defaults(yaml_file.read(text, name), path, ())
+        document = (
+            toml_file.read(text, name)
+            if is_toml
+            else self.with_defaults(yaml_file.read(text, name, self.budget), path, ())
+        )
         document.versions |= find_pinned_versions(text, name)
         document.environment |= find_environment(document)
         return document
@@ -70,7 +77,8 @@ class JobFiles:
             path: The file.
             above: The files that include this one, outermost first.
         """
-        defaults = own.leaves.pop("defaults", None)
+        defaults = own.leaves.get("defaults")
+        own.remove("defaults")
         own.remove("hydra")
         if defaults is None:
             return own
@@ -87,6 +95,7 @@ class JobFiles:
                 whole.notes += included.notes
                 whole.is_incomplete |= included.is_incomplete
                 for key, leaf in included.leaves.items():
+                    self.budget.spend(VALUE_STEPS, self.name(path))
                     whole.put(f"{package}.{key}" if package else key, leaf)
         if not is_own_merged:
             whole.update(own)
@@ -101,7 +110,7 @@ class JobFiles:
             note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, does not exist"
             return Document(notes=[note], is_incomplete=True)
         text = self.text(file, self.name(file))
-        return self.with_defaults(yaml_file.read(text, self.name(file)), file, (*above, path))
+        return self.with_defaults(yaml_file.read(text, self.name(file), self.budget), file, (*above, path))
 
     def script(self, path: Path, shown: str) -> tuple[Script, list[str], dict[str, Leaf]]:
         """Read a shell script and the scripts that it sources.
@@ -155,7 +164,7 @@ def list_included_files(entry: object, folder: Path) -> Iterator[tuple[Path, str
     pairs = list(entry.items()) if isinstance(entry, dict) else [(None, entry)]
     for group, choice in pairs:
         for name in choice if isinstance(choice, list) else [choice]:
-            if not isinstance(name, str) or name == "_self_" or "${" in name or "\0" in name:
+            if not isinstance(name, str) or name in ("", "_self_") or "${" in name or "\0" in name:
                 continue
             group_path = str(group or "").removeprefix("override ").removeprefix("optional ").strip()
             directory, _, package = group_path.partition("@")

@@ -68,6 +68,7 @@ def open_job(
     document, reader = _read_document(files, paths, names, framework)
     if reader is None:
         reader = _recognize_framework(document, names[0])
+    document.budget = files.budget
     _apply_overrides(document, overrides, reader)
     document.environment |= find_environment(document)
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))

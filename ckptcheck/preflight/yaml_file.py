@@ -1,8 +1,11 @@
 """Reads YAML with the line of every value, and bounds the work that a hostile file can cause.
 
 PyYAML composes the nodes; this module constructs only plain scalars from them, so that no tag can create an object. It
-expands aliases itself and counts the values, and so refuses a "billion laughs" file. PyYAML is no additional dependency:
-huggingface-hub needs it too.
+expands aliases and merges itself and takes every value from the job's budget, and so refuses a "billion laughs" file. PyYAML
+is no additional dependency: huggingface-hub needs it too.
+
+OmegaConf would read the same values (tests/preflight/test_against_hydra.py compares them) and forget the lines, on which the
+findings stand.
 """
 
 from __future__ import annotations
@@ -14,25 +17,31 @@ import yaml
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget
 from ckptcheck.preflight.document import Document, Leaf
 
-MOST = 50_000
-"""Largest number of values in a file, with aliases expanded. The largest known reference configuration has 700."""
 DEEPEST = 60
 """Largest nesting depth."""
 PLAIN = "tag:yaml.org,2002:"
 MERGE = f"{PLAIN}merge"
 SCALARS = {f"{PLAIN}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
-FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
-"""Numbers such as 1e-6, which OmegaConf and Hydra read as numbers and YAML 1.1 reads as text."""
+FLOAT = re.compile(r"[-+]?\d+(_\d+)*[eE][-+]?\d+|[-+]?\d+(_\d+)*\.[\d_]*[eE]\d+")
+"""Numbers such as 1e-6 and 1.5e6, which OmegaConf reads as numbers and YAML 1.1 reads as text."""
 
 
-def read(text: str, name: str) -> Document:
-    """Parse one YAML document whose root is a mapping. name: the file as the report names it.
+def read(text: str, name: str, budget: WorkBudget | None = None) -> Document:
+    """Parse one YAML document whose root is a mapping.
 
     Raises CkptcheckError, with the line, for text that is not YAML, two documents, tags other than plain ones, a repeated
-    key (OmegaConf refuses it too), and for values that are nested too deeply or too many.
+    key (OmegaConf refuses it too), values that are nested too deeply, and more work than the budget has.
+
+    Args:
+        text: The file's text.
+        name: The file as the report names it.
+        budget: The work that the job may still cause; None for a new budget.
     """
+    budget = budget or WorkBudget()
+    budget.spend(len(text), name)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -45,7 +54,9 @@ def read(text: str, name: str) -> Document:
         raise CkptcheckError(f"{name} is nested too deeply to be a configuration") from error
     if not isinstance(root, yaml.MappingNode):
         raise CkptcheckError(f"{name} holds no mapping of keys to values, so it is no job's configuration")
-    return _NodeFlattener(name).document(root)
+    document = Document(budget=budget)
+    _NodeFlattener(name, budget).section(root, "", document, 0)
+    return document
 
 
 def parse_scalar(text: str) -> object:
@@ -58,7 +69,7 @@ def parse_scalar(text: str) -> object:
         return text
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _NodeFlattener("").plain(node, 0) if node is not None else text
+        return _NodeFlattener("", WorkBudget()).plain(node, 0) if node is not None else text
     except (yaml.YAMLError, RecursionError, CkptcheckError):
         return text
 
@@ -66,23 +77,20 @@ def parse_scalar(text: str) -> object:
 class _NodeFlattener:
     """Turns YAML nodes into the leaves of a document."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, budget: WorkBudget) -> None:
         self.name = name
-        # The number of values that may still be read.
-        self.left = MOST
+        self.budget = budget
         self.reader = yaml.constructor.SafeConstructor()
-
-    def document(self, root: yaml.MappingNode) -> Document:
-        """Return the document of a file whose root is a mapping."""
-        document = Document()
-        self.section(root, "", document, 0)
-        return document
 
     def section(self, node: yaml.MappingNode, path: str, into: Document, depth: int) -> None:
         """Put the values of a mapping and its submappings into a document as leaves."""
-        for key, value in self.pairs(node, depth):
+        pairs = self.pairs(node, depth)
+        if not pairs and path:
+            into.put(path, Leaf({}, path, self.name, node.start_mark.line + 1))
+        for key, value in pairs:
             full_path = f"{path}.{key}" if path else key
-            if isinstance(value, yaml.MappingNode) and value.value:
+            self.budget.spend(len(full_path), self.name)
+            if isinstance(value, yaml.MappingNode):
                 self.section(value, full_path, into, depth + 1)
             else:
                 line = value.start_mark.line + 1
@@ -91,22 +99,35 @@ class _NodeFlattener:
     def pairs(self, node: yaml.MappingNode, depth: int) -> list[tuple[str, yaml.Node]]:
         """Return the keys and values of a mapping. Its own keys replace those that it merges in with ``<<``."""
         self.spend(node, depth)
-        merged: dict[str, yaml.Node] = {}
         own: dict[str, yaml.Node] = {}
+        merged: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if key.tag == MERGE:
-                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    if not isinstance(source, yaml.MappingNode):
-                        raise self.refusal(value, "merges (<<) something that is no mapping")
-                    merged = {**dict(self.pairs(source, depth + 1)), **merged}
+                merged |= self.merged(value, depth)
                 continue
-            name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
-            if not name:
-                raise self.refusal(key, "has a key that is no plain text")
-            if name in own:
+            name = self.key(key)
+            if name in own and key.tag == f"{PLAIN}str":
                 raise self.refusal(key, f"says {clip(name)} a second time, which OmegaConf refuses")
             own[name] = value
-        return list((merged | own).items())
+        return list((merged | own).items()) if merged else list(own.items())
+
+    def merged(self, node: yaml.Node, depth: int) -> dict[str, yaml.Node]:
+        """Return the pairs that ``<<: *a`` or ``<<: [*a, *b]`` merges in; of mappings in a list the first one counts."""
+        pairs: dict[str, yaml.Node] = {}
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                raise self.refusal(node, "merges (<<) something that is no mapping")
+            for name, value in self.pairs(source, depth + 1):
+                self.budget.spend(VALUE_STEPS, self.name)
+                pairs.setdefault(name, value)
+        return pairs
+
+    def key(self, node: yaml.Node) -> str:
+        """Return the name of a key; refuses one that is no plain text."""
+        name = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+        if not name or name.count(".") > DEEPEST:
+            raise self.refusal(node, "has a key that is no plain text")
+        return name
 
     def plain(self, node: yaml.Node, depth: int) -> Any:
         """Return the value of a node: a scalar, a list or a dict."""
@@ -126,12 +147,10 @@ class _NodeFlattener:
             raise self.refusal(node, f"holds {clip(str(node.value), 30)!r}, which is no value") from error
 
     def spend(self, node: yaml.Node, depth: int) -> None:
-        """Count a node, and refuse it where it is too deep, one too many, or has a tag that is not plain."""
-        self.left -= 1
+        """Take a node from the budget, and refuse it where it is too deep or has a tag that is not plain."""
+        self.budget.spend(VALUE_STEPS, self.name)
         if depth > DEEPEST:
             raise self.refusal(node, "is nested too deeply to be a configuration")
-        if self.left < 0:
-            raise CkptcheckError(f"{self.name} holds more than {MOST:,} values when its aliases are expanded")
         kinds = SCALARS if isinstance(node, yaml.ScalarNode) else {f"{PLAIN}map", f"{PLAIN}seq"}
         if node.tag not in kinds:
             raise self.refusal(node, f"has the tag {clip(node.tag.replace(PLAIN, '!!'))}, and tags are not obeyed")

@@ -118,3 +118,33 @@ def test_a_file_of_flags_alone(tmp_path: Path) -> None:
     found = open_job([str(path)])
     assert len(found.unknown_keys) == 20_000
     assert len(run_rules(found, RULES).findings[-1].message) < 1000
+
+
+def test_a_name_of_nothing_in_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    for entry in (
+        '""',
+        "{a: ''}",
+        "[]",
+        "null",
+        "{}",
+        "3",
+        "{'': x}",
+        "'/'",
+        "'..'",
+        "'@a'",
+        "{'a@': b}",
+        "{optional: x}",
+    ):
+        path.write_text(f"defaults: [{entry}]\nactor_rollout_ref: {{rollout: {{name: vllm}}}}\n", encoding="utf-8")
+        assert open_job([str(path)]).framework == "verl"
+
+
+def test_one_budget_for_all_files_of_a_job(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.yaml").write_text(f"a{number}: {'x' * 50_000}\n", encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(
+        f"defaults: [{', '.join(f'{number}.yaml' for number in range(30))}]\npolicy: {{}}\n"
+    )
+    with pytest.raises(CkptcheckError, match="steps of work"):
+        open_job([str(tmp_path / "job.yaml")])
