@@ -788,6 +788,8 @@ def judge(
     clip_low: float | None = None,
     clip_high: float | None = None,
     no_limits: bool = False,
+    exact: bool = False,
+    checkpoint: StrPath | None = None,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
     observer: Observer = SILENT,
@@ -807,7 +809,9 @@ def judge(
         clip_low: the objective clips the policy ratio below 1 - clip_low; None: as the file records, else 0.2.
         clip_high: the objective clips the policy ratio above 1 + clip_high; None: as the file records, else 0.2.
         no_limits: judge only by the floor, and what is wrong in itself.
-        tokenizer: a checkpoint whose tokenizer.json decodes the worst tokens.
+        exact: any difference between the two sides is an error, as for runs that are truly on policy.
+        checkpoint: the checkpoint that drew the tokens: its experts, stop tokens and chat template are checked against them.
+        tokenizer: a checkpoint whose tokenizer.json decodes the worst tokens; None: `checkpoint`, where it has one.
         plots: folder for plots (needs the extra ``plots``).
         observer: receives messages.
 
@@ -815,7 +819,8 @@ def judge(
     return judge_all(
         [file], floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
         max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
-        clip_low=clip_low, clip_high=clip_high, no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=observer,
+        clip_low=clip_low, clip_high=clip_high, no_limits=no_limits, exact=exact, checkpoint=checkpoint,
+        tokenizer=tokenizer, plots=plots, observer=observer,
     )[0]  # fmt: skip
 
 
@@ -834,6 +839,8 @@ def judge_all(
     clip_low: float | None = None,
     clip_high: float | None = None,
     no_limits: bool = False,
+    exact: bool = False,
+    checkpoint: StrPath | None = None,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
     observer: Observer = SILENT,
@@ -854,6 +861,8 @@ def judge_all(
         clip_low: see `judge`.
         clip_high: see `judge`.
         no_limits: see `judge`.
+        exact: see `judge`.
+        checkpoint: see `judge`.
         tokenizer: see `judge`.
         plots: see `judge`.
         observer: see `judge`.
@@ -883,11 +892,27 @@ def judge_all(
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
     clip = clip_low, clip_high
     thresholds = Thresholds(
-        max_mult_prob_error, max_kl, max_prob_diff, max_abs, max_sequence_error, max_floor_multiple, max_lag, *clip
+        max_mult_prob_error,
+        max_kl,
+        max_prob_diff,
+        max_abs,
+        max_sequence_error,
+        max_floor_multiple,
+        max_lag,
+        *clip,
+        exact,
     )
     if no_limits:
-        thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip)
+        thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip, exact)
     noise_floor = read_noise_floor(Path(floor)) if floor is not None else None
+    expert_layout = None
+    if checkpoint is not None:
+        from ckptcheck.checkpoint.open import open_checkpoint
+        from ckptcheck.parity.expert_layout import read_expert_layout
+
+        expert_layout = read_expert_layout(open_checkpoint(os.fspath(checkpoint)))
+        if tokenizer is None and (Path(checkpoint) / "tokenizer.json").is_file():
+            tokenizer = checkpoint
     decode_text = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
     decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
     if plots is not None:
@@ -900,8 +925,9 @@ def judge_all(
     paths = list_rollout_files([Path(file) for file in files])
     for path in paths:
         evidence = RolloutEvidence(
-            str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text
-        )
+            str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
+            expert_layout=expert_layout,
+        )  # fmt: skip
         reports.append(_report(evidence, loaded))
         if plots is not None and evidence.metrics_or_none is not None:
             stem = path.stem if len(paths) == 1 else f"{len(members)}-{path.stem}"
@@ -1012,6 +1038,7 @@ def record_rollouts(
         seed=seed, full=full, step=step, engine_tp=engine_tp, timeout=timeout,
     )  # fmt: skip
     from ckptcheck.parity.default_prompts import DefaultPrompts
+    from ckptcheck.parity.expert_layout import read_expert_layout
     from ckptcheck.parity.expert_routing import add_expert_routing
     from ckptcheck.parity.full_vocab import add_full_vocab_logprobs
     from ckptcheck.parity.live_session import effective_logprobs, open_live_session, with_batch_size
@@ -1049,6 +1076,7 @@ def record_rollouts(
             metadata = Metadata(
                 model=os.fspath(source), step=step, logprobs=effective_logprobs(running, switches),
                 vocabulary=default_prompts.vocabulary, max_model_len=context_len,
+                experts=None if (layout := read_expert_layout(live.ckpt)) is None else layout.experts,
             )  # fmt: skip
             with observer.progress("answering", bytewise=False) as advance:
                 rollouts = record(

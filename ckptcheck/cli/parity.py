@@ -77,8 +77,22 @@ def judge(
     no_limits: Annotated[
         bool, typer.Option("--no-limits", help="Judge only by the floor, and what is wrong in itself.")
     ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Any difference between the two sides is an error: truly on policy.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="The checkpoint that drew the tokens: checks experts, stop tokens, the conversation."
+        ),
+    ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A checkpoint whose tokenizer.json decodes the worst tokens.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A checkpoint whose tokenizer.json decodes the worst tokens.",
+            show_default="that of --checkpoint",
+        ),
     ] = None,
     plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw plots (needs the extra plots).")] = None,
     format: Format = "text",
@@ -99,7 +113,7 @@ def judge(
         files, against=against or (), floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl,
         max_prob_diff=max_prob_diff, max_abs=max_abs, max_sequence_error=max_sequence_error,
         max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low, clip_high=clip_high,
-        no_limits=no_limits, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
+        no_limits=no_limits, exact=exact, checkpoint=checkpoint, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)
 

@@ -11,10 +11,13 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.coherence import ResponseShape, measure_responses
+from ckptcheck.parity.expert_layout import ExpertLayout
 from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
+from ckptcheck.parity.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.parity.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.metrics.routing import compute_routing_disagreement
+from ckptcheck.parity.metrics.routing_record import RoutingRecord
 from ckptcheck.parity.metrics.shift import compute_shifted_gaps
 from ckptcheck.parity.response_texts import Decode, build_texts_section
 from ckptcheck.parity.rollouts.rollouts import Rollouts
@@ -38,6 +41,8 @@ class RolloutEvidence(EvidenceDefaults):
     decode: Callable[[int], str] | None = None
     kind: str = "rollouts"
     decode_text: Decode | None = None
+    expert_layout: ExpertLayout | None = None
+    """The experts of the checkpoint that drew the tokens; None: not known."""
 
     @property
     def is_well_formed(self) -> bool:
@@ -90,6 +95,20 @@ class RolloutEvidence(EvidenceDefaults):
     def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
         """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
         return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def exactness(self) -> Exactness:
+        """The comparison of both sides' logprobs bit for bit. Both have logprobs (`has_both_sides`)."""
+        return compare_exactly(self.rollouts)
+
+    @cached_property
+    def routing_records(self) -> tuple[RoutingRecord, ...]:
+        """The records of expert routing, the engine's first."""
+        if not self.is_well_formed:
+            return ()
+        experts = self.expert_layout.experts if self.expert_layout is not None else self.rollouts.metadata.experts
+        columns = [name for name in ("engine_routing", "trainer_routing") if name in self.rollouts]
+        return tuple(RoutingRecord(self.rollouts, name, experts) for name in columns)
 
     def format_floor_multiple(self, name: str, value: float) -> str:
         """Return ``, 3.2 times the floor`` for a value; "" where there is no floor for it."""

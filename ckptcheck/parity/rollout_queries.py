@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.parity.metrics.routing_record import RoutingRecord, RowMatches
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts.columns import SIDES
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,3 +143,11 @@ def find_floor_mismatches(evidence: RolloutEvidence) -> Iterator[str]:
 def parse_version(version: str) -> int | None:
     """Return a version as a number; None for hashes and names, which have no order."""
     return int(version) if version.isascii() and version.isdecimal() and len(version) < 19 else None
+
+
+def describe_rows(record: RoutingRecord, matches: RowMatches) -> str:
+    """Return ``12 of 140 rows in 3 sequences``, and whether their stretches begin where the weight version changes."""
+    text = f"{matches.number:,} of {count(record.due_rows, 'row')} in {count(matches.sequences, 'sequence')}"
+    if matches.at_version_change and 2 * matches.at_version_change >= matches.stretches:
+        text += ", from a change of the weight version on,"
+    return text

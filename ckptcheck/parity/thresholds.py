@@ -27,3 +27,5 @@ class Thresholds:
     """The objective clips the policy ratio below 1 - clip_low; None: as the rollouts record. No finding depends on it."""
     clip_high: float | None = None
     """The objective clips the policy ratio above 1 + clip_high; None: as the rollouts record."""
+    exact: bool = False
+    """Whether any difference between the two sides is an error."""

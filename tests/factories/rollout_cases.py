@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ckptcheck.parity.expert_layout import ExpertLayout
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
@@ -20,7 +21,7 @@ from tests.factories.case_table import CaseTable, StrictTable
 
 
 class ColumnChange(StrictTable, kw_only=True):
-    """What is done to a column, or to a part of it: one of drop, rows, shift, ramp, value, or times and add."""
+    """What is done to a column, or to a part of it: one of drop, rows, shift, repeat, ramp, value, or times and add."""
 
     column: str
     drop: bool = False
@@ -31,6 +32,8 @@ class ColumnChange(StrictTable, kw_only=True):
     """The dtype of `rows`, as numpy calls it."""
     shift: int = 0
     """By how many tokens the values are moved."""
+    repeat: int = 0
+    """Each value becomes that of so many tokens earlier."""
     ramp: float = 0.0
     """What is taken away grows by so much with each token of the response."""
     value: float | str | None = None
@@ -43,6 +46,10 @@ class ColumnChange(StrictTable, kw_only=True):
     """The first token in that sequence."""
     number: int | None = None
     """How many tokens from there on; all without it."""
+    layers: list[int] = []
+    """The layers that alone are changed."""
+    choice: int | None = None
+    """The choice of a token that alone is changed."""
 
 
 class RolloutCase(CaseTable, kw_only=True):
@@ -57,6 +64,8 @@ class RolloutCase(CaseTable, kw_only=True):
     """The noise floor that was measured: metric → value."""
     floor_of: dict[str, Any] = {}
     """What it was measured with, see `NoiseFloor`."""
+    experts: dict[str, Any] | None = None
+    """What the checkpoint says of its experts, see `ExpertLayout`."""
 
 
 class RolloutSeriesCase(CaseTable, kw_only=True):
@@ -116,7 +125,8 @@ def draw_rollouts(
     for _ in range(sequences):
         engine = -draw.exponential(mean, response)
         scored = np.minimum(engine + bias + noise * draw.standard_normal(response), 0.0)
-        routing = draw.integers(0, 8, (prompt + response, layers, 2)) if layers else None
+        # the order of random numbers: each expert at most once
+        routing = draw.random((prompt + response, layers, 8)).argsort(-1)[..., :2] if layers else None
         rows = np.sort(-draw.exponential(3, (response, max(top, 2))), 1)[:, ::-1] if top else None
         ids = np.tile(np.arange(max(top, 2)), (response, 1))
         each = Rollout(draw.integers(0, 100, prompt + response), prompt, engine)  # type: ignore[arg-type]
@@ -158,7 +168,13 @@ def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
         inside = rollouts.sequence(change["sequence"])
         begin = inside.start + change.get("at", 0)
         where = slice(begin, min(inside.stop, begin + change.get("number", inside.stop)))
-    part = values[where]
+    selected = (where, *_select_experts(change))
+    part = values[selected]
+    if "repeat" in change:
+        # one after the other, so that a distance of 1 gives all of them the same
+        for place in range(*where.indices(len(values))):
+            values[(place, *selected[1:])] = values[(place - change["repeat"], *selected[1:])]
+        return rollouts.with_columns(**{name: values})
     if "shift" in change:
         part = np.roll(part, change["shift"], 0)
     elif "ramp" in change:
@@ -168,8 +184,16 @@ def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
         part = np.full_like(part, float(change["value"]))
     else:
         part = part * change.get("times", 1) + change.get("add", 0)
-    values[where] = part
+    values[selected] = part
     return rollouts.with_columns(**{name: values})
+
+
+def _select_experts(change: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the index of the layers and the choices that are changed; () for all."""
+    if "layers" not in change and "choice" not in change:
+        return ()
+    layers = change.get("layers", slice(None))
+    return (layers, change["choice"]) if "choice" in change else (layers,)
 
 
 def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
@@ -181,7 +205,8 @@ def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
     wrong = tuple(find_defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
-    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor)
+    experts = None if case.experts is None else msgspec.convert(case.experts, ExpertLayout)
+    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor, expert_layout=experts)
 
 
 def build_rollout_series(table: Mapping[str, Any]) -> RolloutSeries:

@@ -79,6 +79,8 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """The objective keeps the policy ratio at or below 1 + clip_high; None: unknown."""
     vocabulary: Whole | None = None
     """Number of embedding rows."""
+    experts: Whole | None = None
+    """Number of routed experts of a layer; None: unknown."""
     max_model_len: Whole | None = None
     """Longest sequence that the engine accepts, in tokens."""
     versions: list[str] = []
