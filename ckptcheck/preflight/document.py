@@ -48,6 +48,8 @@ class Document:
     """Package → its version, where a file pins one."""
     script: str = ""
     """The Python module or program that a launch line starts."""
+    engine_script: str = ""
+    """The program of the launch script's other command, which starts the job's engine; "" where it has none."""
     is_incomplete: bool = False
     """Whether a configuration that this one builds on could not be read."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class Document:
         self.versions |= other.versions
         self.replaced |= other.replaced
         self.script = other.script or self.script
+        self.engine_script = other.engine_script or self.engine_script
         self.is_incomplete |= other.is_incomplete
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:

@@ -19,6 +19,7 @@ DEEPEST, MOST = 8, 60
 PINNED = {
     "vllm": re.compile(r"\bvllm==(\d+(?:\.\d+)+)|vllm/vllm-openai:v(\d+(?:\.\d+)+)"),
     "sglang": re.compile(r"\bsglang(?:\[\w+\])?==(\d+(?:\.\d+)+)|lmsysorg/sglang:v(\d+(?:\.\d+)+)"),
+    "trl": re.compile(r"\btrl(?:\[[\w,\- ]+\])?==(\d+(?:\.\d+)+)"),
     "transformer_engine": re.compile(r"\btransformer[_-]engine(?:\[\w+\])?==(\d+(?:\.\d+)+)"),
 }
 ENVIRONMENT = re.compile(r"(?:^|\.)(?:system_envs|env_vars)\.(\w+)$")

@@ -65,6 +65,10 @@ class Framework:
     """Matches the names of the framework's own configurations, whose values `sources` has as defaults."""
     known_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Section → all key names that it can have, whether the reader uses them or not; any other key is reported."""
+    config_options: tuple[str, ...] = ()
+    """Flags of the launch line that name a configuration file; other flags replace its values (for the style flags)."""
+    engine_launches: re.Pattern[str] | None = None
+    """Matches another command of the launch script, which starts the job's engine; its flags go below ``server``."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
     """Sets the fields that depend on more than one key; called after `sources` are read."""
 

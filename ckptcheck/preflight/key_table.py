@@ -6,6 +6,7 @@ The tables are JSON files beside the readers; ``fixtures/learn_framework_keys.py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -70,6 +71,16 @@ class KeyTable:
                 return Key(is_open=True)
             return Key(given.get(part)) if is_last else None
         return Key()
+
+    def version(self, release: int) -> tuple[int, ...]:
+        """Return the numbers of a release's name: v0.27.2 → (0, 27, 2); () for a commit without a name."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.releases[release][0]))
+
+    def find_release(self, version: str) -> int:
+        """Return the newest release that is not newer than a version; the oldest one where all are newer."""
+        wanted = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        numbers = [number for number in range(len(self.releases)) if () < self.version(number) <= wanted]
+        return numbers[-1] if numbers else 0
 
     def is_present(self, path: str, release: int) -> bool:
         """Return whether a section is built by default: an optional one (``teacher``) is not."""

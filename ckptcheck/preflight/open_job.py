@@ -19,7 +19,7 @@ from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environm
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
-from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, skyrl, slime, verl
+from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, skyrl, slime, trl, verl
 from ckptcheck.preflight.shell_lexer import tokenize
 from ckptcheck.preflight.shell_script import Script, Word
 from ckptcheck.text.file_io import expand_home
@@ -29,7 +29,7 @@ FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
         skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
 CONFIG_FILE = ("--config", "--config-file")
@@ -167,6 +167,7 @@ def _read_launch_script(
         for words in reversed(commands):
             if framework.launches is not None and framework.launches.search(" ".join(word.text for word in words)):
                 document = _read_command(words, framework, files, path)
+                _read_engine_command(commands, framework, document, files.name(path))
                 for variable, word in script.exports.items():
                     document.environment[variable] = Leaf(
                         word.text, variable, files.name(path), word.line or None, word.reason
@@ -175,6 +176,19 @@ def _read_launch_script(
                 return document, framework
     what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
     raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
+
+
+def _read_engine_command(
+    commands: Sequence[list[Word]], framework: Framework, document: Document, script_name: str
+) -> None:
+    """Put the flags of the last command that starts the job's engine into the document, below ``server``."""
+    for words in reversed(commands) if framework.engine_launches else ():
+        text = " ".join(word.text for word in words)
+        if framework.engine_launches is not None and framework.engine_launches.search(text):
+            start = next((index for index, word in enumerate(words) if word.text.startswith("-")), len(words))
+            document.engine_script = " ".join(word.text for word in words[:start])
+            launch.flags(words[start:], document, script_name, prefix="server.")
+            return
 
 
 def _read_runtime_environment(words: list[Word], files: JobFiles, path: Path) -> dict[str, Leaf]:
@@ -215,8 +229,9 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
     document = Document()
     script_name = files.name(path)
     if framework.style == "flags":
-        start = next((index + 1 for index, word in enumerate(words) if PROGRAM.search(word.text)), 1)
+        start = _find_program(words) + 1
         short = SHORT if framework.name == "vllm" else None
+        _read_named_config(launch.option(words[start:], *framework.config_options), document, files, path)
         positional = launch.flags(words[start:], document, script_name, short=short)
         if positional and framework.name == "vllm":
             model = positional[0]
@@ -242,6 +257,29 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
     rest = launch.apply_overrides(words, document, script_name)
     document.script = " ".join(word.text for word in rest)
     return document
+
+
+def _find_program(words: list[Word]) -> int:
+    """Return the position of the program that a command runs: a script, a module after ``-m``, or the first word."""
+    for index, word in enumerate(words):
+        if PROGRAM.search(word.text) or (index and words[index - 1].text == "-m"):
+            return index
+    return 0
+
+
+def _read_named_config(name: Word | None, document: Document, files: JobFiles, path: Path) -> None:
+    """Read the configuration file that a launch line names, if it does, into the document. path: the script's."""
+    if name is None:
+        return
+    file = None if name.reason else files.beside(name.text, path.parent)
+    if file is not None:
+        document.update(files.document(file, files.name(file)))
+        return
+    why = f"is not known: {name.reason}" if name.reason else "does not exist"
+    document.notes.append(
+        f"{clip(name.text) or 'a configuration'}, the configuration that {files.name(path)} names, {why}"
+    )
+    document.is_incomplete = True
 
 
 def _read_prime_rl_command(words: list[Word], files: JobFiles, path: Path) -> Document:

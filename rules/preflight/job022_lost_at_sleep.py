@@ -1,15 +1,17 @@
 """The engine drops weights when it sleeps that no update sends again.
 
 ## What it checks
-At sleep level 2 the engine has no draft model, no quantized weights and no quantized KV cache.
+At sleep level 2 the engine has no draft model, no quantized weights and no quantized KV cache. It is an error where TRL is of
+a version that loads the first checkpoint again when the engine wakes, after the update: 0.28 to 1.9.
 
 ## Why it matters
 - At level 2 vLLM drops buffers, the scales of an fp8 cache and draft weights too.
 - The trainer sends only the model's weights again. The rest is whatever the memory held.
+- TRL before 1.10 then generates every rollout with the weights of the start, and the importance correction hides it.
 - In one job 32 of 52 samples were corrupted.
 
 ## How to fix
-`sleep_level: 1`.
+`sleep_level: 1`. In TRL: version 1.10 or later, or `vllm_enable_sleep_mode: false`.
 
 ## When it can be wrong
 In versions of vLLM that restore them, or where the job does.
@@ -28,6 +30,14 @@ from ckptcheck.preflight.job import Job
 def check(job: Job) -> Iterator[Problem]:
     if job.number("engine.sleep_level") != 2:
         return
+    if (program := job.text("update.undone_by")) is not None:
+        yield job.problem(
+            f"{program} loads the first checkpoint into the engine again after every update, where the engine sleeps"
+            f" ({job['update.undone_by'].place}): all rollouts come from the weights of the start",
+            at="update.undone_by",
+            severity="error",
+            hint="take TRL 1.10 or later, or turn the sleep mode off",
+        )
     dropped = []
     if job.flag("engine.draft"):
         dropped.append(f"the draft model ({job['engine.draft'].place})")

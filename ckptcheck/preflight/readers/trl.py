@@ -1,0 +1,293 @@
+"""Reads jobs of TRL: ``trl grpo --config FILE``, launch lines of its scripts with ``--flags``, and their YAML files.
+
+Facts, from huggingface/trl (f2cd57710 and the releases named) and the package 1.16.0, where no other file is named from
+``trl/trainer/grpo_trainer.py`` and ``trl/generation/vllm_generation.py``:
+
+- The trainer divides its logits by the temperature since 0.16, and computes over the whole vocabulary: no top-p, no top-k.
+- vLLM's logprobs are asked for since 0.23, where the importance correction is on. They are processed ones since 0.24 with a
+  colocated engine and since 0.27.1 with ``trl vllm-serve``; since 1.11 that only starts ``vllm serve`` with the right options
+  (``trl/scripts/vllm_serve.py``), and a server that the user starts has the default of vLLM.
+- Each generation follows a sync of all weights, with adapters merged, after which the prefix cache is cleared.
+- From 0.28 to 1.9 a colocated engine in sleep mode loaded its first checkpoint again after every sync (issue 5312).
+
+Keys and defaults of each release are in ``trl_*_keys.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from ckptcheck.preflight.document import Document, Leaf
+from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.preflight.framework import (
+    FieldSource,
+    Framework,
+    derive_setting,
+    find_closest_name,
+    normalize_dtype,
+    set_default,
+    set_derived,
+)
+from ckptcheck.preflight.interpolation import ResolvedValue, resolve
+from ckptcheck.preflight.job import Job, Setting, UnknownKey
+from ckptcheck.preflight.key_table import KeyTable, load_key_table, set_from_table
+from ckptcheck.preflight.readers.transformers_flags import ACCELERATE_FLAGS, TRAINING_ARGUMENTS
+
+TRL = "TRL"
+SERVER = "server"
+"""The section that holds the options of the command that starts vLLM's server."""
+TRAINERS = {"rloo": re.compile(r"rloo"), "async_grpo": re.compile(r"async_grpo")}
+"""Trainer → what the name of its script contains; every other script runs GRPO."""
+OWN_KEYS = {"rloo": ("normalize_advantages",), "async_grpo": ("max_staleness", "weight_sync_steps")}
+"""Trainer → keys that the others do not have."""
+NOT_OF_A_CLASS = frozenset(("config", "accelerate_config"))
+OWN_SCRIPT = re.compile(r"\btrl[./](cli\b.*)?scripts[./](grpo|rloo)\b")
+"""TRL's own scripts, which drop a key of the YAML file that no class has (``fail_with_unknown_args=False``)."""
+
+PATHS: Mapping[str, FieldSource] = {
+    "trainer.fp32_head": FieldSource(("cast_lm_head_to_fp32",)),
+    "rollout.temperature": FieldSource(("generation_kwargs.temperature", "temperature")),
+    "rollout.top_p": FieldSource(("generation_kwargs.top_p", "top_p")),
+    "rollout.top_k": FieldSource(("generation_kwargs.top_k", "top_k")),
+    "rollout.min_p": FieldSource(("generation_kwargs.min_p", "min_p")),
+    "rollout.repetition_penalty": FieldSource(("generation_kwargs.repetition_penalty", "repetition_penalty")),
+    "rollout.presence_penalty": FieldSource(("generation_kwargs.presence_penalty",)),
+    "rollout.frequency_penalty": FieldSource(("generation_kwargs.frequency_penalty",)),
+    "rollout.prompt_length": FieldSource(("max_prompt_length",)),
+    "rollout.response_length": FieldSource(("generation_kwargs.max_tokens", "max_completion_length")),
+    "rollout.n": FieldSource(("num_generations",)),
+    "batch.micro": FieldSource(("per_device_train_batch_size",)),
+    "checkpoint.model": FieldSource(("model_name_or_path",)),
+}  # fmt: skip
+COLOCATED: Mapping[str, FieldSource] = {
+    "engine.tp": FieldSource(("vllm_tensor_parallel_size",)),
+    "engine.max_model_len": FieldSource(("vllm_max_model_length", "vllm_max_model_len")),
+    "engine.prefix_caching": FieldSource(("vllm_enable_prefix_caching",)),
+}
+
+
+def _finish(job: Job, document: Document) -> None:
+    """Read the job by its release, and set what follows from several keys."""
+    _normalize(document)
+    trainer = _find_trainer(document)
+    table = load_key_table(f"trl_{trainer}")
+    number = table.find_release(str(document.versions["trl"].value)) if "trl" in document.versions else None
+    if number is None:
+        number = table.choose_release(path for path in document.leaves if "." not in path)
+    release, of = table.version(number), f"{TRL} {table.describe(number).removeprefix('v')}"
+    _add_unknown_keys(job, document, table, number)
+    for name, source in PATHS.items():
+        set_from_table(job, document, name, source, table, number, of)
+    set_default(job, "trainer.filters", False, TRL)
+    if release >= (0, 16):
+        set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
+    else:
+        set_default(job, "trainer.temperature", 1.0, of)
+    _set_backend_and_dtype(job, document, release, of)
+    _set_default_lag(job, document, trainer, table, number, of)
+    if trainer != "async_grpo" and not _is_on(document, "use_vllm"):
+        job.settings["engine.name"] = Setting(
+            "transformers", "default", f"default of {of}: generate() of the trained model"
+        )
+        return
+    _read_engine(job, document, trainer, table, number, of)
+    _set_correction(job, document, trainer, table, number, of)
+
+
+def _normalize(document: Document) -> None:
+    """Bring what the parser of TRL takes in several forms into one: ``--no_x``, JSON objects, ``env:`` of a YAML file."""
+    for path, leaf in list(document.leaves.items()):
+        if path.startswith("env."):
+            document.environment[path.removeprefix("env.")] = leaf
+            document.remove(path)
+        elif path.startswith("no_") and leaf.value is True and path not in TRAINING_ARGUMENTS:
+            document.remove(path)
+            document.put(path.removeprefix("no_"), Leaf(False, leaf.key, leaf.file, leaf.line, leaf.reason))
+        elif path in ("generation_kwargs", "model_init_kwargs") and isinstance(leaf.value, str):
+            try:
+                values = json.loads(leaf.value)
+            except (ValueError, RecursionError):
+                continue
+            for key, value in values.items() if isinstance(values, dict) else ():
+                document.put(f"{path}.{key}", Leaf(value, f"{leaf.key}.{key}", leaf.file, leaf.line, leaf.reason))
+
+
+def _find_trainer(document: Document) -> str:
+    """Return grpo, rloo or async_grpo, by the name of the script or by keys that only one of them has."""
+    for name, pattern in TRAINERS.items():
+        if pattern.search(document.script):
+            return name
+    return next((name for name, keys in OWN_KEYS.items() if any(document.has(key) for key in keys)), "grpo")
+
+
+def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int) -> None:
+    """Add the keys that neither TRL nor transformers has; TRL's own script drops those of a YAML file without a word."""
+    others = TRAINING_ARGUMENTS | NOT_OF_A_CLASS | (ACCELERATE_FLAGS if document.has("config") else frozenset())
+    for path, leaf in document.leaves.items():
+        key = path.partition(".")[0]
+        if key == SERVER or key in others or table.find(key, number) is not None:
+            continue
+        known_in = [other for other in range(len(table.releases)) if table.find(key, other) is not None]
+        why = f"{table.describe(number)} has no such key; {table.describe(known_in[-1])} had it" if known_in else ""
+        near = "" if known_in else find_closest_name(key, table.names_below("", number) | TRAINING_ARGUMENTS)
+        is_dropped = near and OWN_SCRIPT.search(document.script) and (leaf.file or "").endswith((".yaml", ".yml"))
+        unknown_key = UnknownKey(leaf, why, near, dropped_by=TRL if is_dropped else "")
+        if unknown_key not in job.unknown_keys:
+            job.unknown_keys.append(unknown_key)
+
+
+def _value(document: Document, *paths: str) -> ResolvedValue | None:
+    """Return the value of the first path that is written, and is not null."""
+    for path in paths:
+        found = resolve(document, path)
+        if found is not None and (found.value is not None or found.reason):
+            return found
+    return None
+
+
+def _is_on(document: Document, path: str) -> bool:
+    found = _value(document, path)
+    return found is not None and (bool(found.reason) or str(found.value).lower() in ("true", "1", "yes", ""))
+
+
+def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...], of: str) -> None:
+    """Set what distributes the trainer, and the dtype of its matrix products: that of autocast, or else of the weights."""
+    how = f"{document.script} {getattr(_value(document, 'accelerate_config', 'config_file'), 'value', '')}".lower()
+    deepspeed = _value(document, "deepspeed")
+    backend = (
+        "deepspeed" if deepspeed or "deepspeed" in how or "zero" in how else "fsdp" if "fsdp" in how else "transformers"
+    )
+    job.settings["trainer.backend"] = Setting(backend, "default", f"default of {of}")
+    fp16, bf16 = _value(document, "fp16"), _value(document, "bf16")
+    if fp16 is not None and fp16.value is True:
+        job.settings["trainer.dtype"] = Setting("float16", "set", "", fp16.leaf)
+    elif bf16 is not None and bf16.value is True:
+        job.settings["trainer.dtype"] = Setting("bfloat16", "set", "", bf16.leaf)
+    elif bf16 is None and release >= (0, 19):
+        job.settings["trainer.dtype"] = Setting("bfloat16", "default", f"default of {of}: bf16 autocast")
+    else:
+        weights = _value(document, "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", "dtype", "torch_dtype")
+        if weights is not None and weights.value not in ("auto", None):
+            job.settings["trainer.dtype"] = Setting(
+                str(normalize_dtype(weights.value)), "set", weights.reason, weights.leaf
+            )
+
+
+def _set_default_lag(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
+    """Set how old rollouts may be. GRPO and RLOO sync before each generation; asynchronous GRPO generates all the time."""
+    if trainer != "async_grpo":
+        set_default(job, "algorithm.lag", 0, TRL)
+        set_default(job, "update.in_flight", False, TRL)
+        return
+    set_from_table(job, document, "algorithm.lag", FieldSource(("max_staleness",)), table, number, of)
+    set_default(job, "update.in_flight", True, of)
+    set_default(job, "update.pause_mode", "keep", of)
+
+
+def _read_engine(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
+    """Set the engine's fields: from the trainer's own keys where it is colocated, or else from the server's command."""
+    release = table.version(number)
+    use, mode = _value(document, "use_vllm"), _value(document, "vllm_mode")
+    default_mode = table.find("vllm_mode", number)
+    if trainer == "async_grpo":
+        is_server = True
+    elif mode is not None:
+        is_server = mode.value == "server"
+    else:
+        # Before 0.18 there was only a server, or (before 0.16) an engine on a GPU of its own.
+        is_server = (default_mode.default if default_mode else "server") == "server"
+    job.settings["engine.name"] = Setting("vllm", "set" if use else "default", f"default of {of}", None)
+    if mode is not None and mode.reason:
+        job.settings["engine.logprobs"] = Setting(None, "unresolved", mode.reason, mode.leaf)
+        return
+    set_default(job, "engine.dtype", "auto", of)
+    set_default(job, "engine.quantization", "none", of)
+    if not (trainer == "async_grpo" and not _is_on(document, "use_peft")):
+        set_default(job, "update.clears_cache", True, TRL)
+    if is_server:
+        _read_server(job, document, release, of, mode)
+        return
+    for name, source in COLOCATED.items():
+        set_from_table(job, document, name, source, table, number, of)
+    set_default(job, "engine.logprobs", "processed" if release >= (0, 24) else "raw", of)
+    if _is_on(document, "vllm_enable_sleep_mode"):
+        sleep = resolve(document, "vllm_enable_sleep_mode")
+        leaf = sleep.leaf if sleep else None
+        job.settings["engine.sleep_level"] = Setting(2, "set", "", leaf)
+        if (0, 28) <= release < (1, 10):
+            job.settings["update.undone_by"] = Setting(of, "set", "", leaf)
+
+
+def _read_server(job: Job, document: Document, release: tuple[int, ...], of: str, mode: ResolvedValue | None) -> None:
+    """Set the engine's fields by the options of the command that starts the server, where the script has it."""
+    arguments = arguments_in_section(document.leaves, lambda path: resolve(document, path), SERVER)
+    is_own = "vllm-serve" in document.engine_script or "vllm_serve" in document.engine_script
+    if document.engine_script:
+        for name in ("engine.dtype", "engine.quantization"):
+            del job.settings[name]
+        apply_engine_arguments(
+            job, "vllm", arguments, beside=frozenset(("vllm_model_impl", "model", "log_level", "config"))
+        )
+    if is_own or (release < (1, 11) and not document.engine_script):
+        set_default(job, "engine.logprobs", "processed" if release >= (0, 27, 1) else "raw", f"{of}: trl vllm-serve")
+    elif not document.engine_script:
+        leaf = mode.leaf if mode else next(iter(document.leaves.values()))
+        for name in ("engine.logprobs", "engine.prefix_caching"):
+            job.settings[name] = Setting(None, "unresolved", "the command that starts vLLM's server sets it", leaf)
+
+
+def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
+    """Set the importance correction between vLLM and the trainer, and whether the engine's logprobs enter the loss."""
+    if trainer == "async_grpo":
+        set_default(job, "algorithm.correction", "policy ratio", of)
+        set_default(job, "algorithm.uses_rollout_logprobs", True, of)
+        set_default(job, "rollout.logprobs", True, of)
+        return
+    key = table.find("vllm_importance_sampling_correction", number)
+    switch, mode = (
+        _value(document, "vllm_importance_sampling_correction"),
+        _value(document, "vllm_importance_sampling_mode"),
+    )
+    default_mode = table.find("vllm_importance_sampling_mode", number)
+    if key is None:
+        name, like = "none", Setting("none", "default", f"default of {of}")
+    elif switch is not None and (switch.reason or switch.value is False):
+        name, like = "none", derive_setting(switch, "none")
+    else:
+        name = str(mode.value) if mode else str(default_mode.default) if default_mode else "token_truncate"
+        found = mode or switch
+        like = derive_setting(found, name) if found else Setting(name, "default", f"default of {of}")
+    job.settings["algorithm.correction"] = like
+    set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
+    masked = _value(document, "off_policy_mask_threshold")
+    set_derived(job, "rollout.logprobs", name != "none" or masked is not None, like)
+
+
+FRAMEWORK = Framework(
+    name="trl",
+    title=TRL,
+    style="flags",
+    sources={},
+    signs=tuple(
+        ("model_name_or_path", key)
+        for key in (
+            "num_generations",
+            "use_vllm",
+            "max_completion_length",
+            "reward_funcs",
+            "vllm_mode",
+            "max_staleness",
+        )
+    ),
+    launches=re.compile(
+        r"\btrl\s+(grpo|rloo)\b|\btrl[./]scripts[./](grpo|rloo)\b"
+        r"|^(?!.*\b(online_dpo|nash_md|xpo|gkd|gold|dpo|sft|kto|ppo)\w*\.py\b)"
+        r"(?=.*\.py\b)(?=.*--model_name_or_path\b).*--(num_generations|use_vllm|vllm_mode|max_completion_length|max_staleness)\b",
+        re.DOTALL,
+    ),
+    config_options=("--config",),
+    engine_launches=re.compile(r"\btrl\s+vllm-serve\b|\btrl[./]scripts[./]vllm_serve\b|\bvllm\s+serve\b"),
+    finish=_finish,
+)
