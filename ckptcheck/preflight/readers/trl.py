@@ -47,6 +47,7 @@ OWN_SCRIPT = re.compile(r"\btrl[./](cli\b.*)?scripts[./](grpo|rloo)\b")
 """TRL's own scripts, which drop a key of the YAML file that no class has (``fail_with_unknown_args=False``)."""
 
 PATHS: Mapping[str, FieldSource] = {
+    "trainer.lora": FieldSource(("use_peft",)),
     "trainer.fp32_head": FieldSource(("cast_lm_head_to_fp32",)),
     "rollout.temperature": FieldSource(("generation_kwargs.temperature", "temperature")),
     "rollout.top_p": FieldSource(("generation_kwargs.top_p", "top_p")),
@@ -203,6 +204,9 @@ def _read_engine(job: Job, document: Document, trainer: str, table: KeyTable, nu
         job.settings["engine.logprobs"] = Setting(None, "unresolved", mode.reason, mode.leaf)
         return
     set_default(job, "engine.dtype", "auto", of)
+    set_default(job, "update.mode", "full", TRL)
+    set_default(job, "update.merges_lora", trainer != "async_grpo", TRL)
+    set_default(job, "engine.colocated", not is_server, of)
     set_default(job, "engine.quantization", "none", of)
     if not (trainer == "async_grpo" and not _is_on(document, "use_peft")):
         set_default(job, "update.clears_cache", True, TRL)
