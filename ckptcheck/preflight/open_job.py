@@ -19,7 +19,18 @@ from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environm
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
-from ckptcheck.preflight.readers import engine_line, nemo_rl, pipelinerl, prime_rl, roll, skyrl, slime, trl, verl
+from ckptcheck.preflight.readers import (
+    areal,
+    engine_line,
+    nemo_rl,
+    pipelinerl,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    trl,
+    verl,
+)
 from ckptcheck.preflight.shell_lexer import tokenize
 from ckptcheck.preflight.shell_script import Script, Word
 from ckptcheck.text.file_io import expand_home
@@ -29,7 +40,7 @@ FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
         skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, trl.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, areal.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
 CONFIG_FILE = ("--config", "--config-file")

@@ -39,6 +39,6 @@ def check(job: Job) -> Iterator[Problem]:
         yield job.problem(
             f"the trainer computes logprobs at temperature {job.describe('trainer.temperature')}, and rollouts are sampled at"
             f" {job.describe('rollout.temperature')}",
-            at="trainer.temperature",
+            at="trainer.temperature" if job["trainer.temperature"].leaf else "rollout.temperature",
             hint="let one setting refer to the other",
         )

@@ -71,5 +71,9 @@ def test_a_mistake_is_named_with_its_line(folder: Path, mutation: dict[str, Any]
     job = tmp_path / mutation.get("file", mutation["job"])
     text = job.read_text(encoding="utf-8")
     assert text.count(mutation["old"]) == 1, "the mutation changes one place"
-    job.write_text(text.replace(mutation["old"], mutation["new"]), encoding="utf-8")
+    text = text.replace(mutation["old"], mutation["new"])
+    for old, new in mutation.get("also", []):
+        assert text.count(old) == 1, "so does each further one"
+        text = text.replace(old, new)
+    job.write_text(text, encoding="utf-8")
     assert list_findings(preflight(tmp_path / mutation["job"])) == sorted(mutation["expect"])
