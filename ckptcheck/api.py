@@ -477,6 +477,7 @@ def preflight(
     framework: str | None = None,
     engine_version: str = "",
     te_version: str = "",
+    framework_version: str = "",
     scan_checkpoints: bool = True,
     show_settings: bool = False,
     select: Sequence[str] = (),
@@ -489,8 +490,10 @@ def preflight(
         framework: verl, slime, nemo-rl, pipelinerl, roll, prime-rl, vllm or sglang; None: detected by the keys.
         engine_version: version of the engine, for its defaults; "": as the files pin it.
         te_version: version of Transformer Engine.
+        framework_version: the framework's release or the date of a commit, for its defaults; "": as the files pin it.
         scan_checkpoints: read the headers of checkpoints that the job names and that are on this disk.
-        show_settings: add a section with every setting that was understood, and its place.
+        show_settings: add a section with every setting that was understood, and its place; and report what the job leaves to its
+            engine (JOB005) and how old its rollouts may be (JOB007).
         select: run only these rules: codes, prefixes of codes, or names.
         ignore: rules that do not run; the report lists them as skipped.
 
@@ -507,8 +510,9 @@ def preflight(
     selected = select_rules(loaded, select)
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
-        scan=scan_checkpoints,
+        framework_version=framework_version, scan=scan_checkpoints,
     )  # fmt: skip
+    opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
     return _report(opened, loaded, selected=selected, ignored=ignored)

@@ -32,13 +32,23 @@ def preflight(
         ),
     ] = "",
     te_version: Annotated[str, typer.Option(metavar="VERSION", help="Version of Transformer Engine.")] = "",
+    framework_version: Annotated[
+        str,
+        typer.Option(
+            metavar="VERSION",
+            help="Release of the framework, or the date of its commit, for its defaults.",
+            show_default="as the files pin it",
+        ),
+    ] = "",
     scan_checkpoints: Annotated[
         bool,
         typer.Option("--scan/--no-scan", help="Read the headers of checkpoints that the job names and that are here."),
     ] = True,
     show_settings: Annotated[
         bool,
-        typer.Option("--settings", help="Also list every setting that was understood, with its place."),
+        typer.Option(
+            "--settings", help="Also list every setting, with its place, and what the job leaves to its engine."
+        ),
     ] = False,
     select: Select = [],  # noqa: B006
     ignore: Ignore = [],  # noqa: B006
@@ -54,7 +64,8 @@ def preflight(
     from ckptcheck.cli import output as out
 
     report = api.preflight(
-        *job, framework=framework, engine_version=engine_version, te_version=te_version, scan_checkpoints=scan_checkpoints,
-        show_settings=show_settings, select=split_list(select), ignore=split_list(ignore),
+        *job, framework=framework, engine_version=engine_version, te_version=te_version,
+        framework_version=framework_version, scan_checkpoints=scan_checkpoints, show_settings=show_settings,
+        select=split_list(select), ignore=split_list(ignore),
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

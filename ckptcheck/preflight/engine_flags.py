@@ -221,6 +221,10 @@ def apply_engine_defaults(job: Job) -> None:
     version = job.engine_version or NEWEST.get(job.engine, "")
     for name, default in DEFAULTS.get(job.engine, {}).items():
         if job[name].status == "unknown" and (value := default(_release(version))) is not None:
+            if job.is_incomplete:
+                reason = f"a file that ckptcheck could not read may set it: {job.notes[0]}"
+                job.settings[name] = Setting(None, "unresolved", reason)
+                continue
             job.settings[name] = Setting(value, "default", f"default of {TITLES[job.engine]} {version}")
 
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ckptcheck.preflight.document import Document, Leaf
@@ -38,7 +39,7 @@ class FieldSource:
     paths: tuple[str, ...] = ()
     """Dotted paths; the first one that the document writes counts. A null counts as not written."""
     default: object = None
-    """The value where no path is written; None where the default is not known."""
+    """The value where no path is written and the framework has no table of dated defaults; None where it is not known."""
     of: str = ""
     """Whose default it is, for the report."""
     read: Callable[[object], object] | None = None
@@ -71,6 +72,8 @@ class Framework:
     """Matches another command of the launch script, which starts the job's engine; its flags go below ``server``."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
     """Sets the fields that depend on more than one key; called after `sources` are read."""
+    fork: Callable[[Document, Path], str] = lambda document, folder: ""
+    """Returns the name of the table of a fork that the job starts instead, "" for none. folder: the job's."""
 
     def matches(self, document: Document) -> bool:
         """Return whether a document has the keys of this framework."""
@@ -102,6 +105,10 @@ def read_setting(job: Job, document: Document, name: str, source: FieldSource) -
         return Setting()
     if source.paths and job.is_incomplete:
         return Setting(None, "unresolved", f"a file that ckptcheck could not read may set it: {job.notes[0]}")
+    if job.defaults is not None and (dated := job.defaults.find(name, job.text("trainer.backend") or "")) is not None:
+        if dated.reason:
+            return Setting(None, "unresolved", dated.reason)
+        return Setting(dated.value, "default", f"default of {dated.owner}")
     if source.default is not None:
         return Setting(source.default, "default", f"default of {source.of}")
     return Setting()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.vocabulary import Vocabulary
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.linter.rule import Finding
+    from ckptcheck.preflight.dated_defaults import DatedDefaults
 
 Status = Literal["set", "default", "unresolved", "unknown"]
 
@@ -122,6 +123,10 @@ class Job(EvidenceDefaults):
     """The engine's version, from the user or from a file that pins it; "" where neither names it."""
     te_version: str = ""
     """The version of Transformer Engine, in the same way."""
+    defaults: DatedDefaults | None = None
+    """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
+    lists_settings: bool = False
+    """Whether the report lists every setting, and so what the job leaves to its engine."""
     files: tuple[str, ...] = ()
     """The files that were read."""
     is_incomplete: bool = False

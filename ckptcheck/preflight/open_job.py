@@ -13,10 +13,12 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
 from ckptcheck.preflight import launch
 from ckptcheck.preflight.commands import suggest_commands
+from ckptcheck.preflight.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT, apply_engine_defaults
 from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
+from ckptcheck.preflight.framework_version import find_framework_version
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
 from ckptcheck.preflight.readers import (
@@ -55,6 +57,7 @@ def open_job(
     framework: str | None = None,
     engine_version: str = "",
     te_version: str = "",
+    framework_version: str = "",
     scan: bool = True,
 ) -> Job:
     """Read a job.
@@ -64,6 +67,7 @@ def open_job(
         framework: A key of `FRAMEWORKS`; None recognises the framework by the keys or the launch line.
         engine_version: The engine's version; "" takes the version that a file pins.
         te_version: The version of Transformer Engine; "" takes the version that a file pins.
+        framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
         scan: Whether to scan the checkpoints that the job names.
 
     Raises:
@@ -84,6 +88,7 @@ def open_job(
     document.environment |= find_environment(document)
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
+    _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _set_versions(job, document, engine_version, te_version)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
@@ -97,6 +102,31 @@ def open_job(
     if lines := suggest_commands(job):
         job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
     return job
+
+
+def _set_defaults(job: Job, document: Document, framework: Framework, version: str, folder: Path) -> None:
+    """Set the framework's dated defaults. version: the user's word for it; folder: that of the job's first file."""
+    table = load_table(framework.fork(document, folder)) or load_table(framework.name)
+    if table is None:
+        return
+    job.framework = table.title
+    if version:
+        named = FrameworkVersion(version.removeprefix("v"))
+        if not named.is_known:
+            raise CkptcheckError(
+                f"{clip(version)} is no version of {table.title}",
+                hint="write a release, 0.7.1, or the date of a commit, 2026-06-05",
+            )
+    else:
+        named = find_framework_version(table, [folder / file for file in job.files], folder)
+    if not named.is_known:
+        places = {
+            key: f"{leaf.file or 'the command line'}:{leaf.line or ''}".rstrip(":")
+            for key, leaf in document.leaves.items()
+        }
+        dated = date_by_removed_keys(table, places)
+        named = dated if dated.is_known else named
+    job.defaults = DatedDefaults(table, named, document.script)
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,8 @@ The engine then has to return processed logprobs: vLLM with `--logprobs-mode pro
 Set `logprobs_mode: processed_logprobs` (`--logprobs-mode processed_logprobs`).
 
 ## When it can be wrong
-The trainer computes logprobs at temperature 1 on purpose, in a way that its framework's configuration cannot express.
+The trainer computes logprobs at temperature 1 on purpose, in a way that its framework's configuration cannot express. ROLL's always
+does, so that raw logprobs are the ones that match; JOB002 and JOB003 then say what its rollouts are sampled with.
 
 ## Seen in
 PipelineRL's move to vLLM V1, vllm-project/vime#64, huggingface/trl#4159, verl-project/verl#4162
@@ -42,7 +43,7 @@ LOOKED_AT = ("engine.logprobs", "rollout.temperature", "rollout.top_p", "rollout
 )
 def check(job: Job) -> Iterator[Problem]:
     job.require_resolved(*LOOKED_AT)
-    if job.text("engine.logprobs") != "raw":
+    if job.text("engine.logprobs") != "raw" or job.flag("trainer.plain_logprobs"):
         return
     temperature, trainer = job.number("rollout.temperature"), job.number("trainer.temperature")
     # JOB002 reports a trainer at temperature 1.

@@ -7,8 +7,10 @@ The temperature of sampling equals the temperature by which the trainer divides 
 The trainer improves another policy than the one that acts. A ratio between the two is wrong for every token, however well the
 weights agree.
 
+A framework whose trainer always computes logprobs at temperature 1 (ROLL) leaves no choice but to sample at 1: a warning.
+
 ## How to fix
-Let one setting refer to the other: `temperature: ${llm.parameters.temperature}`.
+Let one setting refer to the other: `temperature: ${llm.parameters.temperature}`. In ROLL: `temperature: 1`.
 
 ## When it can be wrong
 No case is known. Where a framework has one setting for both, the rule has nothing to compare and stays quiet.
@@ -35,7 +37,15 @@ def check(job: Job) -> Iterator[Problem]:
     trainer, rollout = job.number("trainer.temperature"), job.number("rollout.temperature")
     if trainer is None or rollout is None:
         raise Skip(f"no setting says at which temperature {job.framework}'s trainer computes logprobs")
-    if trainer != rollout:
+    if trainer != rollout and job.flag("trainer.plain_logprobs"):
+        yield job.problem(
+            f"rollouts are sampled at temperature {job.describe('rollout.temperature')}, and {job.framework}'s trainer always"
+            f" computes logprobs at temperature {trainer:g}",
+            at="rollout.temperature",
+            severity="warning",
+            hint="sample at temperature 1 in training",
+        )
+    elif trainer != rollout:
         yield job.problem(
             f"the trainer computes logprobs at temperature {job.describe('trainer.temperature')}, and rollouts are sampled at"
             f" {job.describe('rollout.temperature')}",

@@ -12,7 +12,8 @@ Where rollouts are sampled with top-p below 1 or with top-k, the trainer applies
 Sample with `top_p: 1` and `top_k: -1` in training, and keep filters for evaluation.
 
 ## When it can be wrong
-You accept the small bias. NeMo-RL applies the filters in training too, so the rule stays quiet there.
+You accept the small bias. NeMo-RL applies the filters in training too, and slime replays the nucleus of
+top-p (since 0.3.1), so the rule stays quiet there.
 
 ## Seen in
 vllm-project/vime#64, vllm-project/vime#69

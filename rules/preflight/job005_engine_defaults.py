@@ -1,6 +1,8 @@
 """The job leaves settings that change inference to the defaults of the engine's version.
 
 ## What it checks
+Runs with `--settings`.
+
 The job writes down prefix caching, asynchronous scheduling, cascade attention and the logprob mode, instead of taking whatever
 the installed version of vLLM defaults to.
 
@@ -26,7 +28,9 @@ from ckptcheck.preflight.job import Job, shown
 LEFT = ("logprobs", "prefix_caching", "async_scheduling", "cascade_attention")
 
 
-@rule("JOB005", "engine-defaults", severity="info", on="job", when=lambda job: job.engine == "vllm")
+@rule(
+    "JOB005", "engine-defaults", severity="info", on="job", when=lambda job: job.lists_settings and job.engine == "vllm"
+)
 def check(job: Job) -> Iterator[Problem]:
     defaults = {
         name: job[f"engine.{name}"] for name in LEFT if job[f"engine.{name}"].source.startswith("default of vLLM")

@@ -1,6 +1,8 @@
 """Weights change while requests run, so one response can hold tokens of several versions.
 
 ## What it checks
+Runs with `--settings`.
+
 Whether updates happen in flight, what happens to running requests then, and whether the job bounds the age of rollouts.
 
 ## Why it matters
@@ -23,7 +25,13 @@ from ckptcheck import Problem, rule
 from ckptcheck.preflight.job import Job
 
 
-@rule("JOB007", "mixed-versions", severity="info", on="job", when=lambda job: job["update.in_flight"].is_known)
+@rule(
+    "JOB007",
+    "mixed-versions",
+    severity="info",
+    on="job",
+    when=lambda job: job.lists_settings and job["update.in_flight"].is_known,
+)
 def check(job: Job) -> Iterator[Problem]:
     if not job.flag("update.in_flight"):
         return

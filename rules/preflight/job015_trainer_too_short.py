@@ -6,7 +6,8 @@ long a prompt may be, it is at least the engine's context.
 
 ## Why it matters
 The trainer cuts or drops longer sequences after the job has paid for them: the reward belongs to text that is not trained on.
-verl stops with an assertion at the first such batch.
+verl stops with an assertion at the first such batch. PipelineRL refuses to start where finetune.seq_length is below
+max_model_len, which is an error.
 
 ## How to fix
 Raise the trainer's length, or lower max_model_len.
@@ -15,7 +16,8 @@ Raise the trainer's length, or lower max_model_len.
 No rollout gets that long.
 
 ## Seen in
-prime-rl (seq_len), PipelineRL (finetune.seq_length), verl (ppo_max_token_len_per_gpu with use_dynamic_bsz)
+prime-rl (seq_len), PipelineRL (finetune.seq_length; `validate_config` in pipelinerl/launch.py raises), verl
+(ppo_max_token_len_per_gpu with use_dynamic_bsz)
 """
 
 from collections.abc import Iterator
@@ -54,5 +56,7 @@ def check(job: Job) -> Iterator[Problem]:
         yield job.problem(
             f"the trainer takes sequences of {max_length:g} tokens ({job['trainer.max_length'].place}), and {reason}",
             at="trainer.max_length",
+            # PipelineRL's launcher compares the two before anything starts.
+            severity="error" if job.framework == "PipelineRL" and longest == context else None,
             hint="raise the trainer's length",
         )

@@ -1,20 +1,22 @@
-"""Every forward pass of the trainer changes the router's expert bias.
+"""The router's expert bias moves with the load of experts, and not with the reward.
 
 ## What it checks
-Where the model has experts, Megatron updates the router's expert bias at rate 0.
+Where the model has experts and the router an expert bias, Megatron updates that bias at rate 0. Where the job itself turns the bias
+on and writes a rate, that is an info; a rate alone, or Megatron's default (0.001), is a warning.
 
 ## Why it matters
-The bias follows the load of experts, not the loss. Between two weight updates the engine routes with another bias than the
-trainer, so tokens go to other experts on the two sides.
+- Megatron moves the bias at every optimizer step (`_update_router_expert_bias` in finalize_model_grads) so that the load of experts
+  evens out. The loss has no say in it, so that routing, and with it every logprob, drifts without a reward.
+- The engine routes with the bias of the last weight update, and only if the update sends the bias too (`e_score_correction_bias`).
 
 ## How to fix
 `--moe-router-bias-update-rate 0`; in NeMo-RL `moe_router_bias_update_rate: 0.0`.
 
 ## When it can be wrong
-Every weight update sends the bias too, and you have measured the gap.
+You want the load to be balanced while you train, and every weight update sends the bias.
 
 ## Seen in
-NeMo-RL's configurations ("by default, disable bias updates for grpo")
+NeMo-RL's configurations ("by default, disable bias updates for grpo"), slime's scripts/models (`--moe-router-bias-update-rate 0`)
 """
 
 from collections.abc import Iterator
@@ -31,13 +33,17 @@ from ckptcheck.preflight.job import Job
     when=lambda job: job["trainer.router_bias_update_rate"].status != "unknown",
 )
 def check(job: Job) -> Iterator[Problem]:
-    job.require_resolved("trainer.router_bias_update_rate")
+    job.require_resolved("trainer.router_bias_update_rate", "trainer.router_bias")
+    rate = job["trainer.router_bias_update_rate"]
+    if not rate.value or job.flag("trainer.router_bias") is False:
+        return
     if job.moe is None:
         raise Skip("neither the configuration nor a checkpoint on this machine says whether the model has experts")
-    if job.moe and job.number("trainer.router_bias_update_rate"):
+    if job.moe:
         yield job.problem(
-            f"the router's expert bias moves by {job.describe('trainer.router_bias_update_rate')} in every forward pass of the"
-            " trainer, and not in the engine",
-            at="trainer.router_bias_update_rate",
-            hint="set it to 0",
+            f"the router's expert bias moves by {job.describe('trainer.router_bias_update_rate')} at every optimizer step, with the"
+            " load of experts and without the reward",
+            at="trainer.router_bias_update_rate" if rate.leaf else "trainer.router_bias",
+            severity="info" if rate.status == job["trainer.router_bias"].status == "set" else None,
+            hint="set it to 0, or see that every weight update sends the bias",
         )

@@ -29,7 +29,9 @@ class JobCase(CheckpointChanges, kw_only=True):
     overrides: list[str] = []
     """``key=value`` on the command line."""
     told: dict[str, str] = {}
-    """engine_version, te_version: what the user says of the job's machines."""
+    """engine_version, te_version, framework_version: what the user says of the job's machines."""
+    settings: bool = False
+    """Whether the report lists every setting (``--settings``)."""
 
 
 def read_job(table: Mapping[str, Any], folder: Path) -> Job:
@@ -45,4 +47,6 @@ def read_job(table: Mapping[str, Any], folder: Path) -> Job:
     for name, text in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return open_job([str(path), *case.overrides], **case.told)
+    job = open_job([str(path), *case.overrides], **case.told)
+    job.lists_settings = case.settings
+    return job

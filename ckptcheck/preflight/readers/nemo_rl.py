@@ -41,23 +41,21 @@ def _quantization(value: object) -> object:
 SOURCES = {
     "trainer.dtype": FieldSource(("policy.precision",), read=normalize_dtype),
     "trainer.temperature": FieldSource((f"{GENERATION}.temperature",)),
-    "trainer.filters": FieldSource((), True, NEMO),
+    "trainer.filters": FieldSource(),
     "trainer.max_length": FieldSource(("policy.max_total_sequence_length",)),
     "engine.name": FieldSource((f"{GENERATION}.backend",)),
     "rollout.temperature": FieldSource((f"{GENERATION}.temperature",)),
     "rollout.top_p": FieldSource((f"{GENERATION}.top_p",)),
-    "rollout.top_k": FieldSource((f"{GENERATION}.top_k",), -1, NEMO),
+    "rollout.top_k": FieldSource((f"{GENERATION}.top_k",)),
     "rollout.response_length": FieldSource((f"{GENERATION}.max_new_tokens",)),
     "rollout.n": FieldSource(("grpo.num_generations_per_prompt",)),
-    "rollout.logprobs": FieldSource((), True, NEMO),
-    "algorithm.uses_rollout_logprobs": FieldSource((f"{LOSS}.use_importance_sampling_correction",), False, NEMO),
+    "rollout.logprobs": FieldSource(),
+    "algorithm.uses_rollout_logprobs": FieldSource((f"{LOSS}.use_importance_sampling_correction",)),
     "algorithm.correction": FieldSource(
         (f"{LOSS}.use_importance_sampling_correction",),
-        "none",
-        NEMO,
-        lambda value: "importance sampling" if value is True else "none",
+        read=lambda value: "importance sampling" if value is True else "none",
     ),
-    "algorithm.forced_ratio": FieldSource((f"{LOSS}.force_on_policy_ratio",), False, NEMO),
+    "algorithm.forced_ratio": FieldSource((f"{LOSS}.force_on_policy_ratio",)),
     "batch.train": FieldSource(("grpo.num_prompts_per_step",)),
     "checkpoint.model": FieldSource(("policy.model_name",)),
     "trainer.router_replay": FieldSource(
@@ -76,13 +74,11 @@ SOURCES = {
 BY_VLLM = {
     "engine.tp": FieldSource((f"{VLLM}.tensor_parallel_size",)),
     "engine.dtype": FieldSource((f"{VLLM}.precision",), read=_engine_dtype),
-    "engine.quantization": FieldSource((f"{VLLM}.precision",), "none", NEMO, _quantization),
-    "engine.kv_cache_dtype": FieldSource((f"{VLLM}.kv_cache_dtype",), "auto", NEMO),
+    "engine.quantization": FieldSource((f"{VLLM}.precision",), read=_quantization),
+    "engine.kv_cache_dtype": FieldSource((f"{VLLM}.kv_cache_dtype",)),
     "engine.max_model_len": FieldSource((f"{VLLM}.max_model_len",)),
-    "engine.logprobs": FieldSource(
-        (f"{VLLM}.logprobs_mode",), "processed", NEMO, lambda value: str(value).partition("_")[0]
-    ),
-    "engine.prefix_caching": FieldSource((f"{VLLM}.enable_prefix_caching",), True, f"{NEMO} on Ampere and later"),
+    "engine.logprobs": FieldSource((f"{VLLM}.logprobs_mode",), read=lambda value: str(value).partition("_")[0]),
+    "engine.prefix_caching": FieldSource((f"{VLLM}.enable_prefix_caching",)),
 }
 BY_MEGATRON = {
     "trainer.tp": FieldSource((f"{MEGATRON}.tensor_model_parallel_size",)),
@@ -91,10 +87,11 @@ BY_MEGATRON = {
     "trainer.cp": FieldSource((f"{MEGATRON}.context_parallel_size",)),
     "trainer.attention_backend": FieldSource((f"{MEGATRON}.attention_backend",)),
     "trainer.moe_permute_fusion": FieldSource((f"{MEGATRON}.moe_permute_fusion",)),
+    "trainer.router_bias": FieldSource((f"{MEGATRON}.moe_router_enable_expert_bias",)),
     "trainer.router_bias_update_rate": FieldSource((f"{MEGATRON}.moe_router_bias_update_rate",)),
-    "trainer.fp8": FieldSource((f"{MEGATRON}.fp8_cfg.enabled",), False, NEMO),
+    "trainer.fp8": FieldSource((f"{MEGATRON}.fp8_cfg.enabled",)),
     "trainer.fp32_head": FieldSource(
-        (f"{MEGATRON}.fp32_lm_head",), False, NEMO, lambda value: value is True or value == "tf32"
+        (f"{MEGATRON}.fp32_lm_head",), read=lambda value: value is True or value == "tf32"
     ),
 }
 BY_MEGATRON |= {
@@ -106,7 +103,7 @@ BY_DTENSOR = {
     "trainer.tp": FieldSource((f"{DTENSOR}.tensor_parallel_size",)),
     "trainer.cp": FieldSource((f"{DTENSOR}.context_parallel_size",)),
     "trainer.ep": FieldSource((f"{DTENSOR}.expert_parallel_size",)),
-    "trainer.fp8": FieldSource((), False, NEMO),
+    "trainer.fp8": FieldSource(),
 }
 MTP = ("mtp", "deepseek_mtp")
 """vLLM's methods of speculating with the model's own layers."""
@@ -158,6 +155,11 @@ def _finish(job: Job, document: Document) -> None:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
     if job.number("trainer.ep") == 1 and job.flag("trainer.moe") is None:
         job.settings.pop("trainer.moe", None)
+    threshold = resolve(document, "grpo.seq_logprob_error_threshold")
+    if job.flag("algorithm.forced_ratio") and (threshold is None or threshold.value is None):
+        # Only then the pass for old logprobs is skipped.
+        for name in ("metrics.lost", "metrics.left"):
+            job.settings[name] = read_setting(job, document, name, FieldSource())
     _set_update_and_lag(job, document)
 
 
@@ -208,9 +210,9 @@ def _set_update_and_lag(job: Job, document: Document) -> None:
         job.settings["algorithm.lag"] = Setting(0, "default", f"default of {NEMO}")
         return
     asynchronous = {
-        "update.in_flight": FieldSource((f"{ASYNC}.in_flight_weight_updates",), False, NEMO),
-        "update.clears_cache": FieldSource((f"{ASYNC}.recompute_kv_cache_after_weight_updates",), False, NEMO),
-        "algorithm.lag": FieldSource((f"{ASYNC}.max_trajectory_age_steps",), 1, NEMO),
+        "update.in_flight": FieldSource((f"{ASYNC}.in_flight_weight_updates",)),
+        "update.clears_cache": FieldSource((f"{ASYNC}.recompute_kv_cache_after_weight_updates",)),
+        "algorithm.lag": FieldSource((f"{ASYNC}.max_trajectory_age_steps",)),
     }
     for name, source in asynchronous.items():
         job.settings[name] = read_setting(job, document, name, source)

@@ -25,32 +25,34 @@ def _dtype_of_load_as_bf16(value: object) -> object:
 SOURCES = {
     "trainer.dtype": FieldSource(("finetune.load_as_bf16",), read=_dtype_of_load_as_bf16),
     "trainer.temperature": FieldSource(("finetune.rl.temperature", "llm.parameters.temperature")),
-    "trainer.filters": FieldSource((), False, PIPELINE),
+    "trainer.filters": FieldSource(),
     "trainer.fp32_head": FieldSource(("finetune.fp32_lm_head", "fp32_lm_head")),
     "trainer.max_length": FieldSource(("finetune.seq_length",)),
-    "engine.name": FieldSource((), "vllm", PIPELINE),
-    "rollout.temperature": FieldSource(("llm.parameters.temperature",), 1.0, PIPELINE),
-    "rollout.top_p": FieldSource(("llm.parameters.top_p",), 1.0, PIPELINE),
-    "rollout.top_k": FieldSource(("llm.parameters.top_k",), -1, PIPELINE),
+    "engine.name": FieldSource(),
+    "engine.v1": FieldSource(("vllm_config.use_v1",)),
+    "engine.fp32_head": FieldSource(("fp32_lm_head",)),
+    "rollout.temperature": FieldSource(("llm.parameters.temperature",)),
+    "rollout.top_p": FieldSource(("llm.parameters.top_p",)),
+    "rollout.top_k": FieldSource(("llm.parameters.top_k",)),
     "rollout.min_p": FieldSource(("llm.parameters.min_p",)),
     "rollout.repetition_penalty": FieldSource(("llm.parameters.repetition_penalty",)),
     "rollout.presence_penalty": FieldSource(("llm.parameters.presence_penalty",)),
     "rollout.frequency_penalty": FieldSource(("llm.parameters.frequency_penalty",)),
     "rollout.response_length": FieldSource(("llm.parameters.max_tokens",)),
     "rollout.n": FieldSource(("attempts",)),
-    "rollout.logprobs": FieldSource((), True, PIPELINE),
-    "update.in_flight": FieldSource((), True, PIPELINE),
-    "update.pause_mode": FieldSource((), "keep", PIPELINE),
-    "update.clears_cache": FieldSource((), False, PIPELINE),
-    "algorithm.uses_rollout_logprobs": FieldSource((), True, PIPELINE),
-    "algorithm.correction": FieldSource((), "policy ratio", PIPELINE),
+    "rollout.logprobs": FieldSource(),
+    "update.in_flight": FieldSource(),
+    "update.pause_mode": FieldSource(),
+    "update.clears_cache": FieldSource(),
+    "algorithm.uses_rollout_logprobs": FieldSource(),
+    "algorithm.correction": FieldSource(),
     "algorithm.lag": FieldSource(("finetune.max_lag", "max_lag")),
     "checkpoint.model": FieldSource(("model_path", "finetune.config_name")),
     "trainer.lora": FieldSource(("finetune.lora.enabled",), False, PIPELINE),
     "save.interval": FieldSource(("finetune.save_checkpoint_steps",)),
     "save.directory": FieldSource(("output_dir",)),
 }
-V0 = "vLLM V0 (use_v1: false)"
+V0 = "vLLM V0"
 
 
 def _finish(job: Job, document: Document) -> None:
@@ -65,8 +67,6 @@ def _finish(job: Job, document: Document) -> None:
     quantization = resolve(document, "vllm_config.quantization")
     if quantization is not None and quantization.value == "bf16_last_layer_fp32":
         job.settings["engine.fp32_head"] = Setting(True, "set", "", quantization.leaf)
-    elif (fp32_lm_head := resolve(document, "fp32_lm_head")) is not None and isinstance(fp32_lm_head.value, bool):
-        job.settings.setdefault("engine.fp32_head", Setting(fp32_lm_head.value, "set", "", fp32_lm_head.leaf))
     if job["algorithm.lag"].status == "unknown":
         leaf = next((document.leaves[key] for key in ("finetune.max_lag", "max_lag") if key in document.leaves), None)
         job.settings["algorithm.unbounded_lag"] = Setting(
@@ -77,26 +77,19 @@ def _finish(job: Job, document: Document) -> None:
 def _set_defaults_of_v0(job: Job, document: Document) -> None:
     """Set the defaults of vLLM's V0 engine where the job uses it.
 
-    V0 returns logprobs after temperature, top-p and top-k, and has no prefix cache unless the job turns it on.
+    V0 returns logprobs after temperature, top-p and top-k, and has no prefix cache unless the job turns it on. PipelineRL asks
+    vllm_config.use_v1 which engine to start until April 2026; since then it starts V1 and does not read that key.
     """
-    use_v1 = resolve(document, "vllm_config.use_v1")
-    if use_v1 is None:
+    v1 = job["engine.v1"]
+    if v1.status == "set" and job.defaults is not None and job.defaults.version.is_known:
+        always = job.defaults.find("engine.v1")
+        if always is not None and always.value is True:
+            v1 = Setting(True, "default", f"default of {always.owner}")
+    if v1.is_known and v1.value is False:
+        for name in ("engine.prefix_caching", "engine.async_scheduling", "engine.cascade_attention"):
+            set_default(job, name, False, V0)
         if job["engine.logprobs"].status == "unknown":
-            leaf = next(iter(document.leaves.values()))
-            job.settings["engine.logprobs"] = Setting(
-                None, "unresolved", "vllm_config.use_v1 is not written in it", leaf
-            )
-        return
-    if use_v1.value is False:
-        like = Setting(None, "set", "", use_v1.leaf)
-        for name, value in (
-            ("engine.prefix_caching", False),
-            ("engine.async_scheduling", False),
-            ("engine.cascade_attention", False),
-        ):
-            set_default(job, name, value, V0)
-        if job["engine.logprobs"].status == "unknown":
-            set_derived(job, "engine.logprobs", "processed", like)
+            set_derived(job, "engine.logprobs", "processed", v1)
 
 
 FRAMEWORK = Framework(

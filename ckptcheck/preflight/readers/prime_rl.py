@@ -28,23 +28,23 @@ def _sampling_paths(name: str) -> tuple[str, ...]:
 
 
 SOURCES = {
-    "trainer.backend": FieldSource((), "fsdp", PRIME),
-    "trainer.dtype": FieldSource((), "bfloat16", PRIME),
-    "trainer.tp": FieldSource(("trainer.model.tp",), 1, PRIME),
-    "trainer.ep": FieldSource(("trainer.model.ep",), 1, PRIME),
-    "trainer.cp": FieldSource(("trainer.model.cp",), 1, PRIME),
-    "trainer.temperature": FieldSource(_sampling_paths("temperature"), 1.0, PRIME),
-    "trainer.max_length": FieldSource(("trainer.model.seq_len", "seq_len"), 2048, PRIME),
-    "engine.name": FieldSource((), "vllm", PRIME),
-    "engine.tp": FieldSource(("inference.parallel.tp",), 1, PRIME),
-    "engine.dtype": FieldSource(("inference.model.dtype",), "auto", PRIME, normalize_dtype),
+    "trainer.backend": FieldSource(),
+    "trainer.dtype": FieldSource(),
+    "trainer.tp": FieldSource(("trainer.model.tp",)),
+    "trainer.ep": FieldSource(("trainer.model.ep",)),
+    "trainer.cp": FieldSource(("trainer.model.cp",)),
+    "trainer.temperature": FieldSource(_sampling_paths("temperature")),
+    "trainer.max_length": FieldSource(("trainer.model.seq_len", "seq_len")),
+    "engine.name": FieldSource(),
+    "engine.tp": FieldSource(("inference.parallel.tp",)),
+    "engine.dtype": FieldSource(("inference.model.dtype",), read=normalize_dtype),
     "engine.max_model_len": FieldSource(("inference.model.max_model_len", "max_model_len")),
-    "engine.logprobs": FieldSource((), "processed", PRIME),
+    "engine.logprobs": FieldSource(),
     "engine.prefix_caching": FieldSource(("inference.enable_prefix_caching",)),
     "engine.fp32_head": FieldSource(("inference.enable_fp32_lm_head",)),
-    "rollout.temperature": FieldSource(_sampling_paths("temperature"), 1.0, PRIME),
-    "rollout.top_p": FieldSource((*_sampling_paths("top_p"), *_sampling_paths("extra_body.top_p")), 1.0, PRIME),
-    "rollout.top_k": FieldSource((*_sampling_paths("top_k"), *_sampling_paths("extra_body.top_k")), -1, PRIME),
+    "rollout.temperature": FieldSource(_sampling_paths("temperature")),
+    "rollout.top_p": FieldSource((*_sampling_paths("top_p"), *_sampling_paths("extra_body.top_p"))),
+    "rollout.top_k": FieldSource((*_sampling_paths("top_k"), *_sampling_paths("extra_body.top_k"))),
     "rollout.min_p": FieldSource((*_sampling_paths("min_p"), *_sampling_paths("extra_body.min_p"))),
     "rollout.repetition_penalty": FieldSource(
         (*_sampling_paths("repetition_penalty"), *_sampling_paths("extra_body.repetition_penalty"))
@@ -59,12 +59,12 @@ SOURCES = {
     "rollout.n": FieldSource(
         ("orchestrator.group_size", "orchestrator.train.group_size", "orchestrator.rollouts_per_example")
     ),
-    "rollout.logprobs": FieldSource((), True, PRIME),
-    "update.in_flight": FieldSource((), True, PRIME),
-    "algorithm.uses_rollout_logprobs": FieldSource((), True, PRIME),
-    "algorithm.correction": FieldSource((), "policy ratio", PRIME),
+    "rollout.logprobs": FieldSource(),
+    "update.in_flight": FieldSource(),
+    "algorithm.uses_rollout_logprobs": FieldSource(),
+    "algorithm.correction": FieldSource(),
     "algorithm.lag": FieldSource(
-        ("orchestrator.max_off_policy_steps", "orchestrator.max_async_level", "max_async_level"), 1, PRIME
+        ("orchestrator.max_off_policy_steps", "orchestrator.max_async_level", "max_async_level")
     ),
     "batch.train": FieldSource(("orchestrator.batch_size",)),
     "checkpoint.model": FieldSource(("inference.model.name", "model.name")),

@@ -8,6 +8,7 @@ temperature (vllm-project/vime#64), and pauses and flushes SGLang at every updat
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import apply_engine_arguments
@@ -39,40 +40,41 @@ def _is_set(value: object) -> object:
 
 
 SOURCES = {
-    "trainer.backend": FieldSource(("train_backend",), "megatron", SLIME),
-    "trainer.dtype": FieldSource(("fp16",), "bfloat16", SLIME, _dtype_of_fp16),
-    "trainer.tp": FieldSource(("tensor_model_parallel_size",), 1, MEGATRON),
-    "trainer.pp": FieldSource(("pipeline_model_parallel_size",), 1, MEGATRON),
-    "trainer.ep": FieldSource(("expert_model_parallel_size",), 1, MEGATRON),
-    "trainer.cp": FieldSource(("context_parallel_size",), 1, MEGATRON),
-    "trainer.temperature": FieldSource(("rollout_temperature",), 1.0, SLIME),
-    "trainer.filters": FieldSource((), False, SLIME),
-    "trainer.attention_backend": FieldSource(("attention_backend",), "auto", MEGATRON),
-    "trainer.moe": FieldSource(("num_experts",), False, MEGATRON, _is_set),
-    "trainer.mla": FieldSource(("multi_latent_attention",), False, MEGATRON),
-    "trainer.moe_permute_fusion": FieldSource(("moe_permute_fusion",), False, MEGATRON),
+    "trainer.backend": FieldSource(("train_backend",)),
+    "trainer.dtype": FieldSource(("fp16",), read=_dtype_of_fp16),
+    "trainer.tp": FieldSource(("tensor_model_parallel_size",)),
+    "trainer.pp": FieldSource(("pipeline_model_parallel_size",)),
+    "trainer.ep": FieldSource(("expert_model_parallel_size",)),
+    "trainer.cp": FieldSource(("context_parallel_size",)),
+    "trainer.temperature": FieldSource(("rollout_temperature",)),
+    "trainer.filters": FieldSource(),
+    "trainer.attention_backend": FieldSource(("attention_backend",)),
+    "trainer.moe": FieldSource(("num_experts",), read=_is_set),
+    "trainer.mla": FieldSource(("multi_latent_attention",)),
+    "trainer.moe_permute_fusion": FieldSource(("moe_permute_fusion",)),
+    "trainer.router_bias": FieldSource(("moe_router_enable_expert_bias",)),
     "trainer.router_bias_update_rate": FieldSource(("moe_router_bias_update_rate",)),
-    "trainer.fp8": FieldSource(("fp8_format",), False, MEGATRON, _is_set),
-    "trainer.attention_dropout": FieldSource(("attention_dropout",), 0.1, MEGATRON),
-    "trainer.hidden_dropout": FieldSource(("hidden_dropout",), 0.1, MEGATRON),
-    "engine.name": FieldSource((), "sglang", SLIME),
-    "engine.tp": FieldSource(("rollout_num_gpus_per_engine",), 1, SLIME),
+    "trainer.fp8": FieldSource(("fp8_format",), read=_is_set),
+    "trainer.attention_dropout": FieldSource(("attention_dropout",)),
+    "trainer.hidden_dropout": FieldSource(("hidden_dropout",)),
+    "engine.name": FieldSource(),
+    "engine.tp": FieldSource(("rollout_num_gpus_per_engine",)),
     "engine.max_model_len": FieldSource(("rollout_max_context_len",)),
-    "rollout.temperature": FieldSource(("rollout_temperature",), 1.0, SLIME),
-    "rollout.top_p": FieldSource(("rollout_top_p",), 1.0, SLIME),
-    "rollout.top_k": FieldSource(("rollout_top_k",), -1, SLIME),
-    "rollout.n": FieldSource(("n_samples_per_prompt",), 1, SLIME),
+    "rollout.temperature": FieldSource(("rollout_temperature",)),
+    "rollout.top_p": FieldSource(("rollout_top_p",)),
+    "rollout.top_k": FieldSource(("rollout_top_k",)),
+    "rollout.n": FieldSource(("n_samples_per_prompt",)),
     "rollout.prompt_length": FieldSource(("rollout_max_prompt_len",)),
     "rollout.response_length": FieldSource(("rollout_max_response_len",)),
-    "rollout.logprobs": FieldSource((), True, SLIME),
-    "algorithm.correction": FieldSource(("use_tis",), "none", SLIME, lambda value: "tis" if value is True else "none"),
+    "rollout.logprobs": FieldSource(),
+    "algorithm.correction": FieldSource(("use_tis",), read=lambda value: "tis" if value is True else "none"),
     "update.pause_mode": FieldSource(("pause_generation_mode",)),
     "batch.train": FieldSource(("rollout_batch_size",)),
-    "batch.balance": FieldSource(("balance_data",), False, SLIME),
+    "batch.balance": FieldSource(("balance_data",)),
     "batch.steps_per_rollout": FieldSource(("num_steps_per_rollout",)),
     "batch.responses": FieldSource(("global_batch_size",)),
-    "debug.rollout_only": FieldSource(("debug_rollout_only",), False, SLIME),
-    "debug.train_only": FieldSource(("debug_train_only",), False, SLIME),
+    "debug.rollout_only": FieldSource(("debug_rollout_only",)),
+    "debug.train_only": FieldSource(("debug_train_only",)),
     "debug.save_rollouts": FieldSource(("save_debug_rollout_data",)),
     "debug.load_rollouts": FieldSource(("load_debug_rollout_data",)),
     "debug.save_train": FieldSource(("save_debug_train_data",)),
@@ -92,6 +94,7 @@ SOURCES = {
     "save.interval": FieldSource(("save_interval",)),
     "save.directory": FieldSource(("save",)),
 }
+MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
 """Fields that slime's scripts/models/*.sh set: they stay unknown where a script sources such a file and it is missing."""
 
@@ -153,6 +156,9 @@ def _finish(job: Job, document: Document) -> None:
     if job.flag("debug.rollout_only"):
         _forget(job, "trainer.", "algorithm.", "update.")
         return
+    # What slime replays is the nucleus of top-p; without top-p the engine sends none.
+    if job.flag("trainer.filters") and (job.number("rollout.top_k") or 0) > 0 and job.number("rollout.top_p") == 1:
+        set_derived(job, "trainer.filters", False, job["trainer.filters"])
     _set_update_and_lag(job, document)
     count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
     use_logprobs = resolve(document, "use_rollout_logprobs")
@@ -181,6 +187,23 @@ def _set_router_replay(job: Job, document: Document) -> None:
         set_derived(job, "trainer.router_replay", "recompute", own)
     elif not document.notes:
         set_default(job, "trainer.router_replay", "none", SLIME)
+
+
+def _fork(document: Document, folder: Path) -> str:
+    """Return miles where the job names it or stands in its checkout. folder: the job's."""
+    texts = (
+        document.script,
+        *(str(leaf.value) for leaf in document.leaves.values()),
+        *(str(leaf.value) for leaf in document.environment.values()),
+    )
+    if any(MILES.search(text) for text in texts):
+        return "miles"
+    for place in [folder, *folder.resolve().parents][:8]:
+        if (place / "slime").is_dir():
+            return ""
+        if (place / "miles" / "utils").is_dir():
+            return "miles"
+    return ""
 
 
 def _forget(job: Job, *beginnings: str) -> None:
@@ -217,4 +240,5 @@ FRAMEWORK = Framework(
         r"\btrain(_async)?\.py\b.*--(hf-checkpoint|rollout-|sglang-|actor-num|advantage-estimator)", re.DOTALL
     ),
     finish=_finish,
+    fork=_fork,
 )

@@ -28,11 +28,6 @@ CORRECTION = "algorithm.rollout_correction"
 VERL = "verl"
 
 
-def _verl(value: object, *paths: str, read: object = None) -> FieldSource:
-    """Return the source of a field with a default of verl. value: the default."""
-    return FieldSource(paths, value, VERL, read)  # type: ignore[arg-type]
-
-
 def _backend(value: object) -> object:
     return "fsdp" if str(value).startswith("fsdp") else str(value)
 
@@ -61,102 +56,107 @@ def _estimates_values(value: object) -> object:
 
 
 SOURCES = {
-    "trainer.backend": _verl("fsdp", f"{ACTOR}.strategy", read=_backend),
-    "trainer.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
-    "trainer.filters": _verl(False),
+    "trainer.backend": FieldSource((f"{ACTOR}.strategy",), read=_backend),
+    "trainer.v1": FieldSource(("trainer.use_v1",)),
+    "trainer.temperature": FieldSource((f"{ROLLOUT}.temperature",)),
+    "trainer.filters": FieldSource(),
     "engine.name": FieldSource((f"{ROLLOUT}.name",)),
-    "engine.tp": _verl(2, f"{ROLLOUT}.tensor_model_parallel_size"),
-    "engine.dtype": _verl("bfloat16", f"{ROLLOUT}.dtype", read=normalize_dtype),
-    "engine.quantization": _verl("none", f"{ROLLOUT}.quantization"),
+    "engine.tp": FieldSource((f"{ROLLOUT}.tensor_model_parallel_size",)),
+    "engine.dtype": FieldSource((f"{ROLLOUT}.dtype",), read=normalize_dtype),
+    "engine.quantization": FieldSource((f"{ROLLOUT}.quantization",)),
     "engine.max_model_len": FieldSource((f"{ROLLOUT}.max_model_len",)),
-    "engine.logprobs": _verl(
-        "processed", f"{ROLLOUT}.logprobs_mode", read=lambda value: str(value).partition("_")[0]
-    ),
-    "engine.prefix_caching": _verl(True, f"{ROLLOUT}.enable_prefix_caching"),
-    "engine.chunked_prefill": _verl(True, f"{ROLLOUT}.enable_chunked_prefill"),
-    "rollout.temperature": _verl(1.0, f"{ROLLOUT}.temperature"),
-    "rollout.top_p": _verl(1.0, f"{ROLLOUT}.top_p"),
-    "rollout.top_k": _verl(-1, f"{ROLLOUT}.top_k"),
-    "rollout.repetition_penalty": _verl(1.0, f"{ROLLOUT}.repetition_penalty"),
-    "rollout.n": _verl(1, f"{ROLLOUT}.n"),
-    "rollout.prompt_length": _verl(512, f"{ROLLOUT}.prompt_length", "data.max_prompt_length"),
-    "rollout.response_length": _verl(512, f"{ROLLOUT}.response_length", "data.max_response_length"),
-    "rollout.logprobs": _verl(False, f"{ROLLOUT}.calculate_log_probs"),
-    "update.clears_cache": _verl(True),
-    "update.in_flight": _verl(False, "async_training.partial_rollout"),
-    "algorithm.correction": _verl(
-        "none",
-        f"{CORRECTION}.rollout_is",
-        f"{CORRECTION}.rollout_rs",
-        "algorithm.rollout_is",
-        f"{ACTOR}.tis_imp_ratio_cap",
+    "engine.logprobs": FieldSource((f"{ROLLOUT}.logprobs_mode",), read=lambda value: str(value).partition("_")[0]),
+    "engine.prefix_caching": FieldSource((f"{ROLLOUT}.enable_prefix_caching",)),
+    "engine.chunked_prefill": FieldSource((f"{ROLLOUT}.enable_chunked_prefill",)),
+    "rollout.temperature": FieldSource((f"{ROLLOUT}.temperature",)),
+    "rollout.top_p": FieldSource((f"{ROLLOUT}.top_p",)),
+    "rollout.top_k": FieldSource((f"{ROLLOUT}.top_k",)),
+    "rollout.repetition_penalty": FieldSource((f"{ROLLOUT}.repetition_penalty",)),
+    "rollout.n": FieldSource((f"{ROLLOUT}.n",)),
+    "rollout.prompt_length": FieldSource((f"{ROLLOUT}.prompt_length", "data.max_prompt_length")),
+    "rollout.response_length": FieldSource((f"{ROLLOUT}.response_length", "data.max_response_length")),
+    "rollout.logprobs": FieldSource((f"{ROLLOUT}.calculate_log_probs",)),
+    "update.clears_cache": FieldSource(),
+    "update.in_flight": FieldSource(("async_training.partial_rollout",)),
+    "algorithm.correction": FieldSource(
+        (
+            f"{CORRECTION}.rollout_is",
+            f"{CORRECTION}.rollout_rs",
+            "algorithm.rollout_is",
+            f"{ACTOR}.tis_imp_ratio_cap",
+        ),
         read=_name_of_correction,
     ),
-    "algorithm.bypass": _verl(False, f"{CORRECTION}.bypass_mode"),
-    "algorithm.lag": _verl(0, "async_training.staleness_threshold"),
-    "batch.train": _verl(1024, "data.train_batch_size"),
-    "batch.mini": _verl(256, f"{ACTOR}.ppo_mini_batch_size"),
+    "algorithm.bypass": FieldSource((f"{CORRECTION}.bypass_mode",)),
+    "algorithm.lag": FieldSource(("async_training.staleness_threshold",)),
+    "batch.train": FieldSource(("data.train_batch_size",)),
+    "batch.mini": FieldSource((f"{ACTOR}.ppo_mini_batch_size",)),
     "batch.micro": FieldSource((f"{ACTOR}.ppo_micro_batch_size_per_gpu",)),
-    "batch.balance": _verl(True, "trainer.balance_batch"),
-    "batch.dynamic": _verl(False, f"{ACTOR}.use_dynamic_bsz"),
+    "batch.balance": FieldSource(("trainer.balance_batch",)),
+    "batch.dynamic": FieldSource((f"{ACTOR}.use_dynamic_bsz",)),
     "batch.log_prob_dynamic": FieldSource((f"{ROLLOUT}.log_prob_use_dynamic_bsz",)),
-    "critic.enabled": _verl(True, "critic.enable", "algorithm.adv_estimator", read=_estimates_values),
+    "critic.enabled": FieldSource(("critic.enable", "algorithm.adv_estimator"), read=_estimates_values),
     "critic.backend": FieldSource(("critic.strategy",), read=_backend),
     "critic.num_labels": FieldSource(("critic.model.num_labels", "critic.model.override_config.num_labels")),
     "checkpoint.model": FieldSource(("actor_rollout_ref.model.path",)),
     "checkpoint.critic": FieldSource(("critic.model.path",)),
-    "trainer.router_replay": _verl(
-        "none",
-        f"{ACTOR}.megatron.router_replay.mode",
-        f"{ACTOR}.veomni.router_replay.mode",
-        f"{ACTOR}.router_replay.mode",
+    "trainer.router_replay": FieldSource(
+        (f"{ACTOR}.megatron.router_replay.mode", f"{ACTOR}.veomni.router_replay.mode", f"{ACTOR}.router_replay.mode"),
         read=_router_replay,
     ),
     "trainer.tokenizer": FieldSource(("actor_rollout_ref.model.tokenizer_path",)),
     "trainer.chat_template": FieldSource(("actor_rollout_ref.model.custom_chat_template",)),
-    "trainer.deterministic": _verl(
-        False, f"{ACTOR}.fsdp_config.full_determinism", f"{ACTOR}.veomni.full_determinism",
-        f"{ACTOR}.torchtitan.full_determinism", f"{ACTOR}.automodel.full_determinism",
-        f"{ACTOR}.megatron.full_determinism", f"{ACTOR}.megatron.override_transformer_config.deterministic_mode",
+    "trainer.deterministic": FieldSource(
+        (
+            f"{ACTOR}.fsdp_config.full_determinism",
+            f"{ACTOR}.veomni.full_determinism",
+            f"{ACTOR}.torchtitan.full_determinism",
+            f"{ACTOR}.automodel.full_determinism",
+            f"{ACTOR}.megatron.full_determinism",
+            f"{ACTOR}.megatron.override_transformer_config.deterministic_mode",
+        )
     ),
-    "trainer.lora": _verl(
-        False, "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", read=_is_positive
+    "trainer.lora": FieldSource(
+        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"), read=_is_positive
     ),
-    "trainer.trains_draft": _verl(False, "actor_rollout_ref.model.mtp.enable_train"),
-    "engine.routed_experts": _verl(False, f"{ROLLOUT}.enable_rollout_routing_replay"),
-    "engine.deterministic": _verl(False, f"{ROLLOUT}.full_determinism"),
-    "engine.load_format": _verl("dummy", f"{ROLLOUT}.load_format"),
-    "update.merges_lora": _verl(False, "actor_rollout_ref.model.lora.merge"),
+    "trainer.trains_draft": FieldSource(("actor_rollout_ref.model.mtp.enable_train",)),
+    "engine.routed_experts": FieldSource((f"{ROLLOUT}.enable_rollout_routing_replay",)),
+    "engine.deterministic": FieldSource((f"{ROLLOUT}.full_determinism",)),
+    "engine.load_format": FieldSource((f"{ROLLOUT}.load_format",)),
+    "update.merges_lora": FieldSource(("actor_rollout_ref.model.lora.merge",)),
     "update.transport": FieldSource((f"{ROLLOUT}.checkpoint_engine.backend",)),
-    "save.asynchronous": _verl(False, f"{ACTOR}.checkpoint.async_save"),
+    "save.asynchronous": FieldSource((f"{ACTOR}.checkpoint.async_save",)),
     "save.interval": FieldSource(("trainer.save_freq",)),
     "save.directory": FieldSource(("trainer.default_local_dir",)),
-}  # fmt: skip
+}
 MEGATRON = {
-    "trainer.tp": _verl(1, f"{ACTOR}.megatron.tensor_model_parallel_size"),
-    "trainer.pp": _verl(1, f"{ACTOR}.megatron.pipeline_model_parallel_size"),
-    "trainer.ep": _verl(1, f"{ACTOR}.megatron.expert_model_parallel_size"),
-    "trainer.cp": _verl(1, f"{ACTOR}.megatron.context_parallel_size"),
-    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.megatron.dtype", read=normalize_dtype),
-    "trainer.attention_backend": _verl("flash", f"{ACTOR}.megatron.override_transformer_config.attention_backend"),
-    "trainer.moe_permute_fusion": FieldSource(
-        (f"{ACTOR}.megatron.override_transformer_config.moe_permute_fusion",), False, "Megatron"
-    ),
-    "trainer.remove_padding": _verl(False, "actor_rollout_ref.model.use_remove_padding"),
+    "trainer.tp": FieldSource((f"{ACTOR}.megatron.tensor_model_parallel_size",)),
+    "trainer.pp": FieldSource((f"{ACTOR}.megatron.pipeline_model_parallel_size",)),
+    "trainer.ep": FieldSource((f"{ACTOR}.megatron.expert_model_parallel_size",)),
+    "trainer.cp": FieldSource((f"{ACTOR}.megatron.context_parallel_size",)),
+    "trainer.dtype": FieldSource((f"{ACTOR}.megatron.dtype",), read=normalize_dtype),
+    "trainer.attention_backend": FieldSource((f"{ACTOR}.megatron.override_transformer_config.attention_backend",)),
+    "trainer.moe_permute_fusion": FieldSource((f"{ACTOR}.megatron.override_transformer_config.moe_permute_fusion",)),
+    "trainer.remove_padding": FieldSource(("actor_rollout_ref.model.use_remove_padding",)),
     "trainer.vpp": FieldSource((f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size",)),
     "checkpoint.trainer": FieldSource((f"{ACTOR}.megatron.dist_checkpointing_path",)),
 }
 CRITIC_MEGATRON = {
-    "critic.tp": _verl(1, "critic.megatron.tensor_model_parallel_size"),
-    "critic.pp": _verl(1, "critic.megatron.pipeline_model_parallel_size"),
+    "critic.tp": FieldSource(("critic.megatron.tensor_model_parallel_size",)),
+    "critic.pp": FieldSource(("critic.megatron.pipeline_model_parallel_size",)),
     "critic.vpp": FieldSource(("critic.megatron.virtual_pipeline_model_parallel_size",)),
-    "critic.ep": _verl(1, "critic.megatron.expert_model_parallel_size"),
-    "critic.cp": _verl(1, "critic.megatron.context_parallel_size"),
+    "critic.ep": FieldSource(("critic.megatron.expert_model_parallel_size",)),
+    "critic.cp": FieldSource(("critic.megatron.context_parallel_size",)),
 }
 FSDP = {
-    "trainer.dtype": _verl("bfloat16", f"{ACTOR}.fsdp_config.dtype", read=normalize_dtype),
-    "trainer.remove_padding": _verl(True, "actor_rollout_ref.model.use_remove_padding"),
+    "trainer.dtype": FieldSource((f"{ACTOR}.fsdp_config.dtype",), read=normalize_dtype),
+    "trainer.remove_padding": FieldSource(("actor_rollout_ref.model.use_remove_padding",)),
 }
+METRICS_OF_BYPASS = {
+    True: ("training/rollout_probs_diff_* and rollout_corr/*", "actor/ppo_kl"),
+    False: ("training/rollout_probs_diff_*", "rollout_corr/*"),
+}
+"""Whether the V1 trainer runs → metrics of the gap that it does not compute in bypass mode, and the one that is left."""
 ROLLOUT_KEYS = split_names("""
     _target_ name mode temperature top_k top_p do_sample n prompt_length response_length dtype gpu_memory_utilization
     ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine tensor_model_parallel_size data_parallel_size
@@ -195,10 +195,14 @@ def _finish(job: Job, document: Document) -> None:
         job.settings["trainer.router_replay"] = Setting("none", "default", "verl's FSDP engine does not replay")
     _set_draft(job, document)
     _set_moe(job)
+    if job.flag("algorithm.bypass") and (v1 := job.flag("trainer.v1")) is not None:
+        lost, left = METRICS_OF_BYPASS[v1]
+        set_derived(job, "metrics.lost", lost, job["algorithm.bypass"])
+        set_derived(job, "metrics.left", left, job["algorithm.bypass"])
     count_gpus(job, document, ("trainer.nnodes", "trainer.n_gpus_per_node"), VERL)
     if job.flag("critic.enabled"):
         set_derived(job, "critic.world", job["trainer.world"].value, job["trainer.world"])
-    _set_lag(job, document)
+    set_default(job, "algorithm.unbounded_lag", False, VERL)
     use_logprobs = resolve(document, f"{ACTOR}.use_rollout_log_probs") or resolve(
         document, "async_training.use_rollout_log_probs"
     )
@@ -251,14 +255,6 @@ def _set_moe(job: Job) -> None:
     """Conclude from expert parallelism that the model has experts."""
     if (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
-
-
-def _set_lag(job: Job, document: Document) -> None:
-    """Set the lag of verl's recipe one_step_off_policy, which trains on rollouts of older weights."""
-    if "one_step_off" in document.script and not job.number("algorithm.lag"):
-        default_lag = Setting(1, "default", "default of one_step_off_policy")
-        job.settings["algorithm.lag"] = default_lag
-    set_default(job, "algorithm.unbounded_lag", False, VERL)
 
 
 FRAMEWORK = Framework(
