@@ -9,6 +9,7 @@ numpy's `ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -95,6 +96,8 @@ _NAMED = frozenset(
         ("tensordict", "TensorDict"),
     )
 )
+_OWN = re.compile(r"(miles|skyrl|skyrl_train|openrlhf|areal)\.")
+"""Frameworks whose classes stand in rollouts; SkyRL also names the function that makes its batches."""
 _ARRAY = frozenset(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))
 _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 
@@ -102,7 +105,7 @@ _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_cor
 def _known(module: str, name: str) -> Any:
     if (module, name) in _OURS:
         return _OURS[module, name]
-    if (module, name) in _NAMED or (module.startswith("miles.") and name[:1].isupper()):
+    if (module, name) in _NAMED or (_OWN.match(module) and (name[:1].isupper() or name == "_rebuild_tensor_batch")):
         return make_stub(module, name)
     return stubs.stub_for(module, name)
 

@@ -21,6 +21,7 @@ radixark/miles: an empty comparison passes its logprob comparator; NeMo-RL repor
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
@@ -33,8 +34,11 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         yield Problem("there is no sequence, so nothing was compared", hint="see what the conversion left out")
     elif missing:
         hint = "ckptcheck parity score FILE adds them" if missing == ["trainer"] else "convert a file that has them"
+        reasons = [rollouts.metadata.unscored[side] for side in missing if side in rollouts.metadata.unscored]
         yield Problem(
-            f"there are no logprobs of the {' and none of the '.join(missing)}, so nothing was compared", hint=hint
+            f"there are no logprobs of the {' and none of the '.join(missing)}, so nothing was compared"
+            + (f": {'; '.join(map(clip, reasons))}" if reasons else ""),
+            hint=hint,
         )
     elif evidence.metrics_or_none is None:
         tokens = sum(int(block.mask.sum()) for block in rollouts.blocks())

@@ -89,6 +89,8 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """Finish reasons; the column `finish` refers to them by index."""
     source: str = ""
     """What the file was converted from."""
+    unscored: dict[str, str] = {}
+    """`engine`, `trainer` or `reference` → why the source has no logprobs of that side, where its framework leaves them out."""
     left_out: list[OmittedSequence] = []
     """Sequences of the source that the conversion left out."""
     tool: str = ""

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.rollouts.build import Rollout, UnusableSequence, build_rollouts
-from ckptcheck.parity.rollouts.convert import nemo_rl, pipelinerl, prime_rl, responses, roll, slime, streams, verl
+from ckptcheck.parity.rollouts.convert import (
+    areal,
+    nemo_rl,
+    openrlhf,
+    pipelinerl,
+    prime_rl,
+    responses,
+    roll,
+    skyrl,
+    slime,
+    streams,
+    trl,
+    verl,
+)
 from ckptcheck.parity.rollouts.convert.reading import WRONG_FIELD_ERRORS
 from ckptcheck.parity.rollouts.json_text import NotJSON, parse_json, to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.text.formatting import join_truncated
 
+LONGEST_FOOTER = 1 << 20
+"""How many bytes of the end of a Parquet file are read for the names of its columns."""
 ConvertedRollouts = tuple[list[Rollout | UnusableSequence], Metadata]
 
 KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]]] = {
@@ -25,6 +40,10 @@ KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]
     "slime-train": (slime.is_train, slime.train),
     "verl": (verl.is_batch, verl.batch),
     "roll": (roll.is_batch, roll.batch),
+    "skyrl": (skyrl.is_batch, skyrl.batch),
+    "trl": (trl.is_batch, trl.batch),
+    "openrlhf": (openrlhf.is_experience, openrlhf.experience),
+    "areal": (areal.is_trajectory, areal.trajectory),
     "nemo-rl": (nemo_rl.is_step, nemo_rl.step),
     "pipelinerl": (pipelinerl.is_stream, pipelinerl.stream),
     "prime-rl": (prime_rl.is_export, prime_rl.export),
@@ -36,6 +55,16 @@ KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]
 The content is the unpickled object of a pickle, or the list of objects of a JSON file.
 """
 JSON = ("nemo-rl", "pipelinerl", "prime-rl", "sglang", "vllm")
+STEP_OF_NAME: dict[str, Callable[[Path], int | None]] = {"nemo-rl": nemo_rl.step_of_name, "skyrl": skyrl.step_of_name}
+"""Kind → a function that returns the step, from 0, that the name of a file says."""
+TRL_HINT = "save the batch: torch.save(batch, PATH), of what GRPOTrainer._generate_and_score_completions returns"
+TEXT_DUMPS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (verl.is_text_dump, "verl", "save the batch: batch.save_to_disk(PATH)"),
+    (roll.is_text_dump, "ROLL", "save the batch: torch.save(dict(batch.batch.items()), PATH)"),
+    (areal.is_text_dump, "AReaL", "save the trajectories: torch.save(rollout_batch, PATH), after compute_logp"),
+    (trl.is_text_dump, "TRL", TRL_HINT),
+)
+"""A function that recognises lines that hold texts, the framework, and how to keep the tokens."""
 
 
 def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, str]:
@@ -57,8 +86,8 @@ def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, s
         if (file_kind in JSON) is pickled:
             raise CkptcheckError(f"{path} is {'a pickle' if pickled else 'JSON'}, and {file_kind} writes the other")
         rollouts, metadata = _convert_content(path, file_kind, content)
-        if metadata.step is None and file_kind == "nemo-rl":
-            metadata = msgspec.structs.replace(metadata, step=nemo_rl.step_of_name(path))
+        if metadata.step is None and file_kind in STEP_OF_NAME:
+            metadata = msgspec.structs.replace(metadata, step=STEP_OF_NAME[file_kind](path))
         if metadata.step is not None:
             steps.setdefault(metadata.step, path)
             _require_one_value(steps, "{} is of step {}")
@@ -133,8 +162,11 @@ def _load_content(path: Path) -> tuple[Any, bool]:
     """Return a file's content (see KINDS), and whether it is a pickle."""
     try:
         with path.open("rb") as file:
-            magic = file.read(2)
-            if magic == b"PK" or magic[:1] == b"\x80":
+            magic = file.read(4)
+            if magic == b"PAR1":
+                file.seek(max(4, path.stat().st_size - LONGEST_FOOTER))
+                _refuse_parquet(path, trl.list_parquet_columns(file.read()))
+            if magic[:2] == b"PK" or magic[:1] == b"\x80":
                 from ckptcheck.checkpoint.torch_file import read_torch_file
 
                 return read_torch_file(path), True
@@ -145,6 +177,17 @@ def _load_content(path: Path) -> tuple[Any, bool]:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
     except NotJSON as error:
         raise CkptcheckError(f"{path} is neither a torch.save file nor JSON: {clip(str(error))}") from error
+
+
+def _refuse_parquet(path: Path, columns: Sequence[str]) -> NoReturn:
+    """Raise CkptcheckError with what the file holds: texts, where TRL logged completions."""
+    if set(columns) >= trl.TEXT_KEYS:
+        raise CkptcheckError(
+            f"{path} holds completions that TRL logged, with the columns {join_truncated(columns, 12)}: "
+            "there are no token ids and no logprobs in it",
+            hint=TRL_HINT,
+        )
+    raise CkptcheckError(f"{path} is a Parquet file, which no rollouts that are known are stored in")
 
 
 def _parse_objects(raw: bytes) -> list[Any]:
@@ -179,16 +222,12 @@ def _detect_kind(content: Any, pickled: bool, path: Path) -> str:
     for kind, (is_kind, _) in KINDS.items():
         if (kind in JSON) is not pickled and is_kind(content):
             return kind
-    if not pickled and verl.is_text_dump(content):
-        raise CkptcheckError(
-            f"{path} is a dump of verl's that holds texts: there are no token ids and no logprobs in it",
-            hint="save the batch: batch.save_to_disk(PATH)",
-        )
-    if not pickled and roll.is_text_dump(content):
-        raise CkptcheckError(
-            f"{path} is a dump of ROLL's that holds texts: there are no token ids and no logprobs in it",
-            hint="save the batch: torch.save(dict(batch.batch.items()), PATH)",
-        )
+    for is_text_dump, framework, hint in TEXT_DUMPS:
+        if not pickled and is_text_dump(content):
+            raise CkptcheckError(
+                f"{path} is a dump of {framework}'s that holds texts: there are no token ids and no logprobs in it",
+                hint=hint,
+            )
     if content == []:
         raise CkptcheckError(f"{path} holds nothing")
     first = content[0] if isinstance(content, list) and content else content

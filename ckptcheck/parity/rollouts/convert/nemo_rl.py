@@ -2,8 +2,8 @@
 
 A line has the keys of a batch of one: `token_ids`, `token_loss_mask`, `generation_logprobs` (the engine's) and `prev_logprobs`
 (the trainer's), all padded to the batch's longest sequence, entry i about token i; `input_lengths`, `sample_loss_mask`, `rewards`.
-NeMo-RL writes N = 1 for the first step. Source: NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py and utils/logger.py
-(`log_batched_dict_as_jsonl`) at 7ea279a.
+NeMo-RL writes N = 1 for the first step. With `force_on_policy_ratio` it computes no `prev_logprobs` and writes zeros.
+Source: NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py and utils/logger.py (`log_batched_dict_as_jsonl`) at 7ea279a.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ckptcheck.parity.rollouts.convert.reading import as_float, read_each
 from ckptcheck.parity.rollouts.metadata import Metadata, ScorerInfo
 
 KEYS = {"token_ids", "token_loss_mask", "generation_logprobs"}
+UNSCORED = "prev_logprobs are all 0, as NeMo-RL writes them with force_on_policy_ratio"
 NAME = re.compile(r"_step([0-9]{1,15})\.jsonl$")
 
 
@@ -28,7 +29,11 @@ def is_step(content: Any) -> bool:
 def step(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
     """Convert the sequences, and remove the padding."""
     trained = any(isinstance(line, dict) and _has_trainer(line) for line in content)
-    metadata = Metadata(trainer=ScorerInfo("nemo-rl") if trained else None, source="NeMo-RL train data")
+    metadata = Metadata(
+        trainer=ScorerInfo("nemo-rl") if trained else None,
+        source="NeMo-RL train data",
+        unscored={} if trained else {"trainer": UNSCORED},
+    )
     return read_each(lambda line: _to_rollout(line, trained), content), metadata
 
 

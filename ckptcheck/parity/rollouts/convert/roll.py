@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PROTO = "roll.distributed.scheduler.protocol.DataProto"
+UNSCORED = "old_log_probs are all 0, as ROLL writes them without enable_old_logprobs_recompute"
 LOGPROBS = ("infer_logprobs", "old_log_probs", "ref_log_probs")
 
 
@@ -55,8 +56,9 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
         if not isinstance(logprobs, np.ndarray) or logprobs.shape != (len(ids), ids.shape[1] - 1):
             shape = format_shape(np.shape(logprobs))
             raise UnusableSequence(f"{name} is {shape}, and a logprob of every token but the first is due")
-    if not np.any(known.get("old_log_probs", 0)):
-        known.pop("old_log_probs", None)
+    is_unscored = "old_log_probs" in known and not np.any(known["old_log_probs"])
+    if is_unscored:
+        del known["old_log_probs"]
     scores = next((tensors[name] for name in ("scores", "response_level_rewards") if name in tensors), None)
 
     def sequence(row: int) -> Rollout:
@@ -79,6 +81,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
         step=as_int(info.get("global_step")),
         trainer=ScorerInfo("roll") if "old_log_probs" in known else None,
         source="ROLL DataProto",
+        unscored={"trainer": UNSCORED} if is_unscored else {},
     )
     return read_each(sequence, range(len(ids))), metadata
 

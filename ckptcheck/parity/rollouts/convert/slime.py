@@ -5,11 +5,15 @@
 `rollout_routed_experts` [tokens - 1, layers, k]. Sources: THUDM/slime slime/utils/types.py at 0d234f3, slime/ray/rollout.py;
 radixark/miles miles/utils/types.py at 002ce70.
 
-``--save-debug-train-data``: `{"rollout_id", "rank", "rollout_data": {name: [one of each sequence]}}` with `tokens`,
-`response_lengths`, `loss_masks`, `rollout_log_probs`, `log_probs`, `ref_log_probs`. Source: slime/utils/train_dump_utils.py at
-429eb3d.
-With context parallelism a rank has only a part of each sequence's logprobs; such sequences are left out, because their lengths
-disagree.
+``--save-debug-train-data`` has two forms with the same names: `tokens`, `response_lengths`, `loss_masks`, `rollout_log_probs`,
+`log_probs`, `ref_log_probs`, of the response.
+
+- `{"rollout_id", "rank", "rollout_data": {name: [one of each sequence]}}`, a file for each rank: slime until 681b3ad (2026-08-12)
+  slime/utils/train_dump_utils.py, and miles. With context parallelism a rank has only a part of each sequence's logprobs; such
+  sequences are left out, because their lengths disagree.
+- `{"format_version": 2, "rollout_id", "rank", "samples": [{name: that of the sequence}], "dp_shards", "raw_reward"}`, one file for
+  all ranks, in the order of the rollouts: slime/observability/train_data_utils.py at 624b824. A sample's `rollout_position` is its
+  place in `raw_reward`. Where the trainer needs no logprobs before it trains, `log_probs` are those of the training step itself.
 """
 
 from __future__ import annotations
@@ -17,20 +21,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.parity.rollouts.build import Rollout, UnusableSequence
 from ckptcheck.parity.rollouts.convert.reading import as_float, as_int, read_each
 from ckptcheck.parity.rollouts.json_text import to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, ScorerInfo
+from ckptcheck.text.formatting import count
+
+TRAIN_VERSION = 2
+"""The newest `format_version` of --save-debug-train-data that is known."""
+FIELDS = (
+    "tokens", "response_lengths", "rollout_log_probs", "log_probs", "ref_log_probs", "loss_masks", "weight_versions", "truncated",
+    "rollout_routed_experts",
+)  # fmt: skip
+"""What the converter reads of a sequence that was trained on."""
 
 
 def is_rollout(content: Any) -> bool:
     """Whether a file was written by --save-debug-rollout-data."""
-    return isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content
+    return _has_samples(content) and "format_version" not in content
 
 
 def is_train(content: Any) -> bool:
     """Whether a file was written by --save-debug-train-data."""
-    return isinstance(content, dict) and isinstance(content.get("rollout_data"), dict)
+    if not isinstance(content, dict):
+        return False
+    return isinstance(content.get("rollout_data"), dict) or (_has_samples(content) and "format_version" in content)
+
+
+def _has_samples(content: Any) -> bool:
+    return isinstance(content, dict) and isinstance(content.get("samples"), list) and "rollout_id" in content
 
 
 def rollout(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
@@ -84,29 +104,47 @@ def _list_versions(calls: Any, response: int) -> list[str]:
 
 
 def train(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
-    """Convert the sequences that one rank trained on."""
-    data = content["rollout_data"]
-    for name in ("tokens", "response_lengths"):
-        if not hasattr(data[name], "__len__"):
-            raise UnusableSequence(f"its {name} are no list")
+    """Convert the sequences that the trainer was given: those of one rank, or since format version 2 those of all."""
+    samples = content["samples"] if "format_version" in content else _list_samples(content["rollout_data"])
+    version = content.get("format_version", 1)
+    if as_int(version) is None or not 1 <= version <= TRAIN_VERSION:
+        raise UnusableSequence(
+            f"its format version is {clip(to_printable(version))}, and {TRAIN_VERSION} is the newest that is known"
+        )
+    rewards = content.get("raw_reward")
 
-    def sequence(place: int) -> Rollout:
-        def value_of(name: str) -> Any:
-            return data[name][place] if data.get(name) is not None else None
-
-        tokens, response = _require_ids(data["tokens"][place]), _parse_length(data["response_lengths"][place])
+    def sequence(sample: Any) -> Rollout:
+        if not isinstance(sample, dict):
+            raise UnusableSequence("it is no sample: it has no fields")
+        tokens, response = _require_ids(sample["tokens"]), _parse_length(sample["response_lengths"])
+        place = as_int(sample.get("rollout_position"))
+        has_reward = isinstance(rewards, list) and place is not None and 0 <= place < len(rewards)
         return Rollout(
             tokens=tokens,
             prompt=len(tokens) - response,
-            engine=value_of("rollout_log_probs"),
-            trainer=value_of("log_probs"),
-            reference=value_of("ref_log_probs"),
-            mask=_to_booleans(value_of("loss_masks")),
-            versions=_list_versions(value_of("weight_versions"), response),
-            engine_routing=value_of("rollout_routed_experts"),
+            engine=sample.get("rollout_log_probs"),
+            trainer=sample.get("log_probs"),
+            reference=sample.get("ref_log_probs"),
+            mask=_to_booleans(sample.get("loss_masks")),
+            versions=_list_versions(sample.get("weight_versions"), response),
+            reward=as_float(rewards[place]) if has_reward else None,
+            finish="truncated" if as_int(sample.get("truncated")) == 1 else "",
+            engine_routing=sample.get("rollout_routed_experts"),
         )
 
-    return read_each(sequence, range(len(data["tokens"]))), _build_metadata(content, "--save-debug-train-data")
+    return read_each(sequence, samples), _build_metadata(content, "--save-debug-train-data")
+
+
+def _list_samples(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields of each sequence of a file of format version 1."""
+    number = len(columns["tokens"]) if hasattr(columns["tokens"], "__len__") else -1
+    per_sequence = {name: columns[name] for name in FIELDS if columns.get(name) is not None}
+    for name in ("tokens", "response_lengths", *per_sequence):
+        if not hasattr(columns[name], "__len__"):
+            raise UnusableSequence(f"its {name} are no list")
+        if len(columns[name]) != number:
+            raise UnusableSequence(f"it has {len(columns[name]):,} {name} for {count(number, 'sequence')}")
+    return [{name: values[place] for name, values in per_sequence.items()} for place in range(number)]
 
 
 def _to_booleans(mask: Any) -> Any:

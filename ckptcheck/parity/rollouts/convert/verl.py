@@ -2,7 +2,8 @@
 
 `prompts` [B, P] are padded on the left, `responses` [B, R] on the right; `attention_mask` [B, P + R] is 0 for padding.
 `rollout_log_probs` are the engine's, `old_log_probs` the trainer's, `ref_log_prob` the reference model's, all [B, R];
-`response_mask` [B, R]. `meta_info` may hold `global_steps` and the `temperature` by which the trainer divides.
+`response_mask` [B, R]. `meta_info` may hold `global_steps`, which is 1 at the first step, and the `temperature` by which the
+trainer divides.
 Sources: verl 0.9.1 verl/protocol.py (`__getstate__`, both of its serializations), verl/utils/debug/metrics.py.
 In bypass mode verl copies `rollout_log_probs` to `old_log_probs`, which hides every gap (PAR014 reports it).
 """
@@ -94,8 +95,9 @@ def _to_booleans(mask: Any) -> Any:
 
 def _build_metadata(info: Mapping[str, Any], has_trainer: bool) -> Metadata:
     temperature = as_float(info.get("temperature"))
+    steps = as_int(info.get("global_steps"))
     return Metadata(
-        step=as_int(info.get("global_steps")),
+        step=None if steps is None else max(0, steps - 1),
         trainer=ScorerInfo("verl", temperature=temperature) if has_trainer else None,
         sampling=SamplingInfo(temperature=temperature),
         source="verl DataProto",
