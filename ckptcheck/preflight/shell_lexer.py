@@ -9,11 +9,19 @@ from typing import Literal
 
 from ckptcheck.errors import CkptcheckError
 
-OPERATORS = re.compile(r"&&|\|\||;;|&>>?|[0-9]?>>?&?|<<<|<<-?|<&?|[;&|()\n]")
+OPERATORS = re.compile(r"&&|\|\||;;&?|;&|&>>?|[0-9]?>>?[&|]?|<<<|<<-?|<&?|[;&|()\n]")
 PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>#]+")
+IN_QUOTES = re.compile(r"[^\"\\$`]+")
 ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
+NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+BRACKETS = re.compile(r"[{}()'\"\\]")
 DEEPEST = 40
 """Largest depth of brackets inside ``${…}`` or ``$(…)``."""
+MOST_PARTS = 2000
+"""Largest number of quoted, escaped and plain parts of a word."""
+HERE_STRING = "<<<"
+DOCUMENT_FOLLOWS, HERE_DOCUMENT = "<<", "<<text"
+"""Operators of the place where a command asks for a here-document, and of the token with its text."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class ShellToken:
     line: int
     """The line where it begins, from 1."""
     chunks: tuple[ShellChunk, ...] = ()
-    """The parts of a word; empty for an operator."""
+    """The parts of a word; the text of a here-document; empty for an operator."""
     operator: str | None = None
     """The operator, which can be a line end; None for a word."""
     array: tuple[ShellToken, ...] | None = field(default=None)
@@ -53,40 +61,65 @@ class ShellToken:
         return self.chunks[0].text if is_plain else ""
 
 
-def tokenize(text: str, name: str) -> Iterator[ShellToken]:
-    """Yield the tokens of a script. name: the file as error messages name it.
+def tokenize(text: str, name: str, line: int = 1) -> Iterator[ShellToken]:
+    """Yield the tokens of a script, without its redirections to files. A here-document is a token after its line.
 
-    Raises CkptcheckError, with the line, for a quote or bracket that is never closed.
+    Args:
+        text: The script.
+        name: The file as error messages name it.
+        line: The line of its first character.
+
+    Raises:
+        CkptcheckError: A quote or bracket is never closed; the message has the line.
     """
-    return _Lexer(text, name).tokens()
+    return _Lexer(text, name, line).tokens()
 
 
 class _Lexer:
     """Reads tokens from a text. at: the position of the next character; line: its line, from 1."""
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, line: int) -> None:
         self.text, self.name = text, name
-        self.at, self.line = 0, 1
+        self.at, self.line = 0, line
+        # The depth of ``"$(…)"`` that is skipped, and the number of parts of the present word.
+        self.nested, self.parts = 0, 0
 
     def tokens(self) -> Iterator[ShellToken]:
-        """Yield the remaining tokens, without redirections and here-documents."""
-        heredocs: list[str] = []
+        """Yield the remaining tokens."""
+        # The delimiter of each here-document that begins after this line, and whether the shell expands its text.
+        documents: list[tuple[str, bool]] = []
         while (token := self.token()) is not None:
             if token.operator in ("<<", "<<-"):
                 delimiter = self.token()
-                heredocs.append(delimiter.start if delimiter is not None else "")
+                if delimiter is not None:
+                    is_quoted = any(chunk.quoted for chunk in delimiter.chunks)
+                    documents.append(("".join(chunk.text for chunk in delimiter.chunks), is_quoted))
+                    yield ShellToken(token.line, operator=DOCUMENT_FOLLOWS)
                 continue
-            if (token.operator and token.operator[0] in "<>&" and token.operator not in ("&&", "&")) or (
-                token.operator and token.operator[0].isdigit()
-            ):
-                # Skip the file or descriptor of the redirection.
-                self.token()
+            if token.operator == "\n" and documents:
+                for end_word, is_quoted in documents:
+                    yield self.document(end_word, is_quoted)
+                documents.clear()
+            if token.operator and self.is_redirection(token.operator):
+                # Skip the file or descriptor of the redirection; of ``< <(command)`` the command is skipped too.
+                following = self.token()
+                if following is not None and following.operator == "(":
+                    self.at = self.closing(self.at - 1, "(", ")") + 1
+                elif (
+                    following is not None and following.operator is not None and self.is_redirection(following.operator)
+                ):
+                    self.skip_substitution()
                 continue
             yield token
-            if token.operator == "\n":
-                for end_word in heredocs:
-                    self.skip_document(end_word)
-                heredocs.clear()
+
+    def is_redirection(self, operator: str) -> bool:
+        """Whether an operator redirects to or from a file."""
+        return operator not in ("&&", "&", HERE_STRING) and (operator[0] in "<>&" or operator[0].isdigit())
+
+    def skip_substitution(self) -> None:
+        """Skip the ``(command)`` of ``< <(command)``."""
+        if self.text.startswith("(", self.at):
+            self.forward(self.closing(self.at, "(", ")") + 1)
 
     def token(self) -> ShellToken | None:
         """Read a word or an operator; None at the end."""
@@ -98,8 +131,9 @@ class _Lexer:
             self.forward(operator.end())
             return ShellToken(line, operator=operator[0])
         chunks: list[ShellChunk] = []
+        self.parts = 0
         while self.at < len(self.text) and not self.text[self.at].isspace():
-            if OPERATORS.match(self.text, self.at) and not self.text[self.at].isdigit():
+            if self.text[self.at] in "&|;<>()" and OPERATORS.match(self.text, self.at):
                 if self.text[self.at] == "(" and chunks and ARRAY.fullmatch(chunks[-1].text) and not chunks[-1].quoted:
                     return ShellToken(line, tuple(chunks), array=self.array(line))
                 break
@@ -118,9 +152,15 @@ class _Lexer:
         raise CkptcheckError(f"{self.name}:{line} an array's ( is never closed")
 
     def part(self, chunks: list[ShellChunk]) -> None:
-        """Read one part of a word and add it to the chunks."""
+        """Read one part of a word and add it to the chunks. Raises CkptcheckError for a word of more than `MOST_PARTS`."""
+        self.parts += 1
+        if self.parts > MOST_PARTS:
+            raise CkptcheckError(f"{self.name}:{self.line} a word has more than {MOST_PARTS:,} parts")
         sign = self.text[self.at]
-        if sign == "\\":
+        if self.text.startswith(("\\\n", "\\\r\n"), self.at):
+            # The word goes on in the next line, where that does not begin with a blank.
+            self.forward(self.text.index("\n", self.at) + 1)
+        elif sign == "\\":
             self.add(chunks, self.text[self.at + 1 : self.at + 2], quoted=True)
             self.forward(self.at + 2)
         elif sign == "'":
@@ -144,20 +184,24 @@ class _Lexer:
         line = self.line
         self.forward(self.at + 1)
         chunks.append(ShellChunk("text", "", quoted=True))
+        parts: list[str] = []
         while self.at < len(self.text):
             sign = self.text[self.at]
             if sign == '"':
+                self.add(chunks, "".join(parts), quoted=True)
                 self.forward(self.at + 1)
                 return
-            if sign == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n"):
-                escaped = self.text[self.at + 1]
-                self.add(chunks, "" if escaped == "\n" else escaped, quoted=True)
+            if sign == "\\":
+                escaped = self.text[self.at + 1 : self.at + 2]
+                parts.append("" if escaped == "\n" else escaped if escaped and escaped in '$`"\\' else sign + escaped)
                 self.forward(self.at + 2)
-            elif sign in "$`":
-                self.dollar(chunks, quoted=True)
+            elif plain := IN_QUOTES.match(self.text, self.at):
+                parts.append(plain[0])
+                self.forward(plain.end())
             else:
-                self.add(chunks, sign, quoted=True)
-                self.forward(self.at + 1)
+                self.add(chunks, "".join(parts), quoted=True)
+                parts.clear()
+                self.dollar(chunks, quoted=True)
         raise CkptcheckError(f'{self.name}:{line} a " is never closed')
 
     def dollar(self, chunks: list[ShellChunk], *, quoted: bool) -> None:
@@ -168,15 +212,15 @@ class _Lexer:
             self.forward(end + 1)
             return
         following = self.text[self.at + 1 : self.at + 2]
-        if following == "{":
-            end = self.closing(self.at + 1, "{", "}")
-            chunks.append(ShellChunk("parameter", self.text[self.at + 2 : end], quoted))
+        if following in ("{", "("):
+            end = self.closing(self.at + 1, following, "}" if following == "{" else ")")
+            kind: Literal["parameter", "command"] = "parameter" if following == "{" else "command"
+            chunks.append(ShellChunk(kind, self.text[self.at + 2 : end], quoted))
             self.forward(end + 1)
-        elif following == "(":
-            end = self.closing(self.at + 1, "(", ")")
-            chunks.append(ShellChunk("command", self.text[self.at + 2 : end], quoted))
-            self.forward(end + 1)
-        elif name := re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(self.text, self.at + 1):
+        elif following == "'" and not quoted:
+            # ``$'…'`` is text whose escapes no setting needs.
+            self.forward(self.at + 1)
+        elif name := NAME.match(self.text, self.at + 1):
             chunks.append(ShellChunk("parameter", name[0], quoted))
             self.forward(name.end())
         else:
@@ -184,18 +228,44 @@ class _Lexer:
             self.forward(self.at + 1)
 
     def closing(self, at: int, opening: str, closing: str) -> int:
-        """Return the position of the bracket that closes the one at `at`. Raises CkptcheckError where there is none."""
-        depth = 0
-        for position in range(at, len(self.text)):
-            if self.text[position] == opening:
+        """Return the position of the bracket that closes the one at `at`. Raises CkptcheckError where there is none.
+
+        Brackets in quotes inside ``$(…)`` do not count.
+        """
+        depth, position = 0, at
+        while (match := BRACKETS.search(self.text, position)) is not None:
+            sign, position = match[0], match.end()
+            if sign == "\\":
+                position += 1
+            elif sign == "'" and opening == "(":
+                position = self.find("'", position) + 1
+            elif sign == '"' and opening == "(":
+                position = self.end_of_quotes(position)
+            elif sign == opening:
                 depth += 1
-            elif self.text[position] == closing:
+                if depth > DEEPEST:
+                    break
+            elif sign == closing:
                 depth -= 1
                 if depth == 0:
-                    return position
-            if depth > DEEPEST:
-                break
+                    return match.start()
         raise CkptcheckError(f"{self.name}:{self.line} a {opening} is never closed")
+
+    def end_of_quotes(self, at: int) -> int:
+        """Return the position after the double quote that closes the one before `at`, beyond ``$(…)`` in between."""
+        while at < len(self.text):
+            sign = self.text[at]
+            if sign == '"':
+                return at + 1
+            if sign == "$" and self.text.startswith("(", at + 1):
+                self.nested += 1
+                if self.nested > DEEPEST:
+                    break
+                at = self.closing(at + 1, "(", ")") + 1
+                self.nested -= 1
+            else:
+                at += 2 if sign == "\\" else 1
+        raise CkptcheckError(f'{self.name}:{self.line} a " is never closed')
 
     def find(self, sign: str, at: int) -> int:
         """Return the position of the next `sign` from `at` on. Raises CkptcheckError where there is none."""
@@ -225,14 +295,18 @@ class _Lexer:
             else:
                 return
 
-    def skip_document(self, end_word: str) -> None:
-        """Skip the lines of a here-document up to the line with its delimiter."""
+    def document(self, end_word: str, is_quoted: bool) -> ShellToken:
+        """Read the lines of a here-document up to the one with its delimiter. is_quoted: the shell does not expand it."""
+        line, lines = self.line, []
         while self.at < len(self.text):
             end = self.text.find("\n", self.at)
-            line = self.text[self.at :] if end < 0 else self.text[self.at : end]
+            written = self.text[self.at :] if end < 0 else self.text[self.at : end]
             self.forward(len(self.text) if end < 0 else end + 1)
-            if line.strip("\t ") == end_word:
-                return
+            if written.strip("\t \r") == end_word:
+                break
+            lines.append(written)
+        chunk = ShellChunk("text", "\n".join(lines), is_quoted)
+        return ShellToken(line, (chunk,), operator=HERE_DOCUMENT)
 
     def forward(self, to: int) -> None:
         """Move to a position, and count the lines on the way."""

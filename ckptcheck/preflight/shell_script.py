@@ -1,65 +1,66 @@
-"""Reads a launch script without running it: assignments, arrays, exports, and the words of each command.
+"""Reads a launch script without running it: assignments, arrays, exports, functions, conditions, and the words of each command.
 
-The value of ``$(…)`` and ``${X%%y}``, and of a variable that is set under a condition, is not known; a `Word` that contains
-one states the reason. The folder of the script is known: every script computes it in the same way, from BASH_SOURCE or $0.
+A condition is decided where it depends on nothing but the script's own variables; what stands under another one has the
+reason `UNDER_CONDITION`. The folder of the script is known: every script computes it from BASH_SOURCE or $0.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.arithmetic import evaluate
-from ckptcheck.preflight.shell_lexer import ShellChunk, ShellToken, tokenize
+from ckptcheck.preflight.shell_condition import decide_test
+from ckptcheck.preflight.shell_expansion import Expansion, Follow, Run, Script, join_parts, split_at_blanks
+from ckptcheck.preflight.shell_lexer import (
+    DOCUMENT_FOLLOWS,
+    HERE_DOCUMENT,
+    HERE_STRING,
+    ShellChunk,
+    ShellToken,
+    tokenize,
+)
+from ckptcheck.preflight.shell_word import Command, Word
+
+__all__ = ["Command", "Follow", "Script", "Word", "read"]
 
 NAME = re.compile(r"[A-Za-z_]\w*")
+FUNCTION_NAME = re.compile(r"[A-Za-z_][\w:.-]*")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-OPENING = {"if", "for", "while", "until", "case", "select", "{", "("}
-CLOSING = {"fi", "done", "esac", "}", ")"}
-BETWEEN = {"then", "else", "elif", "do", "!", "time", "in"}
-PARAMETER = re.compile(r"([A-Za-z_]\w*)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
-OWN_FOLDER = re.compile(r"dirname\b.*(BASH_SOURCE|\$0)", re.DOTALL)
-MOST = 200_000
-"""Largest number of characters that the expansion of one script may produce: a variable can double itself repeatedly."""
-DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-ASKS_FOR_FILE = re.compile(r"(\[|\[\[|test) -[fer]")
 UNDER_CONDITION = "set under a condition"
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a command after expansion."""
-
-    text: str
-    """The word; parts that are not known are empty."""
-    line: int
-    """The line where it is written, from 1; for a word of an array, the line of the array; 0 where there is none."""
-    reason: str = ""
-    """Why a part of the word is not known; "" where all of it is known."""
-    file: str = ""
-    """The script that writes it, as the report names it."""
+DECLARING = ("export", "declare", "readonly", "local", "typeset")
+STARTERS = ("[", "[[", "test", "true", "false", ":", "getopts")
+"""Commands that are true or false without running anything."""
+MOST_STEPS = 300_000
+"""Largest number of words and operators that are read: functions can call each other for ever."""
+DEEPEST = 8
+"""Largest depth of functions that call each other."""
+Kind = Literal["if", "case", "loop", "group"]
+CLOSING: dict[str, Kind] = {"fi": "if", "esac": "case", "done": "loop", "}": "group"}
 
 
 @dataclass
-class Script:
-    """The commands and variables of a script and of the scripts that it sources."""
+class _Block:
+    """A condition, loop or group that is open."""
 
-    commands: list[list[Word]] = field(default_factory=list)
-    """The words of each command, in the order of the script."""
-    variables: dict[str, list[Word]] = field(default_factory=dict)
-    """Name of a variable → its words; an array has several."""
-    exports: dict[str, Word] = field(default_factory=dict)
-    """Name of an exported variable → its value."""
+    kind: Kind
+    runs: bool | None = True
+    """Whether the commands that follow run; None where nobody can tell."""
+    was_taken: bool | None = False
+    """Whether an earlier branch of the condition runs."""
+    subject: Word | None = None
+    """What a ``case`` compares; None for other blocks."""
+    in_pattern: bool = False
+    """Whether the next words are the patterns of a ``case``."""
 
 
-Follow = Callable[[Word, Script], None]
-
-
-def read(text: str, name: str, folder: Path, *, follow: Follow, into: Script | None = None) -> Script:
+def read(
+    text: str, name: str, folder: Path, *, follow: Follow, into: Script | None = None, run: Run | None = None,
+    decide: bool = True, line: int = 1,
+) -> Script:  # fmt: skip
     """Read a script.
 
     Args:
@@ -68,78 +69,370 @@ def read(text: str, name: str, folder: Path, *, follow: Follow, into: Script | N
         folder: The folder of the script.
         follow: Called with each file that the script sources, to read that file into the same `Script`.
         into: The `Script` to extend; None starts a new one.
+        run: Returns what a command in ``$(…)`` prints, where that is known.
+        decide: Whether conditions that depend on the script's variables alone are decided.
+        line: The line of the text's first character.
 
     Raises:
-        CkptcheckError: A quote or bracket is never closed, or the variables grow beyond `MOST` characters. The message
-            has the line.
+        CkptcheckError: A quote or bracket is never closed, or the script is too long to follow. The message has the line.
     """
-    return _Reader(name, folder, into or Script(), follow).run(text)
+    reader = _Reader(name, folder, into or Script(), follow, run or (lambda words: None), decide)
+    reader.lines = text.split("\n")
+    reader.first_line = line
+    reader.run(list(tokenize(text, name, line)))
+    if into is None:
+        reader.read_uncalled_functions()
+    return reader.script
 
 
-class _Reader:
+class _Reader(Expansion):
     """Reads the commands of one file into a `Script`."""
 
-    def __init__(self, name: str, folder: Path, script: Script, follow: Follow) -> None:
-        self.name, self.folder, self.script, self.follow = name, folder, script, follow
-        # The number of characters that expansion may still produce.
-        self.left = MOST
-        # Whether the previous command is ``[ -f X ] &&``, so that the next one may source a file that does not exist.
-        self.guarded = False
+    def __init__(self, name: str, folder: Path, script: Script, follow: Follow, run: Run, decide: bool) -> None:
+        super().__init__(name, folder, script, run)
+        self.follow, self.decide = follow, decide
+        self.lines: list[str] = []
+        self.first_line = 1
+        self.blocks: list[_Block] = []
+        # Whether the previous command was true; None where nobody can tell. `is_test` says that it was a test.
+        self.status: bool | None = True
+        self.is_test = False
+        # Whether the next command runs, after && or ||.
+        self.gate: bool | None = True
+        # The words of the last test.
+        self.guard: list[Word] = []
+        # Whether the command that is read asks for a here-document; the commands before it that still wait for one; and
+        # the document that was met before the command was read to its end.
+        self.asks_for_document = False
+        self.waiting: list[Command] = []
+        self.document: ShellToken | None = None
+        # Whether a ``[[`` is open: its && and || split it into several commands.
+        self.in_brackets = False
+        self.called: set[str] = set()
+        self.steps, self.call_depth = MOST_STEPS, 0
 
-    def run(self, text: str) -> Script:
-        """Read all commands of a text; return the script."""
-        depth, brackets = 0, 0
+    # --- tokens ---
+
+    def run(self, tokens: Sequence[ShellToken]) -> None:
+        """Read all commands of a script or of a function's body."""
         command: list[ShellToken] = []
-        for token in tokenize(text, self.name):
+        at = 0
+        while at < len(tokens):
+            token = tokens[at]
+            at += 1
+            self.steps -= 1
+            if self.steps < 0:
+                raise CkptcheckError(f"{self.name}:{token.line} its functions call each other too often to follow")
             if token.operator is None:
+                if token.bare == "{" and len(command) == 2 and command[0].bare == "function":
+                    at = self.define(command[1].bare, tokens, at - 1)
+                    command = []
+                    continue
                 command.append(token)
                 continue
-            depth = max(0, depth + self.finish(command, depth + brackets))
-            test = " ".join(word.bare for word in command[:2])
-            self.guarded = token.operator == "&&" and ASKS_FOR_FILE.fullmatch(test) is not None
+            if token.operator == HERE_STRING:
+                command.append(token)
+                continue
+            if token.operator == DOCUMENT_FOLLOWS:
+                self.asks_for_document = True
+                continue
+            if token.operator == HERE_DOCUMENT:
+                self.attach_document(token)
+                continue
+            if token.operator == "(" and self.names_function(command, tokens, at):
+                at = self.define(command[-1].bare, tokens, at + 1)
+                command = []
+                continue
+            if token.operator in ("|", ")"):
+                command = self.begin_case(command)
+            if self.blocks and self.blocks[-1].in_pattern and token.operator in ("|", ")", "("):
+                if token.operator == ")":
+                    self.choose(command)
+                    command = []
+                continue
+            self.finish(command, token.line)
             command = []
-            # Not every ) closes a subshell: a branch of a case has ) alone.
-            if token.operator in ("(", ")"):
-                brackets = max(0, brackets + (1 if token.operator == "(" else -1))
-        self.finish(command, depth + brackets)
-        return self.script
+            self.after(token.operator)
+        self.finish(command, tokens[-1].line if tokens else 1)
 
-    def finish(self, command: list[ShellToken], depth: int) -> int:
-        """Record one command or assignment.
+    def after(self, operator: str) -> None:
+        """Decide whether the next command runs, by the operator after the last one."""
+        if operator in ("&&", "||"):
+            status = self.status if self.is_test else True
+            wanted = None if status is None else status is (operator == "&&")
+            self.gate = False if self.gate is False and operator == "&&" else wanted
+            return
+        self.gate = True
+        if operator == "(":
+            # What a subshell sets is lost after it.
+            self.blocks.append(_Block("group", None if self.runs is not False else False))
+        elif operator == ")" and self.blocks and self.blocks[-1].kind == "group":
+            self.blocks.pop()
+        elif operator in (";;", ";&", ";;&") and self.blocks and self.blocks[-1].kind == "case":
+            self.blocks[-1].runs = False
+            self.blocks[-1].in_pattern = True
 
-        depth: the number of conditions, loops and brackets around it. Returns by how much the command changes the depth.
-        """
-        change = 0
-        while command and (keyword := command[0].bare) in OPENING | CLOSING | BETWEEN:
-            change += (keyword in OPENING) - (keyword in CLOSING)
-            if keyword in ("for", "case", "select"):
-                return change
+    @property
+    def runs(self) -> bool | None:
+        """Whether the command that is read runs; None where nobody can tell."""
+        states = [block.runs for block in self.blocks] + [self.gate]
+        return False if False in states else None if None in states else True
+
+    def names_function(self, command: list[ShellToken], tokens: Sequence[ShellToken], at: int) -> bool:
+        """Whether ``(`` after these words begins a function's definition: ``name () {``."""
+        following = tokens[at].operator if at < len(tokens) else None
+        return bool(command) and following == ")" and FUNCTION_NAME.fullmatch(command[-1].bare) is not None
+
+    def define(self, name: str, tokens: Sequence[ShellToken], at: int) -> int:
+        """Record the body of a function; return the position after it."""
+        depth, body = 0, []
+        signs = ("{", "}") if at < len(tokens) and tokens[at].operator != "(" else ("(", ")")
+        while at < len(tokens):
+            token = tokens[at]
+            at += 1
+            sign = token.operator or token.bare
+            depth += (sign == signs[0]) - (sign == signs[1])
+            if depth == 0 and sign == signs[1]:
+                break
+            if depth > 0:
+                body.append(token)
+        self.script.functions[name] = body[1:]
+        return at
+
+    def read_uncalled_functions(self) -> None:
+        """Read the functions that nothing calls: their commands may be the job's."""
+        self.blocks = [_Block("group", None)]
+        for name in [name for name in self.script.functions if name not in self.called]:
+            if name not in self.called:
+                self.call(name, [])
+
+    def call(self, name: str, arguments: list[Word]) -> None:
+        """Read the body of a function with its arguments."""
+        self.called.add(name)
+        if self.call_depth >= DEEPEST:
+            return
+        outer, blocks = self.script.arguments, self.blocks
+        self.script.arguments, self.blocks = arguments, [_Block("group", self.runs)]
+        self.call_depth += 1
+        try:
+            self.run(self.script.functions[name])
+        finally:
+            self.script.arguments, self.blocks = outer, blocks
+            self.call_depth -= 1
+
+    def attach_document(self, token: ShellToken) -> None:
+        """Give a here-document to the command that asked for it first."""
+        if self.waiting:
+            command = self.waiting.pop(0)
+            command.document, command.document_line = token.chunks[0].text, token.line
+        else:
+            self.document = token
+
+    # --- commands ---
+
+    def finish(self, command: list[ShellToken], end: int) -> None:
+        """Record one command or assignment, or open or close a block. end: the line where it ends."""
+        while command and (word := command[0].bare):
+            if word in ("then", "else", "elif", "do"):
+                self.branch(word)
+            elif word in CLOSING:
+                if self.blocks and self.blocks[-1].kind == CLOSING[word]:
+                    self.blocks.pop()
+            elif word in ("if", "while", "until"):
+                self.blocks.append(_Block("if" if word == "if" else "loop", None if word == "until" else True))
+            elif word == "{":
+                self.blocks.append(_Block("group"))
+            elif word in ("for", "select"):
+                self.loop(command)
+                return
+            elif word == "case":
+                self.blocks.append(_Block("case", False, subject=self.subject(command), in_pattern=True))
+                return
+            elif word == "!" and len(command) > 1:
+                self.finish(command[1:], end)
+                self.status = None if self.status is None else not self.status
+                return
+            elif word not in ("time", "in"):
+                break
             command = command[1:]
-        conditional = depth + change > 0
-        if command and command[0].bare in ("export", "declare", "readonly", "local", "typeset"):
+        if command:
+            runs = self.runs
+            if self.gate is not False:
+                self.status, self.is_test = True, False
+            self.command(command, end, runs)
+
+    def branch(self, word: str) -> None:
+        """Begin a branch of a condition, or the body of a loop."""
+        block = next((block for block in reversed(self.blocks) if block.kind in ("if", "loop")), None)
+        if block is None:
+            return
+        self.gate = True
+        if word == "else":
+            block.runs = _negate(block.was_taken)
+        elif word == "elif":
+            # The test of the next branch is read; what it decides counts where no earlier branch runs.
+            block.runs = True
+        elif word == "do":
+            block.runs = False if self.is_test and self.status is False and self.decide else None
+        else:
+            holds = self.status if self.is_test and self.decide else None
+            free = _negate(block.was_taken)
+            block.runs = False if holds is False or free is False else None if None in (holds, free) else True
+            block.was_taken = (
+                True if True in (block.was_taken, block.runs) else None if None in (block.was_taken, holds) else False
+            )
+
+    def loop(self, command: list[ShellToken]) -> None:
+        """Begin ``for NAME in WORDS``: the variable is known where there is one word."""
+        words = [word for token in command[3:] for word in self.expand(token)]
+        name = command[1].bare if len(command) > 1 else ""
+        is_single = len(words) == 1 and not words[0].reason and command[0].bare == "for"
+        if NAME.fullmatch(name):
+            reason = f"{name} has another value in each turn of a loop"
+            value = words[0] if is_single else Word("", command[0].line, reason, self.name)
+            self.script.variables[name] = [value]
+        self.blocks.append(_Block("loop", True))
+        self.status, self.is_test = None, False
+
+    def subject(self, command: list[ShellToken]) -> Word:
+        """Return what ``case SUBJECT in`` compares."""
+        words = self.expand(command[1], in_test=True) if len(command) > 1 else []
+        return words[0] if len(words) == 1 else Word("", command[0].line, "" if not words else UNDER_CONDITION)
+
+    def begin_case(self, command: list[ShellToken]) -> list[ShellToken]:
+        """Open ``case X in`` where its first pattern stands in the same line; return the words of that pattern."""
+        words = [token.bare for token in command]
+        if "case" not in words or "in" not in words[words.index("case") :]:
+            return command
+        end = words.index("in", words.index("case"))
+        self.finish(command[:end], command[0].line)
+        return command[end + 1 :]
+
+    def choose(self, patterns: list[ShellToken]) -> None:
+        """Begin a branch of a ``case``: it runs where one of its patterns is the subject, and none was before."""
+        block = self.blocks[-1]
+        block.in_pattern = False
+        if not patterns:
+            return
+        if patterns[0].bare == "in":
+            patterns = patterns[1:]
+        subject = block.subject or Word("", 0, UNDER_CONDITION)
+        answers: list[bool | None] = []
+        for token in patterns:
+            pattern = next(iter(self.expand(token)), Word("", token.line))
+            test = [Word("[", 0), subject, Word("=", 0), pattern, Word("]", 0)]
+            answers.append(decide_test(test, self.is_set) if self.decide else None)
+        matches = True if True in answers else None if None in answers else False
+        free = _negate(block.was_taken)
+        block.runs = False if matches is False or free is False else None if None in (matches, free) else True
+        block.was_taken = (
+            True if True in (block.was_taken, block.runs) else None if None in (block.was_taken, matches) else False
+        )
+
+    def is_set(self, name: str) -> bool:
+        """Whether something sets a variable."""
+        return self.words_of(name, 0) is not None
+
+    def command(self, command: list[ShellToken], end: int, runs: bool | None) -> None:
+        """Read a command that is no keyword: assignments, declarations, sourced files, tests, functions, programs."""
+        conditional = runs is None
+        if command[0].bare in DECLARING:
             is_export = command[0].bare in ("export", "declare")
             for token in command[1:]:
-                self.assign(token, conditional, exported=is_export)
-            return change
+                if runs is not False:
+                    self.assign(token, conditional, exported=is_export)
+            return
         assignments: list[ShellToken] = []
         while command and (command[0].array is not None or (command[0].chunks and ASSIGNED.match(command[0].start))):
-            assignments.append(command.pop(0))
+            assignments.append(command[0])
+            command = command[1:]
         if not command:
             for token in assignments:
-                self.assign(token, conditional)
-            return change
-        # ``X=1 command`` sets X for that command alone; the launch command is the only one whose environment is read.
-        for token in assignments:
-            self.assign(token, conditional, exported=True)
-        words = [word for token in command for word in self.expand(token)]
-        if words and words[0].text in ("source", "."):
+                if runs is not False:
+                    self.assign(token, conditional)
+            return
+        if self.in_brackets or command[0].bare in STARTERS:
+            self.in_brackets = (self.in_brackets or command[0].bare == "[[") and command[-1].bare != "]]"
+            if self.gate is False:
+                return
+            if command[0].bare not in STARTERS:
+                command = [ShellToken(command[0].line, (ShellChunk("text", "[["),)), *command]
+            words = [word for token in command if token.operator is None for word in self.expand(token, in_test=True)]
+            self.is_test = True
+            self.status = decide_test(words, self.is_set) if self.decide else None
+            self.guard = words
+            return
+        here = next((at for at, token in enumerate(command) if token.operator == HERE_STRING), len(command))
+        words = Command(word for token in command[:here] for word in self.expand(token))
+        words.end, words.is_dead = end, runs is False
+        place = end - self.first_line
+        words.last_line = self.lines[place] if 0 <= place < len(self.lines) else ""
+        if self.asks_for_document:
+            self.waiting.append(words)
+            self.asks_for_document = False
+            if self.document is not None:
+                self.attach_document(self.document)
+                self.document = None
+        if not words:
+            return
+        self.program(words, command[here + 1 :], assignments, runs)
+
+    def program(self, words: Command, here: list[ShellToken], assignments: list[ShellToken], runs: bool | None) -> None:
+        """Read a command that starts something. here: the words of its here-string; assignments: those before it."""
+        name = words[0].text
+        if name in ("source", "."):
             for word in words[1:2]:
                 # ``[ -f X ] && source X`` sources nothing where X does not exist.
-                if not (self.guarded and not word.reason and not Path(word.text).is_file()):
+                if runs is not False and not (runs is None and self.asks_for_file() and not Path(word.text).is_file()):
                     self.follow(word, self.script)
-        elif words:
+        elif name in ("read", "mapfile", "readarray") and runs is not False:
+            self.read_line(words, here, assignments)
+        elif name == "set" and len(words) > 1 and words[1].text == "--" and runs is not False:
+            self.script.arguments = list(words[2:])
+        elif name == "shift" and runs is not False:
+            self.script.arguments = self.script.arguments[1:]
+        elif name == "unset" and runs:
+            for word in words[1:]:
+                self.script.variables.pop(word.text, None)
+        elif name in self.script.functions and runs is not False:
+            self.call(name, list(words[1:]))
+        else:
+            # ``X=1 command`` sets X for that command alone; the launch command is the only one whose environment is read.
+            for token in assignments:
+                self.assign(token, runs is None, exported=True)
             self.script.commands.append(words)
-        return change
+
+    def asks_for_file(self) -> bool:
+        """Whether the last test asked whether a file exists."""
+        return self.gate is None and len(self.guard) > 1 and self.guard[1].text in ("-f", "-e", "-r")
+
+    def read_line(self, words: Command, here: list[ShellToken], assignments: list[ShellToken]) -> None:
+        """Read ``read -ra NAME <<< "text"``: an array of the words of the text."""
+        names = [word.text for word in words[1:] if NAME.fullmatch(word.text)]
+        is_array = any(word.text.startswith("-") and "a" in word.text for word in words[1:]) or words[0].text != "read"
+        reason = f"{words[0].text} gets it only when the script runs"
+        unknown = replace(self.word("", words[0].line, reason), is_list=is_array)
+        texts = [self.joined(token) for token in here[:1]]
+        separator = next(
+            (
+                "".join(chunk.text for chunk in token.chunks).partition("=")[2]
+                for token in assignments
+                if token.start.startswith("IFS=")
+            ),
+            "",
+        )
+        for name in names:
+            if not is_array or not texts:
+                self.script.variables[name] = [unknown]
+                continue
+            text = texts[0]
+            parts = [replace(text, text=text.text.replace(separator, " ")) if separator.strip() else text]
+            self.script.variables[name] = self.words_in(parts[0])
+
+    def words_in(self, word: Word) -> list[Word]:
+        """Return the words of a text, as ``read -a`` splits it."""
+        parts = split_at_blanks(word)
+        return [replace(part, is_list=True) if part.reason and not part.text else part for part in parts]
 
     def assign(self, token: ShellToken, conditional: bool, *, exported: bool = False) -> None:
         """Set a variable from ``NAME=…``, ``NAME+=…`` or ``NAME=( … )``; with `exported`, export it too.
@@ -157,17 +450,23 @@ class _Reader:
         else:
             chunks = (replace(token.chunks[0], text=rest), *token.chunks[1:])
             words = [self.joined(replace(token, chunks=chunks))]
+        before = self.script.variables.get(name, [])
+        if conditional and not plus and token.array is None and before and before[0] == words[0]:
+            return
         if conditional:
             words = [replace(word, reason=word.reason or UNDER_CONDITION) for word in words]
         if plus and token.array is not None:
-            words = [*self.script.variables.get(name, []), *words]
+            words = [*before, *words]
         elif plus:
-            previous = " ".join(word.text for word in self.script.variables.get(name, []))
-            words = [replace(words[0], text=previous + words[0].text)]
+            words = [self.appended(before, words[0])]
         self.spend(sum(len(word.text) + 1 for word in words), token.line)
         self.script.variables[name] = words
         if exported or name in self.script.exports:
             self.export(name, words)
+
+    def appended(self, before: list[Word], word: Word) -> Word:
+        """Return the value of ``NAME+=word``."""
+        return join_parts([*before, word], replace(word, text="")) if before else word
 
     def export(self, name: str, words: list[Word]) -> None:
         """Record an exported variable with its words, joined by blanks."""
@@ -175,81 +474,6 @@ class _Reader:
             replace(words[0], text=" ".join(word.text for word in words)) if words else self.word("", 0)
         )
 
-    def joined(self, token: ShellToken) -> Word:
-        """Expand a word without splitting it at blanks, as in an assignment."""
-        words = self.expand(replace(token, chunks=tuple(replace(chunk, quoted=True) for chunk in token.chunks)))
-        reason = next((word.reason for word in words if word.reason), "")
-        return self.word(" ".join(word.text for word in words), token.line, reason)
 
-    def expand(self, token: ShellToken) -> list[Word]:
-        """Return the words that a token expands to: an array gives several, an unquoted variable is split at blanks."""
-        words: list[Word] = []
-        text, reason, place, started = "", "", self.word("", token.line), False
-        for chunk in token.chunks:
-            pieces = [self.word(chunk.text, token.line)] if chunk.kind == "text" else self.value(chunk, token.line)
-            if chunk.kind != "text" and not chunk.quoted:
-                pieces = [replace(word, text=part) for word in pieces for part in (word.text.split() or [""])]
-            for number, piece in enumerate(pieces):
-                if number:
-                    words.append(replace(place, text=text, reason=reason))
-                    text, reason = "", ""
-                # The words of an array keep their own places.
-                if not text and len(pieces) > 1:
-                    place = piece
-                text += piece.text
-                reason = reason or piece.reason
-                started = started or bool(piece.text) or chunk.quoted or bool(piece.reason)
-        if started:
-            words.append(replace(place, text=text, reason=reason))
-        self.spend(sum(len(word.text) + 1 for word in words), token.line)
-        return words
-
-    def value(self, chunk: ShellChunk, line: int) -> list[Word]:
-        """Return the words that ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` or ``$(…)`` expands to."""
-        expression = clip(f"${{{chunk.text}}}" if chunk.kind == "parameter" else f"$({chunk.text})", 60)
-        if chunk.kind == "command":
-            if OWN_FOLDER.search(chunk.text):
-                return [self.word(str(self.folder / "..") if "/.." in chunk.text else str(self.folder), line)]
-            if chunk.text.startswith("(") and chunk.text.endswith(")"):
-                return [self.arithmetic(chunk.text[1:-1], line)]
-            return [self.word("", line, f"{expression} is known only when the script runs")]
-        match = PARAMETER.fullmatch(chunk.text)
-        if match is None:
-            if chunk.text.startswith("BASH_SOURCE"):
-                return [self.word(str(self.folder / Path(self.name).name), line)]
-            return [self.word("", line, f"{expression} is known only when the script runs")]
-        name, subscript, operator, default = match.groups()
-        words = self.script.variables.get(name)
-        if words is not None and not (operator == ":-" and not any(word.text or word.reason for word in words)):
-            return (words if subscript else words[:1]) or ([] if subscript else [self.word("", line)])
-        if name == "HOME" and not operator:
-            return [self.word(str(Path.home()), line)]
-        if operator:
-            default_words = [
-                word for token in tokenize(default, self.name) if token.operator is None for word in self.expand(token)
-            ]
-            reason = next((word.reason for word in default_words if word.reason), "")
-            return [self.word(" ".join(word.text for word in default_words), line, reason)]
-        return [self.word("", line, f"{expression} is not set in the script")]
-
-    def arithmetic(self, text: str, line: int) -> Word:
-        """Return the value of ``$((A * 1024))``, with a reason where a variable in it is not known."""
-
-        def read_variable(name: str) -> str | None:
-            words = self.script.variables.get(name, [])
-            return words[0].text if len(words) == 1 and not words[0].reason else None
-
-        value = evaluate(DOLLAR.sub(r"\1\2", text), read_variable)
-        if value is None:
-            return self.word("", line, f"$(({clip(text, 60)})) is known only when the script runs")
-        return self.word(str(value), line)
-
-    def word(self, text: str, line: int, reason: str = "") -> Word:
-        """Make a word of this file."""
-        return Word(text, line, reason, self.name)
-
-    def spend(self, characters: int, line: int) -> None:
-        """Count characters that expansion produces. Raises CkptcheckError beyond `MOST`."""
-        self.left -= characters
-        if self.left < 0:
-            raise CkptcheckError(f"{self.name}:{line} its variables grow beyond {MOST:,} characters")
+def _negate(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer

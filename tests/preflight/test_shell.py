@@ -35,6 +35,32 @@ def last(text: str) -> list[str]:
         ("{ run 1; }", ["run", "1"]),
         ('run ""', ["run", ""]),
         ("run a#b $", ["run", "a#b", "$"]),
+        ("run 'a'\\\n  \"b\"\\\n--c", ["run", "a", "b--c"]),
+        ('run ${1:-x} ${2-} $@ "$@" ${A:=y} $A ${A:+z} $#', ["run", "x", "y", "y", "z", "0"]),
+        ("set -- p 'q r'\nrun $1 \"$@\"", ["run", "p", "p", "q r"]),
+        (
+            'LINE=\'--a 1 --b 2\'\nread -ra A <<< "${LINE}"\nrun "${A[@]}" ${#A[@]}',
+            ["run", "--a", "1", "--b", "2", "4"],
+        ),
+        ("IFS=',' read -r -a A <<< 'a,b'\nrun ${A[0]}", ["run", "a"]),
+        (
+            "P=org/Qwen3-8B.sh\nrun ${P##*/} ${P%.sh} ${P//\\//_} ${P,,}",
+            ["run", "Qwen3-8B.sh", "org/Qwen3-8B", "org_Qwen3-8B.sh", "org/qwen3-8b.sh"],
+        ),
+        (
+            "N=$(basename $0 .sh)\nR=$(realpath $(dirname $0)/../..)\nrun $N $R $(cd /a/b/.. && pwd) $(echo x y)",
+            ["run", "run", "/", "/a", "x", "y"],
+        ),
+        ('A=fp8\nif [ "$A" = fp8 ]; then B=1; else B=2; fi\nrun $B', ["run", "1"]),
+        ('A=8\nif [[ $A -gt 8 && -z $X ]]; then B=1; elif [ -n "$X" ]; then B=2; else B=3; fi\nrun $B', ["run", "3"]),
+        ('A=b\ncase "$A" in a|c) B=1 ;; b*) B=2\n;; *) B=3;; esac\nrun $B', ["run", "2"]),
+        ('[ -z "$X" ] && X=5\n[ "$X" = 5 ] || X=6\nrun $X', ["run", "5"]),
+        ("while [[ $# -gt 0 ]]; do case $1 in -m) M=$2; shift 2;; esac; done\nrun ${M:-d}", ["run", "d"]),
+        ('go() {\n  local n=$1\n  run $n "${@:2}"\n}\ngo 4', ["run", "4"]),
+        ("function go {\n  run $1\n}\ngo 4", ["run", "4"]),
+        ("for m in only; do run $m; done", ["run", "only"]),
+        ('A=(1)\nif [ -z "$X" ]; then A+=(2); fi\nrun ${A[@]}', ["run", "1", "2"]),
+        ("f() {\n case $1 in\n a) A=1;;\n esac\n run $A\n}\nf a", ["run", "1"]),
     ],
 )
 def test_words_are_those_that_a_shell_would_pass(text: str, words: list[str]) -> None:
@@ -46,15 +72,19 @@ def test_words_are_those_that_a_shell_would_pass(text: str, words: list[str]) ->
     [
         ("A=$(nvidia-smi | wc -l)\nrun $A", "$(nvidia-smi | wc -l) is known only when the script runs"),
         ("A=`date`\nrun $A", "$(date) is known only when the script runs"),
-        ("run ${A%%.*}", "${A%%.*} is known only when the script runs"),
+        ("run ${A%%.*}", "${A%%.*} is not set in the script"),
+        ("A=(a b)\nrun ${A[@]%%.*}", "${A[@]%%.*} is known only when the script runs"),
         ("run $((A + 1))", "$((A + 1)) is known only when the script runs"),
         ("run $((2 ** 70))", "$((2 ** 70)) is known only when the script runs"),
         ("run $UNSET", "${UNSET} is not set in the script"),
-        ("if [ -n \"$X\" ]; then\n  A=1\nelse\n  A=2\nfi\nrun $A", "set under a condition"),
-        ("case $X in\n  a) A=1 ;;\n  b) A=2 ;;\nesac\nrun $A", "set under a condition"),
+        ("if grep -q x y; then\n  A=1\nelse\n  A=2\nfi\nrun $A", "set under a condition"),
+        ("A=1\nif [ -d /data ]; then A=2; fi\nrun $A", "set under a condition"),
+        ("case $(uname) in\n  a) A=1 ;;\n  b) A=2 ;;\nesac\nrun $A", "set under a condition"),
         ("for i in 1 2; do A=1; done\nrun $A", "set under a condition"),
-        ("setup() {\n  A=1\n}\nrun $A", "set under a condition"),
-        ("run $@", "${@} is known only when the script runs"),
+        ("for i in 1 2; do run $i; done", "i has another value in each turn of a loop"),
+        ("setup() {\n  A=1\n}\nrun $A", "${A} is not set in the script"),
+        ("run $1", "${1} is not set in the script"),
+        ("mapfile -t A < <(scontrol show hostnames)\nrun ${A[@]}", "mapfile gets it only when the script runs"),
     ],
 )  # fmt: skip
 def test_what_nobody_can_tell_says_why(text: str, reason: str) -> None:
@@ -66,6 +96,31 @@ def test_a_word_has_the_line_where_it_was_written() -> None:
     assert [(word.text, word.line) for word in found.commands[-1]] == [
         ("run", 6), ("first", 7), ("--one", 2), ("1", 2), ("--two", 3), ("2", 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{"M": "x"}, {"M": "x", "1": "y"}])
+def test_variables_that_the_user_gives_are_known(given: dict[str, str]) -> None:
+    found = read("run ${M:-d} ${1:-z}", "run.sh", Path("/jobs"), follow=lambda *_: None, into=Script(given=given))
+    assert [word.text for word in found.commands[-1]] == ["run", "x", given.get("1", "z")]
+
+
+def test_a_here_document_belongs_to_its_command() -> None:
+    found = script("cat <<'END' > job.sh | tee x\nrun 'not closed\nEND\nsbatch <<-EOF\n\trun $A\n\tEOF\nafter")
+    assert [(command[0].text, command.document, command.document_line) for command in found.commands] == [
+        ("cat", "run 'not closed", 2), ("tee", "", 0), ("sbatch", "\trun $A", 5), ("after", "", 0),
+    ]  # fmt: skip
+
+
+def test_a_command_knows_how_its_line_ends() -> None:
+    found = script("run --a 1 \\\n  --b 2 \\ \n  --c 3 \\\n  # off\n  --d 4\n")
+    assert [(command[0].text, command.end, command.last_line) for command in found.commands] == [
+        ("run", 2, "  --b 2 \\ "), ("--c", 4, "  # off"), ("--d", 5, "  --d 4"),
+    ]  # fmt: skip
+
+
+def test_marks_stand_for_what_is_not_known() -> None:
+    (word,) = script('A=\'{"a": "\'$X\'", "b": 1}\'\nrun "$A"').commands[-1][1:]
+    assert word.with_marks == '{"a": "\ufffc", "b": 1}'
 
 
 def test_exports_are_kept_apart() -> None:
