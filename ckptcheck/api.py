@@ -480,6 +480,7 @@ def preflight(
     framework_version: str = "",
     scan_checkpoints: bool = True,
     show_settings: bool = False,
+    here: bool = False,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Report:
@@ -494,6 +495,7 @@ def preflight(
         scan_checkpoints: read the headers of checkpoints that the job names and that are on this disk.
         show_settings: add a section with every setting that was understood, and its place; and report what the job leaves to its
             engine (JOB005) and how old its rollouts may be (JOB007).
+        here: the job will start on this machine: also look for its paths, ports, disk space and shared memory.
         select: run only these rules: codes, prefixes of codes, or names.
         ignore: rules that do not run; the report lists them as skipped.
 
@@ -504,13 +506,14 @@ def preflight(
     from ckptcheck.linter.selection import match_rules, select_rules
     from ckptcheck.preflight.job import build_settings_section
     from ckptcheck.preflight.open_job import open_job
+    from ckptcheck.preflight.this_machine import Probe
 
     loaded = load_rules()
     ignored = {rule.code: "ignored on the command line" for pattern in ignore for rule in match_rules(loaded, pattern)}
     selected = select_rules(loaded, select)
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
-        framework_version=framework_version, scan=scan_checkpoints,
+        framework_version=framework_version, scan=scan_checkpoints, here=Probe() if here else None,
     )  # fmt: skip
     opened.lists_settings = show_settings
     if show_settings:

@@ -50,6 +50,12 @@ def preflight(
             "--settings", help="Also list every setting, with its place, and what the job leaves to its engine."
         ),
     ] = False,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here", help="The job will start on this machine: also check its paths, ports, disks and shared memory."
+        ),
+    ] = False,
     select: Select = [],  # noqa: B006
     ignore: Ignore = [],  # noqa: B006
     format: Format = "text",
@@ -65,7 +71,7 @@ def preflight(
 
     report = api.preflight(
         *job, framework=framework, engine_version=engine_version, te_version=te_version,
-        framework_version=framework_version, scan_checkpoints=scan_checkpoints, show_settings=show_settings,
+        framework_version=framework_version, scan_checkpoints=scan_checkpoints, show_settings=show_settings, here=here,
         select=split_list(select), ignore=split_list(ignore),
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

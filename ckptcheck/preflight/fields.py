@@ -84,6 +84,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.lora": ("flag", "it serves adapters"),
     "engine.tokenizer": ("text", "where its tokenizer comes from, where that is not the model"),
     "engine.chat_template": ("text", "the chat template in place of the tokenizer's own"),
+    "engine.renders_chats": ("flag", "it renders conversations itself, for clients that send messages"),
     "engine.keeps_encoder_cache": ("flag", "outputs of its vision or audio encoder are kept over an update"),
     "engine.colocated": ("flag", "it shares its GPUs with the trainer"),
     "update.undone_by": ("text", "the program and version that loads the first checkpoint over every update"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.linter.rule import Finding
     from ckptcheck.preflight.dated_defaults import DatedDefaults
+    from ckptcheck.preflight.this_machine import Machine
 
 Status = Literal["set", "default", "unresolved", "unknown"]
 
@@ -93,6 +94,8 @@ class NamedCheckpoint:
     """The dtype in which the checkpoint is stored."""
     quantized: str | None = None
     """The quantization method, or "none"."""
+    weight_bytes: int | None = None
+    """The bytes of its tensors."""
     cache_scales: bool = False
     """Whether it has scales of an fp8 key-value cache."""
     dimensions: ModelDimensions | None = None
@@ -135,6 +138,10 @@ class Job(EvidenceDefaults):
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
+    tokenizers: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
+    """Name in `FIELDS` → the tokenizer that it names, as far as its vocabulary is here; `scan_named_checkpoints` fills it."""
+    machine: Machine | None = None
+    """What this machine has of what the job needs; None where the user does not ask for it."""
     sections: tuple[Section, ...] = ()
     """What the report shows beside the findings: the commands that check the rest and, on request, the settings."""
     kind: str = "job"
@@ -178,7 +185,13 @@ class Job(EvidenceDefaults):
 
     def problem(self, message: str, at: str, hint: str | None = None, severity: Severity | None = None) -> Problem:
         """Make a problem at the place of a setting. at: the setting's name in `FIELDS`; severity: None for the rule's."""
-        leaf = self[at].leaf
+        return self.problem_at(self[at], message, hint, severity)
+
+    def problem_at(
+        self, setting: Setting, message: str, hint: str | None = None, severity: Severity | None = None
+    ) -> Problem:
+        """Make a problem at the place where a setting is written. severity: None for the rule's."""
+        leaf = setting.leaf
         if leaf is None or leaf.file is None:
             return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint, severity=severity)
         return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line, severity=severity)

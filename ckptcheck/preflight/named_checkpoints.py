@@ -6,6 +6,7 @@ The scan compares their ignore lists with how the job's engine and trainer read 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.open import REPOSITORY
@@ -13,8 +14,13 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.job import Job, NamedCheckpoint
 from ckptcheck.text.file_io import expand_home
 
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.vocabulary import Vocabulary
+
 NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
 """The fields that name checkpoints."""
+TOKENIZERS = ("checkpoint.model", "trainer.tokenizer", "engine.tokenizer")
+"""The fields that name where a tokenizer comes from."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys of config.json that hold the number of experts."""
 
@@ -34,6 +40,29 @@ def scan_named_checkpoints(job: Job, folder: Path) -> None:
             same = next((known for known in checkpoints.values() if known.named == str(setting.value)), None)
             checkpoints[name] = same or _find_and_scan(job, str(setting.value), folder)
     job.checkpoints = checkpoints
+    named = {
+        name: str(job[name].value)
+        for name in TOKENIZERS
+        if job[name].is_known and job[name].value not in (None, "none", "")
+    }
+    if len(set(named.values())) > 1:
+        job.tokenizers = {
+            name: NamedCheckpoint(value, vocabulary=_read_vocabulary(value, folder)) for name, value in named.items()
+        }
+
+
+def _read_vocabulary(name: str, folder: Path) -> Vocabulary | None:
+    """Return the tokens of a tokenizer that is on this machine, None where it is not or cannot be read."""
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.source import Folder
+
+    try:
+        path = next((path for path in _list_candidate_paths(name, folder) if path.is_dir()), None)
+        tokenizer = Checkpoint(Folder(path, name)).tokenizer if path is not None else None
+        vocabulary = tokenizer.vocabulary if tokenizer is not None else None
+    except (CkptcheckError, OSError, ValueError, RuntimeError):
+        return None
+    return vocabulary if vocabulary is not None and vocabulary.readable else None
 
 
 def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
@@ -94,6 +123,7 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         experts=(config.integer(*EXPERTS) or 0) > 1,
         context=positions if type(positions) is int and not scaling else None,
         dtype=next((value for key in ("dtype", "torch_dtype") if isinstance(value := config.get(key), str)), None),
+        weight_bytes=sum(tensor.nbytes for tensor in ckpt.tensors.values()),
         cache_scales=any(name.endswith(CACHE_SCALES) for name in ckpt.tensors),
         dimensions=ModelDimensions.from_config(ckpt.config),
         intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),

@@ -35,6 +35,7 @@ from ckptcheck.preflight.readers import (
 )
 from ckptcheck.preflight.shell_lexer import tokenize
 from ckptcheck.preflight.shell_script import Script, Word
+from ckptcheck.preflight.this_machine import Probe, look_at_machine
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
 
@@ -59,6 +60,7 @@ def open_job(
     te_version: str = "",
     framework_version: str = "",
     scan: bool = True,
+    here: Probe | None = None,
 ) -> Job:
     """Read a job.
 
@@ -69,6 +71,7 @@ def open_job(
         te_version: The version of Transformer Engine; "" takes the version that a file pins.
         framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
         scan: Whether to scan the checkpoints that the job names.
+        here: Asks the system of this machine for what the job needs of it; None does not look.
 
     Raises:
         CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
@@ -99,6 +102,8 @@ def open_job(
     apply_engine_defaults(job)
     if scan:
         scan_named_checkpoints(job, paths[0].parent)
+    if here is not None:
+        job.machine = look_at_machine(job, document, reader.name, paths[0].parent, here)
     if lines := suggest_commands(job):
         job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
     return job

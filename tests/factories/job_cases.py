@@ -10,6 +10,7 @@ import msgspec
 
 from ckptcheck.preflight.job import Job
 from ckptcheck.preflight.open_job import open_job
+from tests.doubles.machine import build_probe
 from tests.factories.checkpoint_cases import CheckpointChanges, write_checkpoint
 
 
@@ -28,6 +29,9 @@ class JobCase(CheckpointChanges, kw_only=True):
     """Further files: name → text."""
     overrides: list[str] = []
     """``key=value`` on the command line."""
+    here: dict[str, Any] = {}
+    """What this machine has, for ``--here``: taken_ports, free (bytes), shared_memory (bytes) and files (paths that are there);
+    empty: nothing of this machine is looked at."""
     told: dict[str, str] = {}
     """engine_version, te_version, framework_version: what the user says of the job's machines."""
     settings: bool = False
@@ -47,6 +51,7 @@ def read_job(table: Mapping[str, Any], folder: Path) -> Job:
     for name, text in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    job = open_job([str(path), *case.overrides], **case.told)
+    here = build_probe(case.here, folder / "machine") if case.here else None
+    job = open_job([str(path), *case.overrides], here=here, **case.told)
     job.lists_settings = case.settings
     return job

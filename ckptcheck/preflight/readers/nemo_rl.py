@@ -107,6 +107,7 @@ BY_DTENSOR = {
 }
 MTP = ("mtp", "deepseek_mtp")
 """vLLM's methods of speculating with the model's own layers."""
+SERVING_TEMPLATE = "http_server_serving_chat_kwargs.chat_template"
 FROZEN_ENCODER = re.compile(r"\.freeze_config\.freeze_(vision|audio|sound)_(model|tower|encoder)$")
 GENERATION_KEYS = split_names("""
     port_range_low port_range_high backend max_new_tokens temperature top_p top_k val_temperature val_top_p val_top_k
@@ -178,6 +179,8 @@ def _set_refit(job: Job, document: Document) -> None:
     layers = resolve(document, f"{MEGATRON}.mtp_num_layers")
     if layers is not None and isinstance(layers.value, int) and job.text("engine.draft_method") in MTP:
         job.settings["trainer.trains_draft"] = Setting(layers.value > 0, "set", "", layers.leaf)
+    for name, key in (("engine.renders_chats", "expose_http_server"), ("engine.chat_template", SERVING_TEMPLATE)):
+        job.settings[name] = read_setting(job, document, name, FieldSource((f"{VLLM}.{key}",)))
     reset = resolve(document, f"{VLLM}.reset_encoder_cache_after_weight_update")
     asynchronous = resolve(document, f"{ASYNC}.enabled")
     sees = resolve(document, "policy.tokenizer.use_processor")

@@ -72,7 +72,7 @@ SOURCES = {
     "trainer.router_replay": FieldSource(
         ("trainer.enable_router_replay",), "none", PRIME, lambda value: "rollout" if value is True else "none"
     ),
-    "trainer.tokenizer": FieldSource(("trainer.tokenizer.name", "orchestrator.tokenizer.name", "tokenizer.name")),
+    "trainer.tokenizer": FieldSource(("trainer.tokenizer.name", "orchestrator.tokenizer.name")),
     "trainer.chat_template": FieldSource(("orchestrator.tokenizer.chat_template", "tokenizer.chat_template")),
     "engine.chat_template": FieldSource(("inference.model.chat_template",)),
     "update.transport": FieldSource(("trainer.weight_broadcast.type", "weight_broadcast.type")),

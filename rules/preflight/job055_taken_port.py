@@ -1,0 +1,42 @@
+"""Another program listens on a port of this machine that the job needs.
+
+## What it checks
+With `--here`: nobody listens on the ports that the configuration names for the job's own servers (vLLM, SGLang and its router,
+NeMo-RL's refit server, `MASTER_PORT`). Ports to which the job only connects are not looked at.
+
+## Why it matters
+The server cannot bind the port, and the job stops after its models are loaded; or it finds the server of an older job that
+still runs there, with other weights.
+
+## How to fix
+End the other program, or choose another port.
+
+## When it can be wrong
+The server of this very job runs already, or it will run on another machine: leave `--here` out.
+
+## Seen in
+vLLM and SGLang: "[Errno 98] Address already in use"
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.preflight.job import Job
+
+
+@rule(
+    "JOB055",
+    "taken-port",
+    severity="error",
+    on="job",
+    when=lambda job: job.machine is not None and bool(job.machine.ports),
+)
+def check(job: Job) -> Iterator[Problem]:
+    assert job.machine is not None
+    for port in job.machine.ports:
+        if port.is_taken:
+            yield job.problem_at(
+                port.setting,
+                f"another program listens on port {port.number} of this machine, on which the job has to listen itself",
+                hint="end that program, or choose another port",
+            )
