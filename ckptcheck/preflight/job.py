@@ -13,13 +13,13 @@ from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Problem, Severity, Skip
 from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
+from ckptcheck.preflight.machine import Machine
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.vocabulary import Vocabulary
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.linter.rule import Finding
     from ckptcheck.preflight.dated_defaults import DatedDefaults
-    from ckptcheck.preflight.this_machine import Machine
 
 Status = Literal["set", "default", "unresolved", "unknown"]
 
@@ -185,13 +185,12 @@ class Job(EvidenceDefaults):
 
     def problem(self, message: str, at: str, hint: str | None = None, severity: Severity | None = None) -> Problem:
         """Make a problem at the place of a setting. at: the setting's name in `FIELDS`; severity: None for the rule's."""
-        return self.problem_at(self[at], message, hint, severity)
+        return self.problem_at(self[at].leaf, message, hint, severity)
 
     def problem_at(
-        self, setting: Setting, message: str, hint: str | None = None, severity: Severity | None = None
+        self, leaf: Leaf | None, message: str, hint: str | None = None, severity: Severity | None = None
     ) -> Problem:
-        """Make a problem at the place where a setting is written. severity: None for the rule's."""
-        leaf = setting.leaf
+        """Make a problem at the place of a leaf. severity: None for the rule's."""
         if leaf is None or leaf.file is None:
             return Problem(message, file=None, key=leaf.key if leaf else None, hint=hint, severity=severity)
         return Problem(message, file=leaf.file, key=leaf.key, hint=hint, line=leaf.line, severity=severity)

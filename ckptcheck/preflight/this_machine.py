@@ -12,14 +12,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.interpolation import resolve
-from ckptcheck.preflight.job import Job, Setting
+from ckptcheck.preflight.job import Job
+from ckptcheck.preflight.machine import LocalPath, LocalPort, Machine, Use
 from ckptcheck.text.file_io import expand_home
-
-Use = Literal["model", "data", "save", "update"]
 
 DATA: Mapping[str, tuple[str, ...]] = {
     "verl": ("data.train_files", "data.val_files"),
@@ -54,41 +52,6 @@ REMOTE = re.compile(r"[a-z0-9]+://")
 SLICE = re.compile(r"@\[[^\]]*\]$")
 """Rows that slime takes of a file: ``train.jsonl@[0:100]``."""
 DATA_FILES = (".parquet", ".json", ".jsonl", ".arrow", ".csv", ".tsv", ".npy", ".pt")
-
-
-@dataclass(frozen=True)
-class LocalPath:
-    """A path that the job names, and what this machine has there."""
-
-    use: Use
-    named: str
-    """The path as the job writes it."""
-    setting: Setting
-    """Where the job writes it."""
-    trouble: str = ""
-    """Why the job cannot use it, "" where it can."""
-    free: int | None = None
-    """Free bytes of its disk; None for paths that are only read."""
-
-
-@dataclass(frozen=True)
-class LocalPort:
-    """A port on which the job listens."""
-
-    number: int
-    setting: Setting
-    """Where the job writes it."""
-    is_taken: bool
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What was found on this machine."""
-
-    paths: tuple[LocalPath, ...] = ()
-    ports: tuple[LocalPort, ...] = ()
-    shared_memory: int | None = None
-    """Bytes of /dev/shm; None where this machine has none."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +98,11 @@ def look_at_machine(job: Job, document: Document, framework: str, folder: Path, 
     """
     paths = [
         *_look_for_inputs(job, document, framework, folder, probe),
-        *(_look_at_folder(use, text, setting, probe) for use, text, setting in _list_folders(job)),
+        *(_look_at_folder(use, text, leaf, probe) for use, text, leaf in _list_folders(job)),
     ]
     ports = [
-        LocalPort(number, setting, probe.is_port_taken(number))
-        for number, setting in dict(_list_ports(document, framework)).items()
+        LocalPort(number, leaf, probe.is_port_taken(number))
+        for number, leaf in dict(_list_ports(document, framework)).items()
     ]
     return Machine(tuple(paths), tuple(ports), probe.shared_memory())
 
@@ -151,14 +114,14 @@ def _look_for_inputs(job: Job, document: Document, framework: str, folder: Path,
         # slime starts anew where --load has nothing yet: it is the folder of --save.
         is_resumed = setting.leaf is not None and setting.leaf.key == "--load"
         if setting.status == "set" and not is_resumed and (path := _as_path(setting.value, files=())):
-            yield _look_for(path, "model", setting, folder, probe)
+            yield _look_for(path, "model", setting.leaf, folder, probe)
     for key in DATA.get(framework, ()):
         found = resolve(document, key)
         if found is None or found.reason:
             continue
         for value in _list_texts(found.value):
             if path := _as_path(value, files=DATA_FILES):
-                yield _look_for(path, "data", Setting(value, "set", "", found.leaf), folder, probe)
+                yield _look_for(path, "data", found.leaf, folder, probe)
 
 
 def _list_texts(value: object) -> list[str]:
@@ -183,7 +146,7 @@ def _as_path(value: object, files: tuple[str, ...]) -> str:
     return text if text.startswith(("/", "~", "./", "../")) or text.endswith(files) else ""
 
 
-def _look_for(path: str, use: Use, setting: Setting, folder: Path, probe: Probe) -> LocalPath:
+def _look_for(path: str, use: Use, leaf: Leaf | None, folder: Path, probe: Probe) -> LocalPath:
     """Return what this machine has of a path that the job reads."""
     whole = _below(Path(expand_home(path)), probe)
     try:
@@ -191,16 +154,16 @@ def _look_for(path: str, use: Use, setting: Setting, folder: Path, probe: Probe)
             (each for each in ([whole] if whole.is_absolute() else [folder / whole, whole]) if each.exists()), None
         )
     except OSError as error:
-        return LocalPath(use, path, setting, f"cannot be looked at: {error.strerror}")
+        return LocalPath(use, path, leaf, f"cannot be looked at: {error.strerror}")
     if found is None:
-        return LocalPath(use, path, setting, "does not exist")
+        return LocalPath(use, path, leaf, "does not exist")
     if not os.access(found, os.R_OK):
-        return LocalPath(use, path, setting, "cannot be read by this user")
-    return LocalPath(use, path, setting)
+        return LocalPath(use, path, leaf, "cannot be read by this user")
+    return LocalPath(use, path, leaf)
 
 
-def _list_folders(job: Job) -> Iterator[tuple[Use, str, Setting]]:
-    """Yield (use, path, setting) for the folders that the job writes to."""
+def _list_folders(job: Job) -> Iterator[tuple[Use, str, Leaf | None]]:
+    """Yield (use, path, leaf) for the folders that the job writes to."""
     uses: tuple[tuple[str, Use], ...] = (
         ("save.directory", "save"),
         ("update.directory", "update"),
@@ -209,22 +172,22 @@ def _list_folders(job: Job) -> Iterator[tuple[Use, str, Setting]]:
     for name, use in uses:
         text = job.text(name)
         if job[name].status == "set" and text and not REMOTE.match(text) and "$" not in text and "{" not in text:
-            yield use, text, job[name]
+            yield use, text, job[name].leaf
 
 
-def _look_at_folder(use: Use, path: str, setting: Setting, probe: Probe) -> LocalPath:
+def _look_at_folder(use: Use, path: str, leaf: Leaf | None, probe: Probe) -> LocalPath:
     """Return whether the job can write to a folder, which need not exist, and how much is free there."""
     try:
         existing = _below(Path(expand_home(path)), probe)
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
-            return LocalPath(use, path, setting, f"cannot be made: {_shown(existing, probe)} is a file")
+            return LocalPath(use, path, leaf, f"cannot be made: {_shown(existing, probe)} is a file")
         if not os.access(existing, os.W_OK | os.X_OK):
-            return LocalPath(use, path, setting, f"cannot be written by this user ({_shown(existing, probe)})")
-        return LocalPath(use, path, setting, free=probe.free_bytes(existing))
+            return LocalPath(use, path, leaf, f"cannot be written by this user ({_shown(existing, probe)})")
+        return LocalPath(use, path, leaf, free=probe.free_bytes(existing))
     except (OSError, ValueError) as error:
-        return LocalPath(use, path, setting, f"cannot be looked at: {getattr(error, 'strerror', None) or error}")
+        return LocalPath(use, path, leaf, f"cannot be looked at: {getattr(error, 'strerror', None) or error}")
 
 
 def _below(path: Path, probe: Probe) -> Path:
@@ -237,7 +200,7 @@ def _shown(path: Path, probe: Probe) -> str:
     return f"/{path.relative_to(probe.root)}" if path.is_relative_to(probe.root) else str(path)
 
 
-def _list_ports(document: Document, framework: str) -> Iterator[tuple[int, Setting]]:
+def _list_ports(document: Document, framework: str) -> Iterator[tuple[int, Leaf | None]]:
     """Yield (port, where it is written) for the ports on which the job listens."""
     for key, condition in PORTS.get(framework, ()):
         if condition.startswith("!"):
@@ -247,11 +210,11 @@ def _list_ports(document: Document, framework: str) -> Iterator[tuple[int, Setti
             listens = not condition or (switch is not None and switch.value is True)
         found = resolve(document, key)
         if listens and found is not None and not found.reason and (port := _as_port(found.value)):
-            yield port, Setting(port, "set", "", found.leaf)
+            yield port, found.leaf
     for variable in WRITTEN:
         leaf: Leaf | None = document.environment.get(variable)
         if leaf is not None and not leaf.reason and (port := _as_port(leaf.value)):
-            yield port, Setting(port, "set", "", leaf)
+            yield port, leaf
 
 
 def _as_port(value: object) -> int:

@@ -36,7 +36,7 @@ def check(job: Job) -> Iterator[Problem]:
     for port in job.machine.ports:
         if port.is_taken:
             yield job.problem_at(
-                port.setting,
+                port.leaf,
                 f"another program listens on port {port.number} of this machine, on which the job has to listen itself",
                 hint="end that program, or choose another port",
             )

@@ -51,7 +51,7 @@ def check(job: Job) -> Iterator[Problem]:
             continue
         if path.free < weights:
             yield job.problem_at(
-                path.setting,
+                path.leaf,
                 f"the disk of {path.named} has {format_bytes(path.free)} free, and the weights alone have {format_bytes(weights)}",
                 hint="free the disk, or choose another folder",
             )
@@ -59,7 +59,7 @@ def check(job: Job) -> Iterator[Problem]:
             whole = weights * (WEIGHT_BYTES + OPTIMIZER_BYTES) // WEIGHT_BYTES
             if path.free < whole:
                 yield job.problem_at(
-                    path.setting,
+                    path.leaf,
                     f"the disk of {path.named} has {format_bytes(path.free)} free, and a checkpoint with the optimizer's"
                     f" state has about {format_bytes(whole)}",
                     severity="warning",

@@ -45,7 +45,7 @@ def check(job: Job) -> Iterator[Problem]:
         if path.trouble:
             comma = "," if WHAT[path.use].endswith(",") else ""
             yield job.problem_at(
-                path.setting,
+                path.leaf,
                 f"{WHAT[path.use]} {clip(path.named)}{comma} {path.trouble} on this machine"
                 if path.trouble == "does not exist"
                 else f"{WHAT[path.use]} {clip(path.named)}{comma} {path.trouble}",
