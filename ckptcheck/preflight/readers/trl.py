@@ -205,7 +205,8 @@ def _read_engine(job: Job, document: Document, trainer: str, table: KeyTable, nu
         return
     set_default(job, "engine.dtype", "auto", of)
     set_default(job, "update.mode", "full", TRL)
-    set_default(job, "update.merges_lora", trainer != "async_grpo", TRL)
+    if trainer != "async_grpo":
+        set_default(job, "update.merges_lora", True, TRL)
     set_default(job, "engine.colocated", not is_server, of)
     set_default(job, "engine.quantization", "none", of)
     if not (trainer == "async_grpo" and not _is_on(document, "use_peft")):
