@@ -13,6 +13,7 @@ from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.fields import FIELDS, Kind
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
 from ckptcheck.preflight.job import Job, Setting, UnknownKey, shown
+from ckptcheck.preflight.python_source.script import PythonScript
 
 Style = Literal["hydra", "flags", "dotted"]
 HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
@@ -70,6 +71,8 @@ class Framework:
     """Flags of the launch line that name a configuration file; other flags replace its values (for the style flags)."""
     engine_launches: re.Pattern[str] | None = None
     """Matches another command of the launch script, which starts the job's engine; its flags go below ``server``."""
+    read_python: Callable[[PythonScript], Document | None] | None = None
+    """Returns the configuration that a Python script builds; None where it builds none of this framework."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
     """Sets the fields that depend on more than one key; called after `sources` are read."""
     fork: Callable[[Document, Path], str] = lambda document, folder: ""

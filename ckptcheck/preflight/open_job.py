@@ -21,6 +21,7 @@ from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.framework_version import find_framework_version
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
+from ckptcheck.preflight.python_job import read_python_job, require_python_job
 from ckptcheck.preflight.readers import (
     areal,
     engine_line,
@@ -49,7 +50,8 @@ FRAMEWORKS: dict[str, Framework] = {
 CONFIG_FILE = ("--config", "--config-file")
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp", "--config-dir")
-PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|\S*/?rl)$")
+ENGINE_LINES = (engine_line.VLLM, engine_line.SGLANG)
+PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|(^|\S*/)rl)$")
 
 
 def open_job(
@@ -174,9 +176,13 @@ def _read_document(
             part.notes += notes
             part.versions = versions | part.versions
             whole.update(part)
+        elif path.suffix == ".py":
+            part, reader = require_python_job(path, name, files, [reader] if reader else FRAMEWORKS.values())
+            whole.update(part)
         else:
             raise CkptcheckError(
-                f"{name} is neither YAML, TOML nor a shell script", hint="known are .yaml, .yml, .toml and .sh"
+                f"{name} is neither YAML, TOML, a shell script nor Python",
+                hint="known are .yaml, .yml, .toml, .sh and .py",
             )
     return whole, reader
 
@@ -209,19 +215,45 @@ def _read_launch_script(
     frameworks = [reader] if reader else list(FRAMEWORKS.values())
     quoted_commands = (quoted for command in script.commands for quoted in _parse_quoted_commands(command, name))
     commands = [*script.commands, *quoted_commands]
+    trainers = [framework for framework in frameworks if framework not in ENGINE_LINES]
+    engines = [framework for framework in frameworks if framework in ENGINE_LINES]
+    found = (
+        _find_launch(commands, trainers, files, path)
+        or _find_python_launch(commands, trainers, files, path)
+        or _find_launch(commands, engines, files, path)
+    )
+    if found is not None:
+        words, document, framework = found
+        _read_engine_command(commands, framework, document, files.name(path))
+        for variable, word in script.exports.items():
+            document.environment[variable] = Leaf(word.text, variable, files.name(path), word.line or None, word.reason)
+        document.environment |= _read_runtime_environment(words, files, path)
+        return document, framework
+    what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
+    raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
+
+
+def _find_launch(
+    commands: Sequence[list[Word]], frameworks: Sequence[Framework], files: JobFiles, path: Path
+) -> tuple[list[Word], Document, Framework] | None:
+    """Read the last command that a framework's pattern matches, for the first framework with one. path: the script's."""
     for framework in frameworks:
         for words in reversed(commands):
             if framework.launches is not None and framework.launches.search(" ".join(word.text for word in words)):
-                document = _read_command(words, framework, files, path)
-                _read_engine_command(commands, framework, document, files.name(path))
-                for variable, word in script.exports.items():
-                    document.environment[variable] = Leaf(
-                        word.text, variable, files.name(path), word.line or None, word.reason
-                    )
-                document.environment |= _read_runtime_environment(words, files, path)
-                return document, framework
-    what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
-    raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
+                return words, _read_command(words, framework, files, path), framework
+    return None
+
+
+def _find_python_launch(
+    commands: Sequence[list[Word]], frameworks: Sequence[Framework], files: JobFiles, path: Path
+) -> tuple[list[Word], Document, Framework] | None:
+    """Read the Python script of the last command that runs one which builds a configuration. path: the shell script's."""
+    for words in reversed(commands):
+        for word in words:
+            script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
+            if script is not None and (found := read_python_job(script, files.name(script), files, frameworks)):
+                return words, *found
+    return None
 
 
 def _read_engine_command(

@@ -6,13 +6,25 @@ import re
 
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.engine_flags import apply_engine_arguments
-from ckptcheck.preflight.framework import FieldSource, Framework, environment_flag, set_derived
+from ckptcheck.preflight.framework import (
+    FieldSource,
+    Framework,
+    environment_flag,
+    set_default,
+    set_derived,
+    split_names,
+)
 from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job, Setting
+
+BESIDE = split_names("model_tag model_name api_key config vllm_model_impl log_level")
+"""Options that are none of the engine's; the last two are those of ``trl vllm-serve``."""
 
 
 def _vllm(job: Job, document: Document) -> None:
     _finish(job, document, "vllm")
+    if "trl" in document.script.split():
+        set_default(job, "engine.logprobs", "processed", "trl vllm-serve")
 
 
 def _sglang(job: Job, document: Document) -> None:
@@ -26,7 +38,7 @@ def _finish(job: Job, document: Document, engine: str) -> None:
     """Set the engine's name and its arguments. engine: vllm or sglang."""
     job.settings["engine.name"] = Setting(engine, "default", "the launch line")
     arguments = {name: resolved for name in document.leaves if (resolved := resolve(document, name)) is not None}
-    apply_engine_arguments(job, engine, arguments, beside=frozenset(("model_tag", "model_name", "api_key", "config")))
+    apply_engine_arguments(job, engine, arguments, beside=BESIDE)
 
 
 VLLM = Framework(
@@ -34,7 +46,7 @@ VLLM = Framework(
     title="vLLM",
     style="flags",
     sources={"checkpoint.model": FieldSource(("model_tag", "model"))},
-    launches=re.compile(r"\bvllm\s+serve\b|\bvllm\.entrypoints\.openai\.api_server\b"),
+    launches=re.compile(r"\bvllm\s+serve\b|\btrl\s+vllm-serve\b|\bvllm\.entrypoints\.openai\.api_server\b"),
     finish=_vllm,
 )
 SGLANG = Framework(

@@ -33,13 +33,17 @@ from ckptcheck.preflight.framework import (
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
 from ckptcheck.preflight.job import Job, Setting, UnknownKey
 from ckptcheck.preflight.key_table import KeyTable, load_key_table, set_from_table
+from ckptcheck.preflight.python_source.script import PythonScript
+from ckptcheck.preflight.python_source.values import to_plain
 from ckptcheck.preflight.readers.transformers_flags import ACCELERATE_FLAGS, TRAINING_ARGUMENTS
 
 TRL = "TRL"
 SERVER = "server"
 """The section that holds the options of the command that starts vLLM's server."""
-TRAINERS = {"rloo": re.compile(r"rloo"), "async_grpo": re.compile(r"async_grpo")}
-"""Trainer → what the name of its script contains; every other script runs GRPO."""
+TRAINERS = {"rloo": re.compile(r"rloo", re.IGNORECASE), "async_grpo": re.compile(r"async_?grpo", re.IGNORECASE)}
+"""Trainer → what the name of its script, or of its configuration's class, contains; every other one is GRPO."""
+CONFIGS = {"GRPOConfig": "GRPOTrainer", "RLOOConfig": "RLOOTrainer", "AsyncGRPOConfig": "AsyncGRPOTrainer"}
+"""Class of a configuration → class of the trainer that takes it."""
 OWN_KEYS = {"rloo": ("normalize_advantages",), "async_grpo": ("max_staleness", "weight_sync_steps")}
 """Trainer → keys that the others do not have."""
 NOT_OF_A_CLASS = frozenset(("config", "accelerate_config"))
@@ -76,8 +80,12 @@ def _finish(job: Job, document: Document) -> None:
     table = load_key_table(f"trl_{trainer}")
     number = table.find_release(str(document.versions["trl"].value)) if "trl" in document.versions else None
     if number is None:
-        number = table.choose_release(path for path in document.leaves if "." not in path)
-    release, of = table.version(number), f"{TRL} {table.describe(number).removeprefix('v')}"
+        # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
+        number = table.choose_release(path for path in document.leaves if path not in TRAINING_ARGUMENTS)
+        release = table.version(table.newest)
+    else:
+        release = table.version(number)
+    of = f"{TRL} {table.describe(number).removeprefix('v')}"
     _add_unknown_keys(job, document, table, number)
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, number, of)
@@ -92,8 +100,9 @@ def _finish(job: Job, document: Document) -> None:
         job.settings["engine.name"] = Setting(
             "transformers", "default", f"default of {of}: generate() of the trained model"
         )
+        job.settings["engine.fp32_head"] = job["trainer.fp32_head"]
         return
-    _read_engine(job, document, trainer, table, number, of)
+    _read_engine(job, document, trainer, table, number, release, of)
     _set_correction(job, document, trainer, table, number, of)
 
 
@@ -125,7 +134,7 @@ def _find_trainer(document: Document) -> str:
 
 def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int) -> None:
     """Add the keys that neither TRL nor transformers has; TRL's own script drops those of a YAML file without a word."""
-    others = TRAINING_ARGUMENTS | NOT_OF_A_CLASS | (ACCELERATE_FLAGS if document.has("config") else frozenset())
+    others = TRAINING_ARGUMENTS | ACCELERATE_FLAGS | NOT_OF_A_CLASS
     for path, leaf in document.leaves.items():
         key = path.partition(".")[0]
         if key == SERVER or key in others or table.find(key, number) is not None:
@@ -187,9 +196,13 @@ def _set_default_lag(job: Job, document: Document, trainer: str, table: KeyTable
     set_default(job, "update.pause_mode", "keep", of)
 
 
-def _read_engine(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
-    """Set the engine's fields: from the trainer's own keys where it is colocated, or else from the server's command."""
-    release = table.version(number)
+def _read_engine(
+    job: Job, document: Document, trainer: str, table: KeyTable, number: int, release: tuple[int, ...], of: str
+) -> None:
+    """Set the engine's fields: from the trainer's own keys where it is colocated, or else from the server's command.
+
+    number: the release whose defaults hold; release: the one whose behaviour does.
+    """
     use, mode = _value(document, "use_vllm"), _value(document, "vllm_mode")
     default_mode = table.find("vllm_mode", number)
     if trainer == "async_grpo":
@@ -238,7 +251,8 @@ def _read_server(job: Job, document: Document, release: tuple[int, ...], of: str
     if is_own or (release < (1, 11) and not document.engine_script):
         set_default(job, "engine.logprobs", "processed" if release >= (0, 27, 1) else "raw", f"{of}: trl vllm-serve")
     elif not document.engine_script:
-        leaf = mode.leaf if mode else next(iter(document.leaves.values()))
+        url = _value(document, "vllm_server_base_url", "vllm_server_host")
+        leaf = mode.leaf if mode else url.leaf if url else Leaf(None, "vllm_server_base_url", job.files[0])
         for name in ("engine.logprobs", "engine.prefix_caching"):
             job.settings[name] = Setting(None, "unresolved", "the command that starts vLLM's server sets it", leaf)
 
@@ -270,6 +284,28 @@ def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable,
     set_derived(job, "rollout.logprobs", name != "none" or masked is not None, like)
 
 
+def _read_python(script: PythonScript) -> Document | None:
+    """Return the keywords of the last configuration that a script builds, with the model and the adapter of its trainer."""
+    configs = [call for call in script.calls if call.ends_with(*CONFIGS)]
+    if not configs:
+        return None
+    document = configs[-1].to_document()
+    document.script = configs[-1].name
+    for trainer in (call for call in script.calls if call.ends_with(*CONFIGS.values())):
+        keywords = trainer.to_document()
+        adapter = keywords.leaves.get("peft_config", Leaf("", "peft_config"))
+        if keywords.has("peft_config") and (adapter.value is not None or adapter.reason):
+            document.put("use_peft", Leaf(True, "peft_config", trainer.file, trainer.line))
+        model = keywords.leaves.get("model")
+        loaded = [call for call in script.calls if call.ends_with("from_pretrained") and "ForCausalLM" in call.name]
+        if model is not None and model.reason and len(loaded) == 1 and loaded[0].arguments:
+            name, reason = to_plain(loaded[0].arguments[0])
+            model = Leaf(name, "from_pretrained", loaded[0].file, loaded[0].line, reason)
+        if model is not None:
+            document.put("model_name_or_path", model)
+    return document
+
+
 FRAMEWORK = Framework(
     name="trl",
     title=TRL,
@@ -288,11 +324,12 @@ FRAMEWORK = Framework(
     ),
     launches=re.compile(
         r"\btrl\s+(grpo|rloo)\b|\btrl[./]scripts[./](grpo|rloo)\b"
-        r"|^(?!.*\b(online_dpo|nash_md|xpo|gkd|gold|dpo|sft|kto|ppo)\w*\.py\b)"
+        r"|^(?!.*\b(online_dpo|nash_md|xpo|gkd|gold|dpo|sft|kto|ppo|sdpo|sdft|ssd|tpo|\w*distillation|minillm)\w*\.py\b)"
         r"(?=.*\.py\b)(?=.*--model_name_or_path\b).*--(num_generations|use_vllm|vllm_mode|max_completion_length|max_staleness)\b",
         re.DOTALL,
     ),
     config_options=("--config",),
     engine_launches=re.compile(r"\btrl\s+vllm-serve\b|\btrl[./]scripts[./]vllm_serve\b|\bvllm\s+serve\b"),
+    read_python=_read_python,
     finish=_finish,
 )
