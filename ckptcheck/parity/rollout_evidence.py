@@ -14,9 +14,10 @@ from ckptcheck.parity.coherence import ResponseShape, measure_responses
 from ckptcheck.parity.expert_layout import ExpertLayout
 from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.parity.metrics.exactness import Exactness, compare_exactly
+from ckptcheck.parity.metrics.indexer_record import IndexerAgreement, compare_indexers
 from ckptcheck.parity.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
-from ckptcheck.parity.metrics.routing import compute_routing_disagreement
+from ckptcheck.parity.metrics.routing import RoutingShift, compute_routing_disagreement, find_routing_shift
 from ckptcheck.parity.metrics.routing_record import RoutingRecord
 from ckptcheck.parity.metrics.shift import compute_shifted_gaps
 from ckptcheck.parity.response_texts import Decode, build_texts_section
@@ -109,6 +110,22 @@ class RolloutEvidence(EvidenceDefaults):
         experts = self.expert_layout.experts if self.expert_layout is not None else self.rollouts.metadata.experts
         columns = [name for name in ("engine_routing", "trainer_routing") if name in self.rollouts]
         return tuple(RoutingRecord(self.rollouts, name, experts) for name in columns)
+
+    @cached_property
+    def routing_shift(self) -> RoutingShift | None:
+        """The shift by layers or tokens at which the routing of both sides agrees best; None where a side has none."""
+        return find_routing_shift(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def indexer_agreement(self) -> IndexerAgreement | None:
+        """How far the positions that sparse attention chose on both sides overlap; None where a side has none."""
+        return compare_indexers(self.rollouts) if self.is_well_formed else None
+
+    @property
+    def indexer_columns(self) -> tuple[str, ...]:
+        """The columns with positions that sparse attention chose."""
+        names = ("engine_indexer", "trainer_indexer") if self.is_well_formed else ()
+        return tuple(name for name in names if name in self.rollouts)
 
     def format_floor_multiple(self, name: str, value: float) -> str:
         """Return ``, 3.2 times the floor`` for a value; "" where there is no floor for it."""

@@ -1,14 +1,15 @@
-"""The gap lies at tokens that routers sent to other experts.
+"""The gap lies at tokens that go to other experts, or attend to other positions.
 
 ## What it checks
-In each sequence, tokens are left out from the first one on that went to other experts. The gap of the tokens that remain is at
-the floor.
+In each sequence, tokens are left out from the first one on that went to other experts; or, in an experiment of its own, from
+the first one on for which the indexers of sparse attention agree on less than 80 % of the positions in some layer. The gap of the
+tokens that remain is at the floor.
 
 ## Why it matters
 A token that goes to another expert gets another logprob, far beyond rounding, and trains an expert that did not serve it.
 
 ## How to fix
-Replay the engine's routing in the trainer (R3), or compute the routers in float32 on both sides.
+Replay the engine's routing or positions in the trainer (R3), or compute the routers and indexers in the same dtype on both sides.
 
 ## When it can be wrong
 Routing differs wherever hidden states differ, whatever the cause. That is why this experiment runs last and counts only if the

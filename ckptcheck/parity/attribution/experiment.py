@@ -40,3 +40,5 @@ class Experiment:
     """The layer that a cause found by this experiment belongs to; each layer has its own rule."""
     run: Callable[[Backend, SearchState], Iterator[Trial]] = field(repr=False)
     """Yields trials; raises NotAvailable where none can run."""
+    needs: str = ""
+    """The column of rollouts without which the experiment is left out, because few models have what it is about; "": none."""

@@ -89,6 +89,9 @@ def run_search(
 
     floor: mean |Δ| with equal weights, in nats, above 0. say: called with the name of each experiment before it runs.
     """
+    experiments = [
+        experiment for experiment in experiments if not experiment.needs or experiment.needs in backend.rollouts
+    ]
     recorded = initial_state(backend.rollouts)
     gap, tokens = recorded.gap, len(recorded.abs_diff)
     has_objective = any(experiment.layer == "objective" for experiment in experiments)

@@ -93,6 +93,33 @@ def test_slime_rollouts(tmp_path: Path) -> None:
     assert [each.number for each in found.metadata.left_out] == [3, 4]
 
 
+def test_replay_columns(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    positions = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
+    torch.save({"rollout_id": 4, "samples": [sample(rollout_indexer_topk=positions)]}, tmp_path / "4.pt")
+    miles, _ = convert([tmp_path / "4.pt"])
+    assert miles.columns["engine_indexer"][:4].tolist() == positions.tolist()
+    assert miles.columns["engine_indexer"][4].tolist() == [[-1, -1]] * 3
+    torch.save({"rollout_id": 4, "samples": [sample(rollout_indexer_topk=positions[:2])]}, tmp_path / "5.pt")
+    said = "it has 2 rows of attended positions for 5 tokens, and all tokens but the last have one"
+    with pytest.raises(CkptcheckError, match=said):
+        convert([tmp_path / "5.pt"])
+    # two tokens of padding on the left, one on the right, whose rows are zeros, as is that of the last token
+    routed = torch.zeros(1, 7, 2, 2, dtype=torch.int16)
+    routed[0, 2:5] = torch.arange(12, dtype=torch.int16).reshape(3, 2, 2)
+    batch = {
+        "prompts": torch.tensor([[0, 0, 5, 6]]), "responses": torch.tensor([[7, 8, 0]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 0]]), "rollout_log_probs": torch.tensor([[-0.5, -0.25, 0.0]]),
+        "routed_experts": routed,
+    }  # fmt: skip
+    torch.save(batch, tmp_path / "verl.pt")
+    verl, kind = convert([tmp_path / "verl.pt"])
+    assert kind == "verl"
+    assert verl.columns["engine_routing"].reshape(4, 4).tolist() == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [-1] * 4,
+    ]  # fmt: skip
+
+
 def test_slime_train_data(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     data = {

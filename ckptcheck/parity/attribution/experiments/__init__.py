@@ -7,7 +7,7 @@ temperature.py  semantics: raw logprobs against logprobs of the sampling distrib
 tokens.py       semantics: BOS, a context that is cut off, logprobs of the next token, tokens that a side did not score
 path.py         path: caches, decoding, batches
 precision.py    precision: the head, the whole model
-routing.py      routing: tokens that the two sides route to different experts
+routing.py      routing: tokens that the two sides route to different experts, or whose sparse attention sees other positions
 lag.py          objective, the last: tokens that older weights sampled; the others run without them
 """
 
@@ -40,6 +40,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment("batch", "path", path.batch),
     Experiment("head in float32", "precision", precision.head),
     Experiment("all in float32", "precision", precision.whole),
-    Experiment("experts", "routing", routing.tried),
+    Experiment("experts", "routing", routing.experts),
+    Experiment("attended positions", "routing", routing.attended_positions, needs="engine_indexer"),
     Experiment("tokens of older weights", "objective", lag.tried),
 )

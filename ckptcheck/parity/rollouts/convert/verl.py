@@ -2,8 +2,8 @@
 
 `prompts` [B, P] are padded on the left, `responses` [B, R] on the right; `attention_mask` [B, P + R] is 0 for padding.
 `rollout_log_probs` are the engine's, `old_log_probs` the trainer's, `ref_log_prob` the reference model's, all [B, R];
-`response_mask` [B, R]. `meta_info` may hold `global_steps`, which is 1 at the first step, and the `temperature` by which the
-trainer divides.
+`response_mask` [B, R]; `routed_experts` [B, P + R, layers, k] for its router replay. `meta_info` may hold `global_steps`, which is
+1 at the first step, and the `temperature` by which the trainer divides.
 Sources: verl 0.9.1 verl/protocol.py (`__getstate__`, both of its serializations), verl/utils/debug/metrics.py.
 In bypass mode verl copies `rollout_log_probs` to `old_log_probs`, which hides every gap (PAR014 reports it).
 """
@@ -74,6 +74,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             trainer=response_part("old_log_probs"),
             reference=response_part("ref_log_prob"),
             mask=_to_booleans(response_part("response_mask")),
+            engine_routing=_select_routing(tensors.get("routed_experts"), row, is_token),
             reward=float(tensors["token_level_scores"][row].sum()) if "token_level_scores" in tensors else None,
         )
 
@@ -87,6 +88,23 @@ def _require_table(tensors: Mapping[str, Any], name: str) -> NDArray[Any]:
     if not isinstance(table, np.ndarray) or table.ndim != 2 or table.dtype.kind not in "iub":
         raise UnusableSequence(f"{name} is no table of whole numbers [sequences, tokens]")
     return table
+
+
+def _select_routing(routing: Any, row: int, is_token: NDArray[Any]) -> Any:
+    """Return the experts of a sequence's tokens, [tokens - 1, layers, k]; None where the batch has none.
+
+    verl pads `routed_experts` [B, P + R, layers, k] with zeros, the row of the last token included, which no engine computed.
+    """
+    import numpy as np
+
+    if (
+        not isinstance(routing, np.ndarray)
+        or routing.ndim != 4
+        or routing.shape[1] != len(is_token)
+        or len(routing) <= row
+    ):
+        return None
+    return routing[row][is_token][:-1]
 
 
 def _to_booleans(mask: Any) -> Any:
