@@ -65,8 +65,8 @@ def find_routing_shift(rollouts: Rollouts) -> RoutingShift | None:
     """
     import numpy as np
 
-    columns = [rollouts.columns.get(f"{side}_routing") for side in ("engine", "trainer")]
-    if columns[0] is None or columns[1] is None or columns[0].shape[2] != columns[1].shape[2]:
+    columns = [rollouts.columns[name] for name in ("engine_routing", "trainer_routing") if name in rollouts]
+    if len(columns) < 2 or columns[0].shape[2] != columns[1].shape[2]:
         return None
     end = int(rollouts.starts[np.searchsorted(rollouts.starts, SAMPLE, "right") - 1]) or int(
         min(SAMPLE, len(columns[0]))
