@@ -304,7 +304,7 @@ def test_environment_of_yaml(tmp_path: Path) -> None:
             "job.yaml could be of verl or ROLL",
         ),
         ({"run.sh": "echo 1\n"}, (), "run.sh starts no training job and no engine that ckptcheck knows"),
-        ({"job.json": "{}"}, (), "job.json is neither YAML, TOML nor a shell script"),
+        ({"job.json": "{}"}, (), "job.json is neither YAML, TOML, a shell script nor Python"),
         ({"job.yaml": "defaults: job.yaml\npolicy: {generation: {}}\n"}, (), "job.yaml:1 defaults include each other"),
     ],
 )
