@@ -29,7 +29,8 @@ VERL = "verl"
 
 
 def _backend(value: object) -> object:
-    return "fsdp" if str(value).startswith("fsdp") else str(value)
+    """Return what trains, from `actor.strategy` or the group `model_engine`, where dp is FSDP."""
+    return "fsdp" if str(value).startswith("fsdp") or value == "dp" else str(value)
 
 
 def _name_of_correction(value: object) -> object:
@@ -56,7 +57,7 @@ def _estimates_values(value: object) -> object:
 
 
 SOURCES = {
-    "trainer.backend": FieldSource((f"{ACTOR}.strategy",), read=_backend),
+    "trainer.backend": FieldSource((f"{ACTOR}.strategy", "model_engine"), read=_backend),
     "trainer.v1": FieldSource(("trainer.use_v1",)),
     "trainer.temperature": FieldSource((f"{ROLLOUT}.temperature",)),
     "trainer.filters": FieldSource(),
