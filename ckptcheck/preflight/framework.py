@@ -63,6 +63,8 @@ class Framework:
     """Groups of keys: a document that has all keys of one group belongs to this framework."""
     launches: re.Pattern[str] | None = None
     """Matches a command that starts the framework."""
+    program: re.Pattern[str] | None = None
+    """Matches the word after which the flags begin, where another program stands before it; None for the first program."""
     standard: re.Pattern[str] | None = None
     """Matches the names of the framework's own configurations, whose values `sources` has as defaults."""
     known_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -93,6 +93,10 @@ class KeyTable:
             section = str(entry["section"])
         return True
 
+    def list_releases(self, path: str) -> list[int]:
+        """Return the numbers of the releases that have a key."""
+        return [number for number in range(len(self.releases)) if self.find(path, number) is not None]
+
     def choose_release(self, paths: Iterable[str]) -> int:
         """Return the newest release that knows the most of a job's keys."""
         names = list(paths)
@@ -105,8 +109,7 @@ class KeyTable:
         for path, leaf in document.leaves.items():
             if path.partition(".")[0] not in sections or self.find(path, release) is not None:
                 continue
-            others = [number for number in range(len(self.releases)) if self.find(path, number) is not None]
-            if others:
+            if others := self.list_releases(path):
                 unknown.append(
                     UnknownKey(
                         leaf, f"a key of {self.describe(others[-1])}, which {self.describe(release)} does not have"

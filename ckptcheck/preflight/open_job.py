@@ -26,6 +26,7 @@ from ckptcheck.preflight.readers import (
     areal,
     engine_line,
     nemo_rl,
+    open_instruct,
     pipelinerl,
     prime_rl,
     roll,
@@ -44,7 +45,7 @@ FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
         skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, trl.FRAMEWORK, areal.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
 CONFIG_FILE = ("--config", "--config-file")
@@ -307,7 +308,7 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
     document = Document()
     script_name = files.name(path)
     if framework.style == "flags":
-        start = _find_program(words) + 1
+        start = _find_program(words, framework.program) + 1
         short = SHORT if framework.name == "vllm" else None
         _read_named_config(launch.option(words[start:], *framework.config_options), document, files, path)
         positional = launch.flags(words[start:], document, script_name, short=short)
@@ -337,8 +338,13 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
     return document
 
 
-def _find_program(words: list[Word]) -> int:
-    """Return the position of the program that a command runs: a script, a module after ``-m``, or the first word."""
+def _find_program(words: list[Word], own: re.Pattern[str] | None) -> int:
+    """Return the position of the program that a command runs: a script, a module after ``-m``, or the first word.
+
+    own: what the framework's program looks like, where others may stand before it.
+    """
+    if own is not None:
+        return next((index for index, word in enumerate(words) if own.match(word.text)), 0)
     for index, word in enumerate(words):
         if PROGRAM.search(word.text) or (index and words[index - 1].text == "-m"):
             return index
