@@ -34,6 +34,16 @@ class Leaf:
     """Why the value is known only when the job runs ("set under a condition"); "" where the value is known."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Something in a configuration or on a command line that Hydra refuses, so that the job does not start."""
+
+    leaf: Leaf
+    """What is refused, with its place."""
+    why: str
+    """Why, as a sentence."""
+
+
 @dataclass
 class Document:
     """The values of one or several configuration files, merged."""
@@ -52,6 +62,10 @@ class Document:
     """The program of the launch script's other command, which starts the job's engine; "" where it has none."""
     is_incomplete: bool = False
     """Whether a configuration that this one builds on could not be read."""
+    is_composed: bool = False
+    """Whether Hydra composes this configuration and all its files were read, so that a key which is not there does not exist."""
+    refusals: list[Refusal] = field(default_factory=list)
+    """What Hydra refuses."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     budget: WorkBudget = field(default_factory=WorkBudget, repr=False, compare=False)
@@ -117,6 +131,8 @@ class Document:
         self.script = other.script or self.script
         self.engine_script = other.engine_script or self.engine_script
         self.is_incomplete |= other.is_incomplete
+        self.is_composed |= other.is_composed
+        self.refusals += other.refusals
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:
         """Yield (path below the section, leaf) for every leaf of a section."""

@@ -129,7 +129,6 @@ def test_a_name_of_nothing_in_defaults(tmp_path: Path) -> None:
         "null",
         "{}",
         "3",
-        "{'': x}",
         "'/'",
         "'..'",
         "'@a'",
