@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ckptcheck.preflight.document import Leaf
 
@@ -98,7 +99,11 @@ class Entry:
     def key(self) -> str:
         """The key by which a choice of the group is overridden: group, or group@package."""
         package = self.final_package(with_header=False)
-        return self.group_path if package == self.group_path.replace("/", ".") else f"{self.group_path}@{package or '_global_'}"
+        return (
+            self.group_path
+            if package == self.group_path.replace("/", ".")
+            else f"{self.group_path}@{package or '_global_'}"
+        )
 
 
 def parse_entries(defaults: Leaf) -> Iterator[Entry]:
@@ -124,15 +129,15 @@ def parse_entries(defaults: Leaf) -> Iterator[Entry]:
             raise DefaultsError(f"has an entry that is neither a name nor one group with its choice: {item}")
 
 
-def _parse_group(key: str, value: object, defaults: Leaf) -> Entry:
+def _parse_group(key: str, value: Any, defaults: Leaf) -> Entry:
     """Return the entry for ``group: value``; the key may begin with the words optional and override."""
     written, at, package = key.partition("@")
     *words, group = written.split(" ")
     if not group or (isinstance(value, str) and not value):
         raise DefaultsError("has an entry without a name")
-    if value is not None and not isinstance(value, str):
-        if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-            raise DefaultsError(f"chooses {value} for {group}, and Hydra takes a name or a list of names")
+    is_list = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+    if not (is_list or value is None or isinstance(value, str)):
+        raise DefaultsError(f"chooses {value} for {group}, and Hydra takes a name or a list of names")
     return Entry(
         group, value, package if at else None, is_optional="optional" in words, is_override="override" in words, leaf=defaults
     )  # fmt: skip

@@ -6,7 +6,7 @@ The readers of YAML, TOML, Hydra overrides and launch lines all produce a `Docum
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
@@ -88,6 +88,14 @@ class Document:
         self.leaves[path] = leaf
         self.resolved.clear()
 
+    def put_value(self, path: str, leaf: Leaf) -> None:
+        """Set a leaf; the keys of a dict are merged into the section at its path, one leaf each."""
+        if not isinstance(leaf.value, dict) or not leaf.value:
+            self.put(path, leaf)
+            return
+        for name, value in leaf.value.items():
+            self.put_value(f"{path}.{name}", replace(leaf, value=value, key=f"{leaf.key}.{name}"))
+
     def _add_to_sections(self, path: str) -> None:
         """Enter a path among the keys of its section, and that among those of the section above, up to the root."""
         while True:
@@ -147,6 +155,11 @@ class Document:
     def keys_of(self, path: str) -> list[str]:
         """Return the names of the keys of a section, in the order in which they are written; "" is the root."""
         return list(self._children.get(path, ()))
+
+    def has_section(self, path: str) -> bool:
+        """Return whether a section is at this path, an empty one included."""
+        leaf = self.leaves.get(path)
+        return path in self._children or (leaf is not None and leaf.value == {})
 
     def has(self, path: str) -> bool:
         """Return whether the document has a leaf or a section at this path."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import shell_script, toml_file, yaml_file
-from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget
+from ckptcheck.preflight.budget import WorkBudget
+from ckptcheck.preflight.defaults_entry import read_package_header
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
+from ckptcheck.preflight.hydra_defaults import Composer, Config, ConfigFolders
+from ckptcheck.preflight.hydra_override import Override
 from ckptcheck.preflight.shell_script import Script, Word
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
-DEEPEST, MOST = 8, 60
-"""Largest depth of files that include each other, and largest number of files."""
+DEEPEST, MOST = 8, 100
+"""Largest depth of scripts that source each other, and largest number of files."""
+HIGHEST = 6
+"""How many folders above a file are searched for those that it names."""
 PINNED = {
     "vllm": re.compile(r"\bvllm==(\d+(?:\.\d+)+)|vllm/vllm-openai:v(\d+(?:\.\d+)+)"),
     "sglang": re.compile(r"\bsglang(?:\[\w+\])?==(\d+(?:\.\d+)+)|lmsysorg/sglang:v(\d+(?:\.\d+)+)"),
@@ -58,60 +63,79 @@ class JobFiles:
 
     def document(self, path: Path, shown: str) -> Document:
         """Read a YAML or TOML file with the files that its ``defaults:`` name. shown: its name in error messages."""
+        if path.suffix not in TOML:
+            return self.compose(path, shown)[0]
         text = self.text(path, shown)
         name = self.name(path)
-        is_toml = path.suffix in TOML
-        document = (
-            toml_file.read(text, name)
-            if is_toml
-            else self.with_defaults(yaml_file.read(text, name, self.budget), path, ())
-        )
+        document = toml_file.read(text, name)
         document.versions |= find_pinned_versions(text, name)
         document.environment |= find_environment(document)
         return document
 
-    def with_defaults(self, own: Document, path: Path, above: tuple[Path, ...]) -> Document:
-        """Merge a file over the files that its ``defaults:`` name: by group as in Hydra, or by path as in NeMo-RL.
+    def compose(
+        self,
+        path: Path,
+        shown: str,
+        overrides: Sequence[tuple[Override, Leaf]] = (),
+        folders: Sequence[Path] = (),
+        root: Path | None = None,
+    ) -> tuple[Document, list[tuple[Override, Leaf]]]:
+        """Read a YAML file with the configurations that its ``defaults:`` name.
 
         Args:
-            own: The file's own values.
             path: The file.
-            above: The files that include this one, outermost first.
-        """
-        defaults = own.leaves.get("defaults")
-        own.remove("defaults")
-        own.remove("hydra")
-        if defaults is None:
-            return own
-        if len(above) >= DEEPEST or path in above:
-            raise CkptcheckError(f"{self.name(path)}:{defaults.line} defaults include each other")
-        whole, is_own_merged = Document(), False
-        for entry in defaults.value if isinstance(defaults.value, list) else [defaults.value]:
-            if entry == "_self_":
-                whole.update(own)
-                is_own_merged = True
-                continue
-            for file, package in list_included_files(entry, path.parent):
-                included = self.included(file, defaults, path, above)
-                whole.notes += included.notes
-                whole.is_incomplete |= included.is_incomplete
-                for key, leaf in included.leaves.items():
-                    self.budget.spend(VALUE_STEPS, self.name(path))
-                    whole.put(f"{package}.{key}" if package else key, leaf)
-        if not is_own_merged:
-            whole.update(own)
-        return whole
+            shown: Its name in error messages.
+            overrides: Those of a command line, of which some may choose configurations.
+            folders: Further folders of configurations.
+            root: The folder of configurations in which the file lies, deeper or not; None for its own folder.
 
-    def included(self, file: Path, listed: Leaf, path: Path, above: tuple[Path, ...]) -> Document:
-        """Read a file that ``defaults:`` names; where it does not exist, return an incomplete document with a note.
-
-        listed: the leaf ``defaults``. path, above: the file that has it, and the files that include that one.
+        Returns the document and the overrides that set values; those have to be applied still.
         """
-        if not file.is_file():
-            note = f"{self.name(file)}, on which {listed.file}:{listed.line} builds, does not exist"
-            return Document(notes=[note], is_incomplete=True)
-        text = self.text(file, self.name(file))
-        return self.with_defaults(yaml_file.read(text, self.name(file), self.budget), file, (*above, path))
+        root = root or path.parent
+        primary = self.config(path, shown)
+        listed = primary.document.leaves.get("hydra.searchpath")
+        searched = [folder for entry in _as_list(listed) if (folder := self.search_folder(entry, path.parent))]
+        known = {path: primary}
+        groups = ConfigFolders(
+            [root, *folders, *searched],
+            lambda file: known[file] if file in known else self.config(file, self.name(file)),
+        )
+        composer = Composer(groups, overrides, self.budget)
+        document = composer.compose(path.relative_to(root).as_posix())
+        document.environment |= find_environment(document)
+        return document, composer.values
+
+    def config(self, path: Path, shown: str) -> Config:
+        """Read the own content of one YAML file. shown: its name in error messages. Raises CkptcheckError."""
+        text = self.text(path, shown)
+        name = self.name(path)
+        is_empty = all(line.strip() in ("", "---") or line.lstrip().startswith("#") for line in text.splitlines())
+        values = (
+            Document(budget=self.budget)
+            if is_empty and self.read[0] != name
+            else yaml_file.read(text, name, self.budget)
+        )
+        defaults = values.leaves.get("defaults")
+        if defaults is None and values.has("defaults"):
+            defaults = Leaf({}, "defaults", name, next(values.iter_section("defaults"))[1].line)
+        values.remove("defaults")
+        values.versions |= find_pinned_versions(text, name)
+        return Config(values, defaults, read_package_header(text))
+
+    def search_folder(self, entry: object, start: Path) -> Path | None:
+        """Find a folder of ``hydra.searchpath``: ``file://a/b`` or ``pkg://a.b``, from a folder above the file or the working one.
+
+        start: the folder of the file.
+        """
+        scheme, _, name = str(entry).rpartition("://")
+        name = name.replace(".", "/") if scheme == "pkg" else name
+        for folder in (start, *list(start.resolve().parents)[:HIGHEST], Path.cwd()):
+            try:
+                if name and (folder / name).is_dir():
+                    return folder / name
+            except (OSError, ValueError):
+                return None
+        return None
 
     def script(self, path: Path, shown: str) -> tuple[Script, list[str], dict[str, Leaf]]:
         """Read a shell script and the scripts that it sources.
@@ -157,23 +181,9 @@ class JobFiles:
         return None
 
 
-def list_included_files(entry: object, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (file, section that its values go into) for each file that one entry of ``defaults:`` names.
-
-    entry: ``name``, ``{group: name}`` or ``{group@section: [names]}``. folder: of the file that has the entry.
-    """
-    pairs = list(entry.items()) if isinstance(entry, dict) else [(None, entry)]
-    for group, choice in pairs:
-        for name in choice if isinstance(choice, list) else [choice]:
-            if not isinstance(name, str) or name in ("", "_self_") or "${" in name or "\0" in name:
-                continue
-            group_path = str(group or "").removeprefix("override ").removeprefix("optional ").strip()
-            directory, _, package = group_path.partition("@")
-            file = folder / directory / name
-            yield (
-                (file if file.suffix in YAML else file.with_name(file.name + ".yaml")),
-                (package or directory.strip("/").replace("/", ".")).replace("_global_", ""),
-            )
+def _as_list(leaf: Leaf | None) -> list[object]:
+    """Return the value of a leaf as a list; an empty one where there is no leaf."""
+    return [] if leaf is None else leaf.value if isinstance(leaf.value, list) else [leaf.value]
 
 
 def find_pinned_versions(text: str, name: str) -> dict[str, Leaf]:

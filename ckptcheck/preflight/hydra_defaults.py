@@ -87,6 +87,8 @@ class Composer:
         self.document = Document(budget=budget)
         self.choices: dict[str, tuple[str | list[str] | None, Leaf | None]] = {}
         self.used: set[str] = set()
+        self.removed: set[str] = set()
+        self.merged: set[str] = set()
         self.known: dict[str, str | None] = {}
         self.appended: list[Entry] = []
         self.deleted: dict[str, tuple[object, Leaf]] = {}
@@ -124,7 +126,7 @@ class Composer:
             if key not in self.used and not key.startswith("hydra/"):
                 self.refuse(leaf, f"no defaults list has {clip(key)}, so its choice cannot be changed")
         for key, (_, leaf) in self.deleted.items():
-            if key not in self.used:
+            if key not in self.removed:
                 self.refuse(leaf, f"no defaults list has {clip(key)}, so it cannot be removed")
         self._merge(root)
         self.document.remove("hydra")
@@ -144,7 +146,7 @@ class Composer:
         if entry.group_path.startswith("hydra/") or entry.group_path == "hydra":
             entry.value = None
             return
-        if entry.group is not None and not above == [] and self._is_deleted(entry):
+        if entry.group is not None and self._is_deleted(entry):
             entry.value = None
             return
         if entry.group is not None:
@@ -175,13 +177,15 @@ class Composer:
         name, _ = self.deleted.get(entry.key, (False, None))
         if name is False or (name is not None and name != entry.name):
             return False
-        self.used.add(entry.key)
+        self.removed.add(entry.key)
         return True
 
     def _remember_choice(self, entry: Entry) -> None:
         """Remember the choice of a group, to which interpolations of defaults refer; Hydra takes only one."""
         if self.known.setdefault(entry.key, entry.name) != entry.name:
-            self.refuse(entry.leaf, f"the defaults list chooses {clip(entry.key)} twice: {self.known[entry.key]}, {entry.name}")
+            self.refuse(
+                entry.leaf, f"the defaults list chooses {clip(entry.key)} twice: {self.known[entry.key]}, {entry.name}"
+            )
 
     def _enter_children(self, node: Node, config: Config, above: list[str], *, is_interpolated: bool) -> None:
         """Enter the entries of a configuration's defaults list, the last one first, as Hydra does."""
@@ -246,8 +250,12 @@ class Composer:
                 continue
             if is_interpolated:
                 self.refuse(entry.leaf, "a configuration whose choice is an interpolation cannot override others")
-            if any(not later.is_override and not later.is_self and later not in self.appended for later in entries[number:]):
-                self.refuse(entry.leaf, "an override stands before other entries of the defaults list, and Hydra wants it last")
+            if any(
+                not later.is_override and not later.is_self and later not in self.appended for later in entries[number:]
+            ):
+                self.refuse(
+                    entry.leaf, "an override stands before other entries of the defaults list, and Hydra wants it last"
+                )
             self.choices.setdefault(entry.key, (entry.value, entry.leaf))
 
     def _resolve_name(self, entry: Entry) -> bool:
@@ -276,6 +284,10 @@ class Composer:
             for child in node.children:
                 self._merge(child, node)
         elif node.entry.name is not None:
+            if node.entry.group is not None:
+                if node.entry.key in self.merged:
+                    self.refuse(node.entry.leaf, f"the defaults list comes to {clip(node.entry.key)} twice")
+                self.merged.add(node.entry.key)
             self._merge_own(node.entry)
 
     def _merge_own(self, entry: Entry) -> None:
@@ -303,9 +315,27 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
         full_path = f"{package}.{path}" if package else path
         into.budget.spend(VALUE_STEPS, leaf.file or full_path)
         copy_referred_section(into, full_path)
+        if what := find_list_conflict(into, full_path, leaf.value):
+            into.refusals.append(Refusal(leaf, f"{clip(full_path)} cannot be merged: {what}"))
         into.put(full_path, leaf)
     into.environment |= values.environment
     into.versions |= values.versions
+
+
+def find_list_conflict(document: Document, path: str, value: object) -> str:
+    """Return why OmegaConf refuses to merge a value: a list meets a section. "" where it does not."""
+    old = document.leaves.get(path)
+    if isinstance(value, list) and document.has_section(path):
+        return "one file has a section there, another a list"
+    if isinstance(value, dict) and old is not None and isinstance(old.value, list):
+        return "one file has a list there, another a section"
+    section = path.rpartition(".")[0]
+    while section:
+        above = document.leaves.get(section)
+        if above is not None and isinstance(above.value, list):
+            return f"{clip(section)} is a list in one file, and a section in another"
+        section = section.rpartition(".")[0]
+    return ""
 
 
 def copy_referred_section(document: Document, path: str) -> None:

@@ -2,35 +2,162 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ckptcheck.preflight.document import Document, Leaf
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.preflight.document import Document, Leaf, Refusal
+from ckptcheck.preflight.hydra_override import Override, parse_override
+from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.shell_script import Word
+from ckptcheck.preflight.value_grammar import GrammarError
 from ckptcheck.preflight.yaml_file import parse_scalar
 
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w.@/\-]*)=(.*)", re.DOTALL)
-REMOVAL = re.compile(r"~([A-Za-z_][\w.@/\-]*)")
+REMOVAL = re.compile(r"(~)([A-Za-z_][\w.@/\-]*)")
 FLAG = re.compile(r"--?[A-Za-z]")
 
 
 def apply_overrides(words: Sequence[Word], into: Document, file: str | None) -> list[Word]:
-    """Apply Hydra's overrides (``a.b=c``, ``+a.b=c``, ``++a.b=c``, ``~a.b``) to a document; return the other words."""
+    """Apply Hydra's overrides (``a.b=c``, ``+a.b=c``, ``++a.b=c``, ``~a.b``) to a document; return the other words.
+
+    file: that of words which name none themselves; None for the command line of ckptcheck.
+    """
+    overrides, rest = parse_overrides(words, into, file)
+    apply_parsed_overrides(overrides, into)
+    return rest
+
+
+def parse_overrides(
+    words: Sequence[Word], into: Document, file: str | None
+) -> tuple[list[tuple[Override, Leaf]], list[Word]]:
+    """Split words into overrides, each with its place, and others.
+
+    An override that Hydra's grammar refuses is added to the document's refusals, and read as far as it is understood.
+    """
+    overrides: list[tuple[Override, Leaf]] = []
     rest = []
     for word in words:
-        override = OVERRIDE.fullmatch(word.text)
-        removal = REMOVAL.fullmatch(word.text)
-        line = word.line or None
-        if removal:
-            into.remove(removal[1])
-        elif override and override[1] == "~":
-            into.remove(override[2])
-        elif override:
-            key, text = override[2], override[3]
-            into.put(key, Leaf(parse_override_value(text), key, word.file or file, line, word.reason))
-        else:
+        match = OVERRIDE.fullmatch(word.text) or REMOVAL.fullmatch(word.text)
+        if match is None:
             rest.append(word)
-    return rest
+            continue
+        kind, key = match[1], match[2]
+        place = Leaf(None, key, word.file or file, word.line or None, word.reason)
+        try:
+            override = parse_override(word.text)
+        except GrammarError as error:
+            value = parse_override_value(match[3] if kind != "~" and len(match.groups()) > 2 else "")
+            override = Override(kind, key, None, value)  # type: ignore[arg-type]
+            if not word.reason:
+                into.refusals.append(Refusal(place, f"{clip(word.text, 80)}: {error}"))
+        if word.reason or override.reason:
+            override = replace(override, reason=word.reason or override.reason)
+        overrides.append((override, replace(place, value=override.value, reason=override.reason)))
+    return overrides, rest
+
+
+def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Document) -> None:
+    """Apply overrides that set values, as Hydra does: a dict is merged, anything else replaces what was there.
+
+    Where the document is composed, an override that Hydra refuses is added to its refusals.
+    """
+    for override, leaf in overrides:
+        key = override.key
+        if key.startswith(("hydra.", "hydra/")):
+            continue
+        if into.is_composed and not override.reason and (why := _find_refusal(override, into)):
+            into.refusals.append(Refusal(leaf, why))
+        if override.kind == "~":
+            _remove(key, into, leaf)
+        elif override.is_sweep:
+            into.put(key, replace(leaf, value=None, reason="a sweep sets it"))
+        elif not override.reason and _replace_item(key, override.value, into):
+            continue
+        else:
+            into.put_value(key, leaf)
+
+
+def _find_refusal(override: Override, document: Document) -> str:
+    """Return why Hydra refuses to set a value in a composed configuration, "" where it does not."""
+    key, written = override.key, clip(override.key, 60)
+    if override.is_sweep:
+        return f"{written} is given several values, which Hydra takes with --multirun only"
+    if override.package is not None:
+        return f"{written} is no config group"
+    exists = document.has(key) or _has_item(key, document)
+    current = resolve(document, key) if exists else None
+    is_empty = not exists or (current is not None and current.value is None)
+    if override.kind == "" and not exists:
+        return f"the configuration has no key {written}, and Hydra takes a new one as +{written}=… only"
+    if override.kind == "" and isinstance(override.value, dict) and document.has_section(key):
+        for path in list_paths(override.value, key):
+            if not document.has(path):
+                return f"the configuration has no key {clip(path, 60)}, and Hydra takes new ones as +{written}=… only"
+    if override.kind == "+" and not is_empty and not isinstance(override.value, (dict, list)):
+        return f"the configuration has the key {written} already, which Hydra refuses after +"
+    if override.kind == "~" and is_empty:
+        return f"the configuration has no {written} that could be removed"
+    if override.kind == "~" and override.value is not None and current is not None and current.value != override.value:
+        return f"{written} is {clip(str(current.value), 20)}, and ~ names {clip(str(override.value), 20)}"
+    return ""
+
+
+def _remove(key: str, document: Document, place: Leaf) -> None:
+    """Remove a key. A section that loses its last key stays, empty. place: of the override."""
+    section = key.rpartition(".")[0]
+    document.remove(key)
+    if section and not document.has(section):
+        document.put(section, replace(place, value={}))
+
+
+def _replace_item(key: str, value: object, document: Document) -> bool:
+    """Replace an item of a list (``a.0=1``). Returns whether the key is one, of a list or of a dict in it."""
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        section = ".".join(parts[:length])
+        leaf = document.leaves.get(section)
+        if leaf is None or not isinstance(leaf.value, (list, dict)):
+            continue
+        whole = copy.deepcopy(leaf.value)
+        inner: object = whole
+        for name in parts[length:-1]:
+            inner = _item(inner, name)
+        if isinstance(inner, list) and parts[-1].isdigit() and int(parts[-1]) < len(inner):
+            inner[int(parts[-1])] = value
+        elif isinstance(inner, dict) and inner:
+            inner[parts[-1]] = value
+        else:
+            return False
+        document.put(section, replace(leaf, value=whole))
+        return True
+    return False
+
+
+def _has_item(key: str, document: Document) -> bool:
+    """Return whether a key lies in a list: ``a.0``."""
+    return any(
+        isinstance(leaf.value, list) and key.startswith(f"{path}.") and resolve(document, key) is not None
+        for path, leaf in document.leaves.items()
+    )
+
+
+def list_paths(values: Mapping[object, object], section: str) -> list[str]:
+    """Return the paths of the values of a dict, and of those in it. section: the path of the dict."""
+    paths = []
+    for name, value in values.items():
+        path = f"{section}.{name}"
+        paths += list_paths(value, path) if isinstance(value, dict) and value else [path]
+    return paths
+
+
+def _item(value: object, name: str) -> object:
+    """Return an item of a list or a dict by its name, None where there is none."""
+    if isinstance(value, list):
+        return value[int(name)] if name.isdigit() and int(name) < len(value) else None
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def parse_override_value(text: str) -> object:
