@@ -273,6 +273,13 @@ def remove_unused_critic(job: Job) -> None:
             del job.settings[name]
 
 
+def leave_out_unresolved(job: Job, *names: str) -> None:
+    """Remove fields that are not resolved and need not be: folders named by the time, which only ``--here`` looks at."""
+    for name in names:
+        if job[name].status == "unresolved":
+            del job.settings[name]
+
+
 def environment_flag(document: Document, name: str) -> Setting:
     """Read an environment variable that a script exports as a flag: 1, true, yes and on mean on."""
     leaf: Leaf | None = document.environment.get(name)

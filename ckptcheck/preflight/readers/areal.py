@@ -25,6 +25,7 @@ from ckptcheck.preflight.framework import (
     FieldSource,
     Framework,
     derive_setting,
+    leave_out_unresolved,
     normalize_dtype,
     read_setting,
     set_derived,
@@ -64,6 +65,10 @@ PATHS: dict[str, FieldSource] = {
     "rollout.n": FieldSource((f"{SAMPLING}.n_samples",)),
     "algorithm.lag": FieldSource(("rollout.max_head_offpolicyness",)),
     "batch.train": FieldSource(("train_dataset.batch_size",)),
+    "trainer.lora": FieldSource((f"{ACTOR}.use_lora",)),
+    "update.transport": FieldSource((f"{ACTOR}.weight_update_mode",)),
+    "save.directory": FieldSource(("saver.fileroot", "cluster.fileroot")),
+    "save.interval": FieldSource(("saver.freq_steps",)),
     "checkpoint.trainer": FieldSource((f"{ACTOR}.path",)),
 }
 """Field → where AReaL has it; the default is that of the job's release."""
@@ -116,6 +121,10 @@ def _finish(job: Job, document: Document) -> None:
     if job.engine != "sglang":
         job.settings.pop("rollout.frequency_penalty", None)  # only SGLang's requests have it
     set_fields(BY_ENGINE.get(job.engine, {}))
+    if job.flag("trainer.lora") and table.find("rollout.use_lora", release) is not None:
+        # A request names the adapter only with rollout.use_lora (``RemoteInfEngine``), and no update merges it.
+        set_fields({"engine.lora": FieldSource(("rollout.use_lora",))})
+        job.settings["update.merges_lora"] = Setting(False, "default", f"default of {AREAL}")
     if job.text("trainer.backend") == "megatron":
         set_fields(BY_MEGATRON)
         fusion = FieldSource((f"{ACTOR}.megatron.moe_permute_fusion",))
@@ -128,6 +137,7 @@ def _finish(job: Job, document: Document) -> None:
     greedy = resolve(document, f"{SAMPLING}.greedy")
     if greedy is not None and (greedy.value is True or greedy.reason):
         job.settings["rollout.temperature"] = derive_setting(greedy, 0)
+    leave_out_unresolved(job, "save.directory", "update.directory")
     _set_correction(job, document)
     _set_update(job)
     _set_longest(job, document)

@@ -21,7 +21,14 @@ from __future__ import annotations
 import re
 
 from ckptcheck.preflight.document import Document, Leaf
-from ckptcheck.preflight.framework import FieldSource, Framework, derive_setting, normalize_dtype, set_derived
+from ckptcheck.preflight.framework import (
+    FieldSource,
+    Framework,
+    derive_setting,
+    leave_out_unresolved,
+    normalize_dtype,
+    set_derived,
+)
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
 from ckptcheck.preflight.job import Job, Setting
 from ckptcheck.preflight.key_table import KeyTable, load_key_table, set_from_table
@@ -45,6 +52,10 @@ PATHS: dict[str, FieldSource] = {
     "algorithm.lag": FieldSource(("async_steps",)),
     "algorithm.bypass": FieldSource(("use_vllm_logprobs",)),
     "batch.train": FieldSource(("num_unique_prompts_rollout",)),
+    "trainer.lora": FieldSource(("use_peft",)),
+    "update.transport": FieldSource(("vllm_sync_backend",)),
+    "save.directory": FieldSource(("output_dir",)),
+    "save.interval": FieldSource(("save_freq",)),
     "checkpoint.model": FieldSource(("model_name_or_path",)),
 }
 """Field → flag; the default is that of the job's release."""
@@ -60,6 +71,7 @@ def _finish(job: Job, document: Document) -> None:
     date = table.releases[release][2]
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, release, default)
+    leave_out_unresolved(job, "save.directory", "update.directory")
     constant: dict[str, object] = {
         "trainer.backend": "fsdp" if re.search(r"\bgrpo\b(?!_fast)", document.script) else "deepspeed",
         "trainer.filters": False,

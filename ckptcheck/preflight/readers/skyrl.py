@@ -27,6 +27,7 @@ from ckptcheck.preflight.framework import (
     Framework,
     count_gpus,
     derive_setting,
+    leave_out_unresolved,
     normalize_dtype,
     read_setting,
     set_derived,
@@ -52,6 +53,10 @@ def _backend(value: object) -> object:
     return "fsdp" if str(value).startswith("fsdp") else str(value)
 
 
+def _is_positive(value: object) -> object:
+    return value > 0 if isinstance(value, (int, float)) else None
+
+
 PATHS: dict[str, FieldSource] = {
     "trainer.backend": FieldSource(("trainer.strategy",), read=_backend),
     "trainer.max_length": FieldSource(),
@@ -73,6 +78,16 @@ PATHS: dict[str, FieldSource] = {
     "batch.mini": FieldSource(("trainer.policy_mini_batch_size",)),
     "batch.micro": FieldSource(("trainer.micro_train_batch_size_per_gpu",)),
     "trainer.remove_padding": FieldSource(("trainer.remove_microbatch_padding", "trainer.use_sample_packing")),
+    "trainer.lora": FieldSource(("trainer.policy.model.lora.rank",), read=_is_positive),
+    "engine.routed_experts": FieldSource((f"{ENGINE}.enable_return_routed_experts",)),
+    "engine.colocated": FieldSource(("trainer.placement.colocate_all",)),
+    "update.transport": FieldSource(_in_engine("weight_sync_backend")),
+    "update.mode": FieldSource(
+        _in_engine("weight_sync_backend"), read=lambda value: "delta" if value == "delta" else "full"
+    ),
+    "update.directory": FieldSource((f"{ENGINE}.delta_weight_sync.sync_dir",)),
+    "save.directory": FieldSource(("trainer.ckpt_path",)),
+    "save.interval": FieldSource(("trainer.ckpt_interval",)),
     "checkpoint.model": FieldSource(("trainer.policy.model.path",)),
 }
 """Field → where SkyRL has it. The default is the one of the job's release at the first path that the release knows."""
@@ -85,6 +100,11 @@ BY_MEGATRON: dict[str, FieldSource] = {
         (f"{TRANSFORMER}.attention_backend", "trainer.flash_attn"),
         read=lambda value: ("flash" if value else "fused") if isinstance(value, bool) else value,
     ),
+    "trainer.router_replay": FieldSource(
+        (f"{MEGATRON}.moe_enable_routing_replay",), read=lambda value: "rollout" if value is True else "none"
+    ),
+    "trainer.trains_draft": FieldSource(("trainer.mtp.enabled",)),
+    "save.asynchronous": FieldSource((f"{MEGATRON}.async_dist_ckpt_save",)),
     "trainer.moe_permute_fusion": FieldSource((f"{TRANSFORMER}.moe_permute_fusion",)),
     "trainer.router_bias_update_rate": FieldSource((f"{TRANSFORMER}.moe_router_bias_update_rate",)),
     "trainer.attention_dropout": FieldSource((f"{TRANSFORMER}.attention_dropout",)),
@@ -128,6 +148,9 @@ def _finish(job: Job, document: Document) -> None:
     )
     if (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
+    elif job.text("trainer.router_replay") == "rollout":
+        set_derived(job, "trainer.moe", True, job["trainer.router_replay"])
+    leave_out_unresolved(job, "save.directory", "update.directory")
     _set_correction(job, document)
     if resolve(document, f"{SAMPLING}.logprobs") is None and table.find(f"{SAMPLING}.logprobs", release):
         key = table.find(f"{SAMPLING}.logprobs", release)
@@ -218,6 +241,7 @@ def _read_engine(job: Job, document: Document) -> None:
     for section in (f"{ENGINE}.engine_init_kwargs", "generator.engine_init_kwargs"):
         arguments |= read_mapping(document, section)
     apply_engine_arguments(job, job.engine, arguments)
+    _set_adapters(job, document)
     draft = resolve(document, f"{ENGINE}.speculative_config")
     mtp = resolve(document, "trainer.mtp.enabled")
     if (draft is not None and draft.value) or document.has(f"{ENGINE}.speculative_config"):
@@ -229,17 +253,31 @@ def _read_engine(job: Job, document: Document) -> None:
         for name in (*DEFAULTS.get(job.engine, {}), "engine.draft"):
             job.settings[name] = Setting(None, "unresolved", why, local.leaf)
         return
-    colocated = resolve(document, "trainer.placement.colocate_all")
-    if colocated is not None and (colocated.value is False or colocated.reason):
+    if not job.flag("engine.colocated"):
         return
-    rank = resolve(document, "trainer.policy.model.lora.rank")
-    merges = resolve(document, f"{MEGATRON}.lora_config.merge_lora")
-    is_merged = job.text("trainer.backend") == "megatron" and not (merges is not None and merges.value is False)
-    keeps_base = rank is not None and rank.value not in (0, None) and not is_merged
     # Every sync sends the heads of multi-token prediction, which are trained, and vLLM quantizes what it is sent anew.
     is_sent_again = (mtp is not None and mtp.value is True) or job.text("engine.quantization") not in (None, "none")
     if not is_sent_again:
-        job.settings["engine.sleep_level"] = Setting(1 if keeps_base else 2, "default", f"default of {SKYRL}")
+        job.settings["engine.sleep_level"] = Setting(
+            1 if job.flag("engine.lora") else 2, "default", f"default of {SKYRL}"
+        )
+
+
+def _set_adapters(job: Job, document: Document) -> None:
+    """Set whether adapters are merged into the weights that are sent: Megatron does, unless merge_lora is off; FSDP never."""
+    if not job.flag("trainer.lora"):
+        return
+    merges = resolve(document, f"{MEGATRON}.lora_config.merge_lora")
+    is_megatron = job.text("trainer.backend") == "megatron"
+    is_merged = is_megatron and not (merges is not None and merges.value is False)
+    like = (
+        derive_setting(merges, is_merged)
+        if merges and is_megatron
+        else Setting(is_merged, "default", f"default of {SKYRL}")
+    )
+    set_derived(job, "update.merges_lora", is_merged, like)
+    # vLLM serves adapters exactly where they are sent (``_uses_lora_weight_sync``).
+    set_derived(job, "engine.lora", not is_merged, Setting(not is_merged, "default", f"default of {SKYRL}"))
 
 
 FRAMEWORK = Framework(
