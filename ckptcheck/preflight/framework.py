@@ -150,6 +150,21 @@ def derive_setting(found: ResolvedValue, value: object) -> Setting:
     return Setting(None if found.reason else value, "unresolved" if found.reason else "set", found.reason, found.leaf)
 
 
+def find_written(document: Document, *paths: str) -> ResolvedValue | None:
+    """Return the value of the first path that is written and not null; None where none is."""
+    for path in paths:
+        found = resolve(document, path)
+        if found is not None and (found.value is not None or found.reason):
+            return found
+    return None
+
+
+def is_switched_on(document: Document, *paths: str) -> bool:
+    """Return whether a flag is written and true, or not known; a flag without a value is true."""
+    found = find_written(document, *paths)
+    return found is not None and (bool(found.reason) or coerce(found.value, "flag") is True)
+
+
 def coerce(value: object, kind: Kind) -> object:
     """Convert a value to a kind; None where that is not possible.
 
@@ -218,8 +233,18 @@ def split_names(text: str) -> frozenset[str]:
 
 
 def find_closest_name(name: str, known: frozenset[str], cutoff: float = 0.82) -> str:
-    """Return the known name most similar to a name, "" where none is. cutoff: least similarity by difflib, 0 to 1."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), 1, cutoff)), "") if len(name) < 80 else ""
+    """Return the known name most similar to a name, "" where none is.
+
+    cutoff: least similarity by difflib, 0 to 1; the same words in another order are always similar enough.
+
+    >>> find_closest_name("vllm_enable_is_correction", frozenset(("enable_vllm_is_correction", "vllm_is_correction_type")))
+    'enable_vllm_is_correction'
+    """
+    if len(name) >= 80:
+        return ""
+    words = sorted(name.split("_"))
+    same_words = [other for other in sorted(known) if sorted(other.split("_")) == words]
+    return next(iter(same_words or difflib.get_close_matches(name, sorted(known), 1, cutoff)), "")
 
 
 def count_gpus(

@@ -82,6 +82,23 @@ class KeyTable:
         numbers = [number for number in range(len(self.releases)) if () < self.version(number) <= wanted]
         return numbers[-1] if numbers else 0
 
+    def pick_release(self, document: Document, package: str, ignored: frozenset[str] = frozenset()) -> tuple[int, int]:
+        """Return (the release whose keys and defaults hold, the release whose behaviour does).
+
+        Both are the one that the job pins. Without a pin the first is the newest that knows the most of the job's keys, and the
+        second the newest of all, so that no mistake of an old release is reported that the job may not have.
+
+        Args:
+            document: The configuration.
+            package: The name of the framework's package in `Document.versions`.
+            ignored: Keys that say nothing of the release.
+        """
+        if (pin := document.versions.get(package)) is not None:
+            number = self.find_release(str(pin.value))
+            return number, number
+        paths = [path for path in document.leaves if path not in ignored]
+        return self.choose_release(paths), self.newest
+
     def is_present(self, path: str, release: int) -> bool:
         """Return whether a section is built by default: an optional one (``teacher``) is not."""
         section = self.roots[release]

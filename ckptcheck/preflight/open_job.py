@@ -27,6 +27,7 @@ from ckptcheck.preflight.readers import (
     engine_line,
     nemo_rl,
     open_instruct,
+    openrlhf,
     pipelinerl,
     prime_rl,
     roll,
@@ -45,7 +46,8 @@ FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
         skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, trl.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK, engine_line.VLLM, engine_line.SGLANG,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, openrlhf.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK,
+        engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
 CONFIG_FILE = ("--config", "--config-file")

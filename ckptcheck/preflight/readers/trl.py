@@ -26,6 +26,8 @@ from ckptcheck.preflight.framework import (
     Framework,
     derive_setting,
     find_closest_name,
+    find_written,
+    is_switched_on,
     normalize_dtype,
     set_default,
     set_derived,
@@ -78,13 +80,9 @@ def _finish(job: Job, document: Document) -> None:
     _normalize(document)
     trainer = _find_trainer(document)
     table = load_key_table(f"trl_{trainer}")
-    number = table.find_release(str(document.versions["trl"].value)) if "trl" in document.versions else None
-    if number is None:
-        # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
-        number = table.choose_release(path for path in document.leaves if path not in TRAINING_ARGUMENTS)
-        release = table.version(table.newest)
-    else:
-        release = table.version(number)
+    # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
+    number, behaviour = table.pick_release(document, "trl", TRAINING_ARGUMENTS)
+    release = table.version(behaviour)
     of = f"{TRL} {table.describe(number).removeprefix('v')}"
     _add_unknown_keys(job, document, table, number)
     for name, source in PATHS.items():
@@ -96,7 +94,7 @@ def _finish(job: Job, document: Document) -> None:
         set_default(job, "trainer.temperature", 1.0, of)
     _set_backend_and_dtype(job, document, release, of)
     _set_default_lag(job, document, trainer, table, number, of)
-    if trainer != "async_grpo" and not _is_on(document, "use_vllm"):
+    if trainer != "async_grpo" and not is_switched_on(document, "use_vllm"):
         job.settings["engine.name"] = Setting(
             "transformers", "default", f"default of {of}: generate() of the trained model"
         )
@@ -148,29 +146,17 @@ def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int
             job.unknown_keys.append(unknown_key)
 
 
-def _value(document: Document, *paths: str) -> ResolvedValue | None:
-    """Return the value of the first path that is written, and is not null."""
-    for path in paths:
-        found = resolve(document, path)
-        if found is not None and (found.value is not None or found.reason):
-            return found
-    return None
-
-
-def _is_on(document: Document, path: str) -> bool:
-    found = _value(document, path)
-    return found is not None and (bool(found.reason) or str(found.value).lower() in ("true", "1", "yes", ""))
-
-
 def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...], of: str) -> None:
     """Set what distributes the trainer, and the dtype of its matrix products: that of autocast, or else of the weights."""
-    how = f"{document.script} {getattr(_value(document, 'accelerate_config', 'config_file'), 'value', '')}".lower()
-    deepspeed = _value(document, "deepspeed")
+    how = (
+        f"{document.script} {getattr(find_written(document, 'accelerate_config', 'config_file'), 'value', '')}".lower()
+    )
+    deepspeed = find_written(document, "deepspeed")
     backend = (
         "deepspeed" if deepspeed or "deepspeed" in how or "zero" in how else "fsdp" if "fsdp" in how else "transformers"
     )
     job.settings["trainer.backend"] = Setting(backend, "default", f"default of {of}")
-    fp16, bf16 = _value(document, "fp16"), _value(document, "bf16")
+    fp16, bf16 = find_written(document, "fp16"), find_written(document, "bf16")
     if fp16 is not None and fp16.value is True:
         job.settings["trainer.dtype"] = Setting("float16", "set", "", fp16.leaf)
     elif bf16 is not None and bf16.value is True:
@@ -178,7 +164,9 @@ def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...
     elif bf16 is None and release >= (0, 19):
         job.settings["trainer.dtype"] = Setting("bfloat16", "default", f"default of {of}: bf16 autocast")
     else:
-        weights = _value(document, "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", "dtype", "torch_dtype")
+        weights = find_written(
+            document, "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", "dtype", "torch_dtype"
+        )
         if weights is not None and weights.value not in ("auto", None):
             job.settings["trainer.dtype"] = Setting(
                 str(normalize_dtype(weights.value)), "set", weights.reason, weights.leaf
@@ -203,7 +191,7 @@ def _read_engine(
 
     number: the release whose defaults hold; release: the one whose behaviour does.
     """
-    use, mode = _value(document, "use_vllm"), _value(document, "vllm_mode")
+    use, mode = find_written(document, "use_vllm"), find_written(document, "vllm_mode")
     default_mode = table.find("vllm_mode", number)
     if trainer == "async_grpo":
         is_server = True
@@ -222,7 +210,7 @@ def _read_engine(
         set_default(job, "update.merges_lora", True, TRL)
     set_default(job, "engine.colocated", not is_server, of)
     set_default(job, "engine.quantization", "none", of)
-    if not (trainer == "async_grpo" and not _is_on(document, "use_peft")):
+    if not (trainer == "async_grpo" and not is_switched_on(document, "use_peft")):
         set_default(job, "update.clears_cache", True, TRL)
     if is_server:
         _read_server(job, document, release, of, mode)
@@ -230,7 +218,7 @@ def _read_engine(
     for name, source in COLOCATED.items():
         set_from_table(job, document, name, source, table, number, of)
     set_default(job, "engine.logprobs", "processed" if release >= (0, 24) else "raw", of)
-    if _is_on(document, "vllm_enable_sleep_mode"):
+    if is_switched_on(document, "vllm_enable_sleep_mode"):
         sleep = resolve(document, "vllm_enable_sleep_mode")
         leaf = sleep.leaf if sleep else None
         job.settings["engine.sleep_level"] = Setting(2, "set", "", leaf)
@@ -251,7 +239,7 @@ def _read_server(job: Job, document: Document, release: tuple[int, ...], of: str
     if is_own or (release < (1, 11) and not document.engine_script):
         set_default(job, "engine.logprobs", "processed" if release >= (0, 27, 1) else "raw", f"{of}: trl vllm-serve")
     elif not document.engine_script:
-        url = _value(document, "vllm_server_base_url", "vllm_server_host")
+        url = find_written(document, "vllm_server_base_url", "vllm_server_host")
         leaf = mode.leaf if mode else url.leaf if url else Leaf(None, "vllm_server_base_url", job.files[0])
         for name in ("engine.logprobs", "engine.prefix_caching"):
             job.settings[name] = Setting(None, "unresolved", "the command that starts vLLM's server sets it", leaf)
@@ -266,8 +254,8 @@ def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable,
         return
     key = table.find("vllm_importance_sampling_correction", number)
     switch, mode = (
-        _value(document, "vllm_importance_sampling_correction"),
-        _value(document, "vllm_importance_sampling_mode"),
+        find_written(document, "vllm_importance_sampling_correction"),
+        find_written(document, "vllm_importance_sampling_mode"),
     )
     default_mode = table.find("vllm_importance_sampling_mode", number)
     if key is None:
@@ -280,7 +268,7 @@ def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable,
         like = derive_setting(found, name) if found else Setting(name, "default", f"default of {of}")
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
-    masked = _value(document, "off_policy_mask_threshold")
+    masked = find_written(document, "off_policy_mask_threshold")
     set_derived(job, "rollout.logprobs", name != "none" or masked is not None, like)
 
 

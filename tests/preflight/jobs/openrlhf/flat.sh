@@ -1,0 +1,22 @@
+# PPO with a critic on one node, and the flat flags of 2025. pip install openrlhf[vllm]==0.9.0
+python3 -m openrlhf.cli.train_ppo_ray \
+   --pretrain org/model-8b \
+   --reward_pretrain org/reward-8b \
+   --critic_pretrain org/reward-8b \
+   --actor_num_nodes 1 \
+   --actor_num_gpus_per_node 8 \
+   --vllm_num_engines 4 \
+   --vllm_tensor_parallel_size 2 \
+   --colocate_all_models \
+   --vllm_enable_sleep \
+   --deepspeed_enable_sleep \
+   --enable_prefix_caching \
+   --prompt_max_len 1024 \
+   --generate_max_len 1024 \
+   --rollout_batch_size 1024 \
+   --n_samples_per_prompt 2 \
+   --temperature 0.9 \
+   --enable_vllm_is_correction \
+   --bf16 \
+   --zero_stage 3 \
+   --packing_samples
