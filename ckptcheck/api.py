@@ -55,7 +55,7 @@ TokenSampler = Literal["engine", "trainer"]
 
 SPARE_TOKENS = 2
 """Tokens of context beyond the longest sequence, which SGLang keeps to itself (see PRB001)."""
-COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051")
+COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051", "PAR076", "PAR077")
 """The rules that judge an engine's responses alone."""
 COMPILING_PROBES = ("graphs", "inductor", "casts")
 """Probes that compile: minutes each, so only on demand."""
@@ -912,12 +912,12 @@ def judge_all(
     if no_limits:
         thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip, exact)
     noise_floor = read_noise_floor(Path(floor)) if floor is not None else None
-    expert_layout = None
+    drawn_by = None
     if checkpoint is not None:
         from ckptcheck.checkpoint.open import open_checkpoint
-        from ckptcheck.parity.expert_layout import read_expert_layout
+        from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
 
-        expert_layout = read_expert_layout(open_checkpoint(os.fspath(checkpoint)))
+        drawn_by = SamplingCheckpoint(open_checkpoint(os.fspath(checkpoint)))
         if tokenizer is None and (Path(checkpoint) / "tokenizer.json").is_file():
             tokenizer = checkpoint
     decode_text = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
@@ -933,7 +933,7 @@ def judge_all(
     for path in paths:
         evidence = RolloutEvidence(
             str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
-            expert_layout=expert_layout,
+            drawn_by=drawn_by,
         )  # fmt: skip
         reports.append(_report(evidence, loaded))
         if plots is not None and evidence.metrics_or_none is not None:
@@ -1084,6 +1084,7 @@ def record_rollouts(
                 model=os.fspath(source), step=step, logprobs=effective_logprobs(running, switches),
                 vocabulary=default_prompts.vocabulary, max_model_len=context_len,
                 experts=None if (layout := read_expert_layout(live.ckpt)) is None else layout.experts,
+                stop_tokens=sorted(default_prompts.stop_tokens),
             )  # fmt: skip
             with observer.progress("answering", bytewise=False) as advance:
                 rollouts = record(

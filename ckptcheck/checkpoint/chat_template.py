@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ckptcheck.checkpoint.chat_growth import (
+    PREFIX,
+    RewrittenTurn,
+    find_rewritten_turns,
+    list_growing_conversations,
+)
 from ckptcheck.checkpoint.sandbox import SandboxResult, run_sandboxed
 
 SECONDS, MEMORY = 4, 1 << 29
@@ -78,14 +84,15 @@ class ChatTemplate:
             seconds=SECONDS,
             memory=MEMORY,
             templates={"": self.text},
-            conversations=list(_conversations()),
+            conversations=[*_conversations(), *list_growing_conversations(QUESTION, ANSWER, AGAIN, TOOL)],
             variables=self.variables,
             roles=ROLES,
             question=QUESTION,
         )
 
     def _lines(self, key: str) -> list[dict[str, Any]]:
-        return [line for line in self._answer.lines if key in line]
+        """The lines of the answer with a key, those of growing conversations aside, which many sound templates refuse."""
+        return [line for line in self._answer.lines if key in line and not _is_growing(line)]
 
     @cached_property
     def exceeded_limit(self) -> str | None:
@@ -121,6 +128,14 @@ class ChatTemplate:
                     (text for text in candidates if QUESTION in text and "'text'" not in text), candidates[0]
                 )
         return rendered
+
+    @cached_property
+    def rewritten_turns(self) -> tuple[RewrittenTurn, ...]:
+        """The answers that the template writes otherwise once the conversation goes on."""
+        if len(self.text) > MOST_CHARACTERS:
+            return ()
+        lines = [line for line in self._answer.lines if "text" in line and _is_growing(line)]
+        return find_rewritten_turns({str(line["conversation"]): str(line["text"]) for line in lines}, ANSWER)
 
     @cached_property
     def failure(self) -> str | None:
@@ -180,6 +195,10 @@ class ChatTemplate:
     def ordinary(self) -> str:
         """Everything the template writes in conversations without tools, joined by NUL."""
         return "\0".join(text for name, text in self.rendered.items() if name != "with tools")
+
+
+def _is_growing(line: dict[str, Any]) -> bool:
+    return str(line.get("conversation", "")).startswith(PREFIX)
 
 
 def markers(text: str, tokens: Collection[str]) -> list[str]:

@@ -65,6 +65,13 @@ def complete_metadata(engine: Running, metadata: Metadata, sampling: Sampling) -
     return msgspec.structs.replace(
         metadata,
         engine=ScorerInfo(info.name, info.version, info.dtype, layout, facts=dict(info.facts)),
-        sampling=SamplingInfo(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.seed),
+        sampling=SamplingInfo(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.max_tokens,
+            sampling.seed,
+            sampling.ignore_eos or None,
+        ),
         sampled_by="engine",
     )

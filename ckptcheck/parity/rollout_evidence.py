@@ -20,8 +20,10 @@ from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.metrics.routing import RoutingShift, compute_routing_disagreement, find_routing_shift
 from ckptcheck.parity.metrics.routing_record import RoutingRecord
 from ckptcheck.parity.metrics.shift import compute_shifted_gaps
+from ckptcheck.parity.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.parity.response_texts import Decode, build_texts_section
 from ckptcheck.parity.rollouts.rollouts import Rollouts
+from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
 from ckptcheck.parity.sections import build_sections
 from ckptcheck.parity.thresholds import Thresholds
 from ckptcheck.text.formatting import count
@@ -42,8 +44,24 @@ class RolloutEvidence(EvidenceDefaults):
     decode: Callable[[int], str] | None = None
     kind: str = "rollouts"
     decode_text: Decode | None = None
-    expert_layout: ExpertLayout | None = None
-    """The experts of the checkpoint that drew the tokens; None: not known."""
+    drawn_by: SamplingCheckpoint | None = None
+    """The checkpoint that drew the tokens; None: not known."""
+
+    @property
+    def expert_layout(self) -> ExpertLayout | None:
+        """The experts of the checkpoint that drew the tokens; None: not known, or it has none."""
+        return self.drawn_by.expert_layout if self.drawn_by is not None else None
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a response, by the checkpoint that drew the tokens and by the file; empty where neither says."""
+        known = self.drawn_by.stop_tokens if self.drawn_by is not None else frozenset()
+        return known | frozenset(self.rollouts.metadata.stop_tokens)
+
+    @cached_property
+    def response_ends(self) -> ResponseEnds:
+        """How the responses end. The ids that end them are known (`stop_tokens`)."""
+        return find_response_ends(self.rollouts, self.stop_tokens)
 
     @property
     def is_well_formed(self) -> bool:

@@ -290,7 +290,10 @@ def test_sound_families_are_clean(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     folder = family_folder(family, tmp_path / name)
     report = scan(folder)
-    assert [format_finding(finding) for finding in report.findings] == []
+    # what these families do to earlier answers is meant, and good to know (TOK016, info)
+    rewrites = name in ("qwen3", "deepseek-v3", "deepseek-r1-distill")
+    assert [finding.code for finding in report.findings if finding.severity == "info"] == ["TOK016"] * rewrites
+    assert [format_finding(finding) for finding in report.findings if finding.severity != "info"] == []
     assert not report.skipped
     assert tokenizer_of(folder).turn_end == family.turn_end
 

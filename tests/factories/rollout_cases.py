@@ -14,6 +14,7 @@ from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.parity.rollouts.validation import find_defects
 from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.parity.series_member import SeriesMember
 from ckptcheck.parity.thresholds import Thresholds
@@ -107,6 +108,13 @@ class RunComparisonCase(CaseTable, kw_only=True):
     """The last file of the reference is malformed."""
 
 
+class FakeCheckpoint(SamplingCheckpoint):
+    """A checkpoint of which only the experts are known."""
+
+    def __init__(self, layout: ExpertLayout) -> None:
+        self.__dict__.update(expert_layout=layout, stop_tokens=frozenset())
+
+
 def draw_rollouts(
     sequences: int = 4,
     prompt: int = 4,
@@ -123,6 +131,7 @@ def draw_rollouts(
     trainer: bool = True,
     bias: float = 0.0,
     reward: float | None = None,
+    finish: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> Rollouts:
     """Draw rollouts.
@@ -151,6 +160,8 @@ def draw_rollouts(
             each.engine_indexer = each.trainer_indexer = _draw_positions(draw, prompt + response, indexer)
         each.engine_top = each.trainer_top = None if rows is None else (ids, rows)
         made.append(each)
+    for each, word in zip(made, finish, strict=False):
+        each.finish = word
     if reward is not None:
         for each in made:
             each.reward = reward + 0.1 * draw.standard_normal()
@@ -245,8 +256,10 @@ def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
     wrong = tuple(find_defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
-    experts = None if case.experts is None else msgspec.convert(case.experts, ExpertLayout)
-    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor, expert_layout=experts)
+    drawn_by = None
+    if case.experts is not None:
+        drawn_by = FakeCheckpoint(msgspec.convert(case.experts, ExpertLayout))
+    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor, drawn_by=drawn_by)
 
 
 def build_rollout_series(table: Mapping[str, Any]) -> RolloutSeries:

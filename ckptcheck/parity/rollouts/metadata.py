@@ -47,6 +47,12 @@ class SamplingInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     top_k: Whole | None = None
     max_tokens: Whole | None = None
     seed: Whole | None = None
+    ignore_eos: bool | None = None
+    """Whether the engine went on past end tokens."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    """Penalties of tokens that the response has already; 0, 0 and 1: off."""
 
 
 class OmittedSequence(msgspec.Struct, frozen=True):
@@ -83,6 +89,8 @@ class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of routed experts of a layer; None: unknown."""
     max_model_len: Whole | None = None
     """Longest sequence that the engine accepts, in tokens."""
+    stop_tokens: list[Whole] = []
+    """Ids at which the engine was to end a response; []: unknown."""
     versions: list[str] = []
     """Weight versions; the column `version_spans` refers to them by index."""
     finish_reasons: list[str] = []

@@ -14,6 +14,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.parity.expert_layout import ExpertLayout, read_expert_layout
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, build_rollouts
+from tests.factories.rollout_cases import FakeCheckpoint
 from tests.paths import FIXTURES
 
 torch = pytest.importorskip("torch")
@@ -61,7 +62,8 @@ def judge(change: Change | None = None, layout: ExpertLayout | None = LAYOUT) ->
         )
         for tokens, each in zip(sequences, rows, strict=True)
     ]  # fmt: skip
-    evidence = RolloutEvidence("step0.safetensors", build_rollouts(made, Metadata()), expert_layout=layout)
+    drawn_by = None if layout is None else FakeCheckpoint(layout)
+    evidence = RolloutEvidence("step0.safetensors", build_rollouts(made, Metadata()), drawn_by=drawn_by)
     report = run_rules(evidence, [rule for rule in load_rules() if rule.code in CODES])
     return {finding.code: finding.message for finding in report.findings}
 
