@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from ckptcheck.preflight.dated_defaults import FrameworkVersion
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.framework import FieldSource, find_closest_name, read_setting
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
@@ -98,6 +99,29 @@ class KeyTable:
             return number, number
         paths = [path for path in document.leaves if path not in ignored]
         return self.choose_release(paths), self.newest
+
+    def date_job(self, job: Job, paths: Iterable[str]) -> int:
+        """Return the release by which a job is read: that of the version it names, or the newest that knows the most of its keys.
+
+        A version that lacks keys which another release has is not believed. Where the keys belong to an older release, the job's
+        dated defaults become those of its date.
+        """
+        names = list(paths)
+        by_keys = self.choose_release(names)
+        defaults = job.defaults
+        if defaults is None:
+            return by_keys
+        if defaults.version.is_known:
+            date = defaults.version.date
+            older = [number for number, entry in enumerate(self.releases) if date and entry[2] <= date.isoformat()]
+            number = (max(older, default=0)) if date else self.find_release(defaults.version.text)
+            if sum(self.find(name, number) is not None for name in names) >= sum(
+                self.find(name, by_keys) is not None for name in names
+            ):
+                return number
+        if by_keys != self.newest:
+            job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], "by its keys"))
+        return by_keys
 
     def is_present(self, path: str, release: int) -> bool:
         """Return whether a section is built by default: an optional one (``teacher``) is not."""

@@ -107,7 +107,7 @@ def _finish(job: Job, document: Document) -> None:
         )
     table = load_key_table("areal")
     top = frozenset(name for number in range(table.newest + 1) for name in table.names_below("", number))
-    release = table.choose_release(path for path in document.leaves if path.partition(".")[0] in top)
+    release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in top))
     # The job's own class may have more keys at the top; those of AReaL's sections are known in full.
     job.unknown_keys += table.list_unknown_keys(document, release, top)
     default = f"{AREAL} {table.describe(release)}"
@@ -133,13 +133,14 @@ def _finish(job: Job, document: Document) -> None:
             mode = resolve(document, f"{ACTOR}.megatron.fp8_config.mode")
             is_on = mode is None or mode.value not in (None, "disabled")
             job.settings["trainer.fp8"] = derive_setting(mode, is_on) if mode else Setting(is_on, "set")
-    job.settings["trainer.filters"] = Setting(False, "default", f"default of {AREAL}")
+    for name in ("trainer.filters", "rollout.logprobs", "update.clears_cache"):
+        job.settings[name] = read_setting(job, document, name, FieldSource())
     greedy = resolve(document, f"{SAMPLING}.greedy")
     if greedy is not None and (greedy.value is True or greedy.reason):
         job.settings["rollout.temperature"] = derive_setting(greedy, 0)
     leave_out_unresolved(job, "save.directory", "update.directory")
     _set_correction(job, document)
-    _set_update(job)
+    _set_update(job, document)
     _set_longest(job, document)
     if not any(document.has(section) for section in ("rollout", "sglang", "vllm", SAMPLING)):
         beginnings = ("engine.", "rollout.", "algorithm.", "update.")  # supervised training has no engine
@@ -195,7 +196,6 @@ def _set_allocation(job: Job, document: Document) -> None:
 
 def _set_correction(job: Job, document: Document) -> None:
     """Set how the loss uses the engine's logprobs, which every request asks for."""
-    job.settings["rollout.logprobs"] = Setting(True, "default", f"default of {AREAL}")
     decoupled, recomputed = (resolve(document, f"{ACTOR}.{key}") for key in ("use_decoupled_loss", "recompute_logprob"))
     if decoupled is not None and (decoupled.value is True or decoupled.reason):
         name, written = "decoupled loss", decoupled
@@ -208,13 +208,12 @@ def _set_correction(job: Job, document: Document) -> None:
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
 
 
-def _set_update(job: Job) -> None:
+def _set_update(job: Job, document: Document) -> None:
     """Set the fields of weight updates: requests that run are aborted and sent again, with a cleared cache."""
-    job.settings["update.clears_cache"] = Setting(True, "default", f"default of {AREAL}")
     lag = job["algorithm.lag"]
     set_derived(job, "update.in_flight", bool(lag.value), lag)
     if job.flag("update.in_flight"):
-        job.settings["update.pause_mode"] = Setting("abort", "default", f"default of {AREAL}")
+        job.settings["update.pause_mode"] = read_setting(job, document, "update.pause_mode", FieldSource())
 
 
 def _set_longest(job: Job, document: Document) -> None:

@@ -27,6 +27,7 @@ from ckptcheck.preflight.framework import (
     derive_setting,
     leave_out_unresolved,
     normalize_dtype,
+    read_setting,
     set_derived,
 )
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
@@ -34,8 +35,6 @@ from ckptcheck.preflight.job import Job, Setting
 from ckptcheck.preflight.key_table import KeyTable, load_key_table, set_from_table
 
 TITLE = "open-instruct"
-PROCESSED_SINCE, RETURNED_SINCE = "2026-05-13", "2025-10-08"
-"""The dates since which vLLM is asked for processed logprobs, and for logprobs at all."""
 
 PATHS: dict[str, FieldSource] = {
     "trainer.dtype": FieldSource(("model_dtype",), read=normalize_dtype),
@@ -60,32 +59,28 @@ PATHS: dict[str, FieldSource] = {
 }
 """Field → flag; the default is that of the job's release."""
 
+BY_DATE = (
+    "trainer.dtype", "trainer.filters", "engine.name", "engine.dtype", "engine.logprobs", "rollout.logprobs",
+    "update.clears_cache",
+)  # fmt: skip
+"""Fields that no flag sets; ``defaults/open-instruct.toml`` has their values by version."""
+
 
 def _finish(job: Job, document: Document) -> None:
     """Read the job by the release that knows its flags, and set the fields that depend on several of them."""
     table = load_key_table("open_instruct")
     _normalize(document, table)
-    release = table.choose_release(document.leaves)
+    release = table.date_job(job, document.leaves)
     job.unknown_keys += table.list_unknown_keys(document, release, frozenset(document.leaves))
     default = f"{TITLE} {table.describe(release)}"
-    date = table.releases[release][2]
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, release, default)
     leave_out_unresolved(job, "save.directory", "update.directory")
-    constant: dict[str, object] = {
-        "trainer.backend": "fsdp" if re.search(r"\bgrpo\b(?!_fast)", document.script) else "deepspeed",
-        "trainer.filters": False,
-        "engine.name": "vllm",
-        "engine.dtype": "bfloat16",
-        "rollout.logprobs": date >= RETURNED_SINCE,
-        "update.clears_cache": True,
-    }
-    if date >= PROCESSED_SINCE:
-        constant["engine.logprobs"] = "processed"
-    for name, value in constant.items():
-        job.settings[name] = Setting(value, "default", f"default of {default}")
-    if job["trainer.dtype"].status == "unknown":
-        job.settings["trainer.dtype"] = Setting("bfloat16", "default", f"default of {default}")
+    for name in BY_DATE:
+        if job[name].status == "unknown":
+            job.settings[name] = read_setting(job, document, name, FieldSource())
+    backend = "fsdp" if re.search(r"\bgrpo\b(?!_fast)", document.script) else "deepspeed"
+    job.settings["trainer.backend"] = Setting(backend, "default", f"default of {default}")
     set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
     if job.flag("update.in_flight"):
         set_derived(job, "update.pause_mode", "keep", job["update.in_flight"])

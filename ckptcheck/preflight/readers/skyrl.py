@@ -120,7 +120,7 @@ OF_ROLLOUT = ("rollout_is", "dppo")
 def _finish(job: Job, document: Document) -> None:
     """Read the job by the release that knows its keys, and set the fields that depend on several of them."""
     table = load_key_table("skyrl")
-    release = table.choose_release(path for path in document.leaves if path.partition(".")[0] in SECTIONS)
+    release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in SECTIONS))
     unknown = table.list_unknown_keys(document, release, SECTIONS)
     # A script of the user's may add keys to SkyRL's (``make_config``), so that only those which are almost SkyRL's are reported.
     job.unknown_keys += (
@@ -132,8 +132,8 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.backend") == "megatron":
         for name, source in BY_MEGATRON.items():
             set_from_table(job, document, name, source, table, release, default)
-    job.settings["trainer.dtype"] = Setting("bfloat16", "default", f"default of {SKYRL}")
-    job.settings["trainer.filters"] = Setting(False, "default", f"default of {SKYRL}")
+    for name in ("trainer.dtype", "trainer.filters"):
+        job.settings[name] = read_setting(job, document, name, FieldSource())
     job.settings["trainer.temperature"] = read_setting(
         job, document, "trainer.temperature", FieldSource((f"{ALGORITHM}.temperature",))
     )
@@ -218,7 +218,7 @@ def _set_update_and_lag(job: Job, document: Document) -> None:
             int(one_step), "default", "default of main_async" if one_step else default
         )
         return
-    set_derived(job, "update.pause_mode", "keep", like)
+    job.settings["update.pause_mode"] = read_setting(job, document, "update.pause_mode", FieldSource())
     job.settings["algorithm.lag"] = read_setting(
         job, document, "algorithm.lag", FieldSource(("trainer.fully_async.max_staleness_steps",), 4, SKYRL)
     )
