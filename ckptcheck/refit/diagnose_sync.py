@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
 from ckptcheck.refit.trace import Key, Sync
 from ckptcheck.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
@@ -19,6 +20,7 @@ from ckptcheck.text.formatting import format_bytes
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.compare.diagnosis import TensorBits, Verdict
+    from ckptcheck.runtime.trainers.base import Weight
 
 MAX_TENSORS = 32
 """Number of differing tensors to fetch and diagnose."""
@@ -29,11 +31,14 @@ MAX_TOTAL_BYTES = 1 << 30
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def diagnose_sync(engine: Inspectable, cold: Callable[[], Inspectable], sync: Sync, folder: Path) -> Sync:
+def diagnose_sync(
+    engine: Inspectable, cold: Callable[[], Inspectable], sync: Sync, folder: Path, weights: Sequence[Weight] = ()
+) -> Sync:
     """Return the sync with the causes of what differs, or with the reason why they are unknown.
 
-    cold: starts the engine once more from the weights that were synced. The diagnosis covers tensors of the first rank that
-    differs; the rules count what differs on other ranks. A failed diagnosis does not end the trial.
+    cold: starts the engine once more from the weights that were synced. folder: with the checkpoint of each step. weights: what
+    the trainer exports. The diagnosis covers tensors of the first rank that differs; the rules name the ranks. A failed
+    diagnosis does not end the trial.
     """
     small_keys = [key for key, (entry, _) in sync.differing_tensors.items() if entry.nbytes <= MAX_TENSOR_BYTES]
     if not small_keys:
@@ -49,8 +54,16 @@ def diagnose_sync(engine: Inspectable, cold: Callable[[], Inspectable], sync: Sy
     siblings = [name for other_rank, name in sync.manifest if other_rank == rank and _NUMBER.sub("{}", name) in kinds]
     used_bytes = sum(sync.manifest[rank, name].nbytes for name in names)
     expected_names = names + _limit_bytes(sync, rank, [name for name in siblings if name not in set(names)], used_bytes)
+    ranks = 1 + max(other_rank for other_rank, _ in sync.manifest)
     try:
-        verdicts = _diagnose(engine, cold, rank, names, expected_names, folder)
+        reference = cold()
+        try:
+            expected = _fetch(reference, rank, expected_names, folder / "expected.safetensors")
+        finally:
+            reference.close()
+        actual = _fetch(engine, rank, names, folder / "actual.safetensors")
+        sides = _Sides(rank, ranks, expected, actual, {weight.name: weight for weight in weights})
+        verdicts, engine_names = sides.diagnose(names, *find_step_folders(folder, sync.step))
     # a bug in the diagnosis, or too little memory, must not lose the finding itself
     except Exception as error:
         return replace(
@@ -59,7 +72,7 @@ def diagnose_sync(engine: Inspectable, cold: Callable[[], Inspectable], sync: Sy
             if isinstance(error, CkptcheckError)
             else f"{type(error).__name__}: {error}",
         )
-    return replace(sync, verdicts=verdicts)
+    return replace(sync, verdicts=tuple(verdicts), engine_names=engine_names)
 
 
 def _limit_bytes(sync: Sync, rank: int, names: Sequence[str], used_bytes: int) -> list[str]:
@@ -68,23 +81,87 @@ def _limit_bytes(sync: Sync, rank: int, names: Sequence[str], used_bytes: int) -
     return [name for name, total in zip(names, islice(totals, 1, None), strict=False) if total <= MAX_TOTAL_BYTES]
 
 
-def _diagnose(
-    engine: Inspectable,
-    cold: Callable[[], Inspectable],
-    rank: int,
-    names: Sequence[str],
-    expected_names: Sequence[str],
-    folder: Path,
-) -> tuple[Verdict, ...]:
-    from ckptcheck.compare.diagnosis import DiagnosisInput, diagnose
+@dataclass(frozen=True)
+class _Sides:
+    """What one rank should hold and what it holds, as tensors of the checkpoint."""
 
-    reference = cold()
-    try:
-        expected = _fetch(reference, rank, expected_names, folder / "expected.safetensors")
-    finally:
-        reference.close()
-    actual = _fetch(engine, rank, names, folder / "actual.safetensors")
-    return tuple(diagnose(DiagnosisInput(_tensor_readers(expected, rank), _tensor_readers(actual, rank)), names))
+    rank: int
+    ranks: int
+    expected: Checkpoint
+    actual: Checkpoint
+    weights: Mapping[str, Weight]
+
+    def diagnose(
+        self, names: Sequence[str], now: Path | None, earlier: Sequence[Path]
+    ) -> tuple[list[Verdict], dict[str, str]]:
+        """Explain the difference of these engine tensors; also return in which of them each tensor of the verdicts lies.
+
+        now, earlier: the checkpoints of this step and of those before it, the last one first.
+        """
+        from ckptcheck.compare.diagnosis import DiagnosisInput, diagnose
+
+        expected, actual = self._split(self.expected), self._split(self.actual)
+        engine_names = {name: part.engine_name for name, (part, _) in actual.items()}
+        sides = DiagnosisInput(_readers(expected), _readers(actual))
+        differing = [name for name in actual if name in expected and engine_names[name] in set(names)]
+        verdicts: list[Verdict] = []
+        # the step before, then the first one: a copy from the start
+        for path in dict.fromkeys([*earlier[:1], *earlier[-1:]]) or [None]:
+            previous = self._read_previous(expected, now, path)
+            found = diagnose(replace(sides, previous=previous), differing)
+            known = [verdict for verdict in found if "unknown" not in verdict.causes]
+            verdicts += [_name_step(verdict, path) for verdict in known]
+            differing = [name for verdict in found if verdict not in known for name in verdict.tensors]
+            differing = [name for name in differing if name in actual]
+            rest = [verdict for verdict in found if verdict not in known]
+            if not differing:
+                break
+        return [*verdicts, *rest], engine_names
+
+    def _split(self, ckpt: Checkpoint) -> dict[str, tuple[TensorPart, Read]]:
+        """Return the parts of the tensors of a file: the checkpoint's name → where it lies, and what reads it."""
+        found: dict[str, tuple[TensorPart, Read]] = {}
+        for key, tensor in ckpt.tensors.items():
+            name = key.removeprefix(f"{self.rank}/")
+            whole = cache(partial(_read_bits, ckpt, key))
+            for source, part in list_parts(name, tuple(tensor.shape), self.ranks, self.weights):
+                # two tensors of the engine may be built from one: a tied head
+                own = source if source not in found else name
+                found[own] = (part, partial(_extract, part, whole))
+        return found
+
+    def _read_previous(
+        self, expected: Mapping[str, tuple[TensorPart, Read]], now: Path | None, earlier: Path | None
+    ) -> dict[str, Read]:
+        if now is None or earlier is None:
+            return {}
+        after, before = open_checkpoint(str(now)), open_checkpoint(str(earlier))
+        found: dict[str, Read] = {}
+        for name, (_, read) in expected.items():
+            bits = read_earlier(name, read(), after, before, _read_bits)
+            if bits is not None:
+                found[name] = partial(_identity, bits)
+        return found
+
+
+def _readers(parts: Mapping[str, tuple[TensorPart, Read]]) -> dict[str, Read]:
+    return {name: read for name, (_, read) in parts.items()}
+
+
+def _extract(part: TensorPart, whole: Read) -> TensorBits:
+    return part.extract(whole())
+
+
+def _identity(bits: TensorBits) -> TensorBits:
+    return bits
+
+
+def _name_step(verdict: Verdict, checkpoint: Path | None) -> Verdict:
+    """Say which version the previous one is."""
+    if checkpoint is None:
+        return verdict
+    version = f"the version of {checkpoint.name.replace('step', 'step ')}"
+    return replace(verdict, sentence=verdict.sentence.replace("the previous version", version))
 
 
 def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> Checkpoint:
@@ -92,10 +169,6 @@ def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> 
     # every engine gives its file the same name
     engine.fetch_tensors(keys, path.parent).replace(path)
     return open_checkpoint(str(path))
-
-
-def _tensor_readers(ckpt: Checkpoint, rank: int) -> dict[str, Callable[[], TensorBits]]:
-    return {name.removeprefix(f"{rank}/"): partial(_read_bits, ckpt, name) for name in ckpt.tensors}
 
 
 def _read_bits(ckpt: Checkpoint, name: str) -> TensorBits:

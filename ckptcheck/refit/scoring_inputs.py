@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckptcheck.refit.greedy_text import GreedyText, decode_both
 from ckptcheck.refit.noise_floor import why_not_forced
 from ckptcheck.refit.tokenizer import TrialTokenizer
-from ckptcheck.refit.trace import Scoring
+from ckptcheck.refit.trace import CacheProbe, Scoring
 from ckptcheck.runtime.engines.base import Scorer, SequenceScores
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.trainers.base import Trainer
@@ -61,16 +61,27 @@ class ScoringInputs:
         if self.probe:
             engine.score([self.probe], decode=2)
 
-    def score_both_sides(self, engine: Scorer, trainer: Trainer, after: int, cold: Sequence[SequenceScores]) -> Scoring:
+    def score_cache_probe(self, engine: Scorer) -> SequenceScores | None:
+        """Have the engine score the sequence that tests the prefix cache; None if it has no cache."""
+        return engine.score([self.probe], decode=2)[0] if self.probe else None
+
+    def score_both_sides(
+        self,
+        engine: Scorer,
+        trainer: Trainer,
+        after: int,
+        cold: Sequence[SequenceScores],
+        cold_probe: SequenceScores | None = None,
+    ) -> Scoring:
         """Score on both sides. The cache probe comes first, before anything else fills the cache.
 
-        after: number of the sync before, 0 for the cold load. cold: scores of a cold load of the same weights.
+        after: number of the sync before, 0 for the cold load. cold, cold_probe: scores of a cold load of the same weights.
         """
-        cache_probes: tuple[tuple[SequenceScores, SequenceScores], ...] = ()
+        cache_probe = None
         if self.probe and after > 1:
             cached = engine.score([self.probe], decode=2)[0]
             engine.reset_prefix_cache()
-            cache_probes = ((cached, engine.score([self.probe], decode=2)[0]),)
+            cache_probe = CacheProbe(cached, engine.score([self.probe], decode=2)[0], cold_probe)
         # only the probe is about what the cache keeps of the old weights
         if after:
             engine.reset_prefix_cache()
@@ -82,7 +93,7 @@ class ScoringInputs:
             cold=tuple(cold),
             trainer=trainer_scores,
             trainer_repeat=trainer_repeat,
-            cache_probes=cache_probes,
+            cache_probe=cache_probe,
             forced_decode=self._force_decode(engine),
             greedy_text=self._decode_greedily(engine, trainer),
         )

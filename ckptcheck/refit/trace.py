@@ -50,7 +50,9 @@ class Sync:
     reference: TensorDigests
     """Manifest of the same engine, started cold from the same weights."""
     unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
-    """Marks from the scramble that are still in the engine."""
+    """Marks that were written before this sync and are still in the engine."""
+    was_marked: bool = False
+    """Whether marks were written before it, so that `unwritten_parts` shows all that it did not write."""
     time: str = ""
     """When the sync ended, UTC."""
     seconds: float = 0.0
@@ -60,7 +62,9 @@ class Sync:
     sent_seconds: float = 0.0
     """Digests of what the trainer exports."""
     verdicts: tuple[Verdict, ...] = ()
-    """Causes of what differs."""
+    """Causes of what differs, about the checkpoint's tensors where the engine's are built from known ones."""
+    engine_names: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of a verdict → the engine's tensor in which it lies."""
     no_diagnosis_reason: str = ""
     """Why the trial did not look for causes, or not for all of them."""
     inflight_request: InflightRequest | None = None
@@ -110,6 +114,18 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class CacheProbe:
+    """One sequence that was in the prefix cache before a sync, scored three times over the weights that the sync brought."""
+
+    cached: SequenceScores
+    """Right after the sync."""
+    after_reset: SequenceScores
+    """After a reset of the cache."""
+    cold: SequenceScores | None
+    """By the same engine, started cold from the same weights; None if it did not score it."""
+
+
+@dataclass(frozen=True)
 class Scoring:
     """The same sequences scored on every side. All logprobs are natural, at temperature 1."""
 
@@ -122,8 +138,8 @@ class Scoring:
     trainer: tuple[tuple[float, ...], ...]
     trainer_repeat: tuple[tuple[float, ...], ...]
     """A second forward pass of the trainer."""
-    cache_probes: tuple[tuple[SequenceScores, SequenceScores], ...] = ()
-    """Sequences that were in the prefix cache before the sync, scored before and after a reset of the cache."""
+    cache_probe: CacheProbe | None = None
+    """A sequence that was in the prefix cache before the sync; None without a cache."""
     forced_decode: tuple[tuple[float, ...], ...] = ()
     """Logprobs of the last tokens of each sequence, decoded step by step; () if the engine cannot decode given tokens."""
     greedy_text: GreedyText | None = None

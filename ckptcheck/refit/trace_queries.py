@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
@@ -10,7 +10,7 @@ from math import isfinite
 from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.refit.weight_names import trainer_weights
-from ckptcheck.runtime.engines.base import SequenceScores
+from ckptcheck.runtime.engines.base import SequenceScores, UnwrittenElements
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -33,6 +33,17 @@ def stale_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
         for key in wrong_parameters(sync)
         if key in before.manifest and before.manifest[key].digest == sync.manifest[key].digest
     }
+
+
+def iter_unwritten_parts(trace: RefitTrace) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
+    """Yield each sync before which marks were written, with what it did not write whole.
+
+    A tensor is told once: not again in a later sync, and not where it still had the values of an earlier step (REF004).
+    """
+    known: set[Key] = set()
+    for sync in trace.syncs:
+        yield sync, {key: part for key, part in sync.unwritten_parts.items() if key not in known}
+        known |= sync.unwritten_parts.keys() | stale_parameters(trace, sync)
 
 
 def _sync_before_step(trace: RefitTrace, sync: Sync) -> Sync | None:

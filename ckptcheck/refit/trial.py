@@ -190,7 +190,7 @@ class RefitTrial:
         with self._run_phase("sync", "scramble"):
             scrambled, manifest = engine.scramble_weights(), engine.digest_tensors()
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
-        self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync")
+        self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync", is_marked=True)
         with self._run_phase("score", "score after the first sync"):
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
         for step in range(1, settings.steps + 1):
@@ -201,14 +201,21 @@ class RefitTrial:
                 with self._run_phase("step", f"step {step}"):
                     self._step(step)
                 with self._run_phase("start", f"reference for step {step}"):
-                    reference, scores = self._load_reference(step)
+                    reference, scores, probe = self._load_reference(step)
                 wake()
                 if not drops_weights:
                     self._fill_cache(engine, step)
                 self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
             with self._run_phase("score", f"score after step {step}"):
-                self._score(engine, len(observations.syncs), scores)
-            self._sync(engine, step, settings.bucket_bytes, reference, "the same sync with other buckets")
+                self._score(engine, len(observations.syncs), scores, probe)
+            # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
+            # would compute with the marks.
+            if is_marked := settings.weights and not settings.pause:
+                with self._run_phase("sync", "scramble again"):
+                    engine.scramble_weights()
+            self._sync(
+                engine, step, settings.bucket_bytes, reference, "the same sync with other buckets", is_marked=is_marked
+            )
 
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""
@@ -296,16 +303,33 @@ class RefitTrial:
         if self._trainer.info.layout:
             self._observations.replica_mismatch[step] = self._trainer.mismatched_replicas()
 
-    def _load_reference(self, step: int) -> tuple[TensorDigests, tuple[SequenceScores, ...]]:
+    def _load_reference(self, step: int) -> tuple[TensorDigests, tuple[SequenceScores, ...], SequenceScores | None]:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""
         engine = self._start(self._save_checkpoint(step))
         try:
-            return engine.digest_tensors(), self._inputs.score_engine(engine) if self._settings.logprobs else ()
+            manifest = engine.digest_tensors()
+            if not self._settings.logprobs:
+                return manifest, (), None
+            # the probe first: nothing is in its cache then
+            probe = self._inputs.score_cache_probe(engine)
+            return manifest, self._inputs.score_engine(engine), probe
         finally:
             engine.close()
 
-    def _sync(self, engine: Engine, step: int, bucket_bytes: int, reference: TensorDigests, phase: str) -> None:
-        """Sync once, compare the engine with the reference, and look for the causes of what differs."""
+    def _sync(
+        self,
+        engine: Engine,
+        step: int,
+        bucket_bytes: int,
+        reference: TensorDigests,
+        phase: str,
+        *,
+        is_marked: bool = False,
+    ) -> None:
+        """Sync once, compare the engine with the reference, and look for the causes of what differs.
+
+        is_marked: marks were written before.
+        """
         observations, compares_weights = self._observations, self._settings.weights
         start_time = time.monotonic()
         with self._run_phase("sync", phase):
@@ -337,15 +361,19 @@ class RefitTrial:
             memory = engine.memory_bytes()
             is_different = bool(sync.differing_tensors)
             sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
-            if step == 0 and compares_weights:
-                sync = replace(sync, unwritten_parts=engine.find_unwritten())
+            if is_marked and compares_weights:
+                sync = replace(sync, unwritten_parts=engine.find_unwritten(), was_marked=True)
         observations.memory.append(memory)
         observations.syncs.append(sync)
         if is_different:
             with self._run_phase("start", f"look for causes after sync {number}"):
                 start_again = partial(self._start, self._folder / f"step{step}")
-                observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder)
+                observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder, observations.weights)
 
-    def _score(self, engine: Engine, after_sync: int, cold: Sequence[SequenceScores]) -> None:
+    def _score(
+        self, engine: Engine, after_sync: int, cold: Sequence[SequenceScores], cold_probe: SequenceScores | None = None
+    ) -> None:
         if self._settings.logprobs:
-            self._observations.scorings.append(self._inputs.score_both_sides(engine, self._trainer, after_sync, cold))
+            self._observations.scorings.append(
+                self._inputs.score_both_sides(engine, self._trainer, after_sync, cold, cold_probe)
+            )

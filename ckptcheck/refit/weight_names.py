@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace import Key, RefitTrace
 from ckptcheck.runtime.trainers.base import Weight
 from ckptcheck.runtime.trainers.layout import ParallelLayout
-from ckptcheck.text.formatting import format_ranges
+from ckptcheck.text.formatting import format_ranges, join_truncated
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DRAFT = "draft:"
@@ -23,6 +23,29 @@ def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, .
     if not sources and plain.startswith("lm_head."):
         sources = (HEAD,) if HEAD in weights else (EMBEDDING,)
     return tuple(weights[source] for source in sources if source in weights)
+
+
+def describe_part_origin(trace: RefitTrace, parts: Collection[str], engine_names: Sequence[str]) -> str:
+    """Describe where tensors of the checkpoint lie in the engine and in the trainer, to end a message that names them with.
+
+    Returns "" where both use the checkpoint's names.
+    """
+    by_name = {weight.name: weight for weight in trace.weights}
+    weights = [by_name[name] for name in parts if name in by_name]
+    fused = sorted(set(engine_names) - set(parts))
+    origin = f"; the engine holds {'it' if len(parts) == 1 else 'them'} in {join_truncated(fused)}" if fused else ""
+    trainer_names = sorted({name for weight in weights for name in weight.trainer_names} - set(parts))
+    if not trainer_names or trace.trainer is None:
+        return origin
+    ranks = ParallelLayout.parse(trace.trainer.layout).describe_ranks(
+        rank for weight in weights for rank in weight.owner_ranks
+    )
+    place = f"{trace.trainer.name} as {join_names(trainer_names)}" + (f" ({ranks})" if ranks else "")
+    return (
+        f"{origin}, and {place}"
+        if origin
+        else f"; {trace.trainer.name} holds {place.removeprefix(trace.trainer.name + ' ')}"
+    )
 
 
 def describe_origin(
@@ -54,6 +77,18 @@ def describe_origin(
     if is_same_name:
         return f"; {trace.trainer.name} holds {subject} as {trainer_place}"
     return f"{source}, which {trace.trainer.name} holds as {trainer_place}"
+
+
+def describe_ranks(trace: RefitTrace, keys: Iterable[Key], *, always: bool = False) -> str:
+    """Describe on which of the engine's ranks these tensors are wrong, to end a message with.
+
+    Returns "" for an engine of one rank, and unless `always`, where all ranks are wrong.
+    """
+    total = trace.engine.ranks if trace.engine is not None else 1
+    ranks = sorted({rank for rank, _ in keys})
+    if total == 1 or (len(ranks) == total and not always):
+        return ""
+    return f"; on rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)} of {total}"
 
 
 def unmatched_weights(trace: RefitTrace) -> list[str] | None:

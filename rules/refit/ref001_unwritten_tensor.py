@@ -26,8 +26,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import why_not_scrambled
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
+from ckptcheck.refit.weight_names import describe_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -39,15 +39,17 @@ from ckptcheck.text.formatting import count, join_truncated
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    first_sync = trace.syncs[0]
-    names = sorted({
-        name for (_, name), part in first_sync.unwritten_parts.items() if part.sentinel_count == part.total
-    })  # fmt: skip
-    if names:
-        answer = "reported success" if first_sync.answer.ok else f"said: {first_sync.answer.message}"
+    for sync, unwritten in iter_unwritten_parts(trace):
+        whole = {key for key, part in unwritten.items() if part.sentinel_count == part.total}
+        names = sorted({name for _, name in whole})
+        if not names:
+            continue
+        subject = "the sync" if sync.number == 1 else f"sync {sync.number}, which sent the same values once more,"
+        answer = "reported success" if sync.answer.ok else f"said: {sync.answer.message}"
         yield Problem(
-            f"the sync did not write {count(len(names), 'tensor')}: {join_truncated(names)}; the update call {answer}"
-            + describe_origin(trace, names),
+            f"{subject} did not write {count(len(names), 'tensor')}: {join_truncated(names)}; the update call {answer}"
+            + describe_origin(trace, names)
+            + describe_ranks(trace, whole),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
         )

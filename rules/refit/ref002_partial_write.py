@@ -20,13 +20,14 @@
 sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#50523
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import why_not_scrambled
-from ckptcheck.refit.weight_names import describe_origin
-from ckptcheck.text.formatting import count, format_ranges, join_truncated
+from ckptcheck.refit.trace import Key, RefitTrace, Sync
+from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
+from ckptcheck.refit.weight_names import describe_origin, describe_ranks
+from ckptcheck.runtime.engines.base import UnwrittenElements
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
@@ -37,30 +38,34 @@ from ckptcheck.text.formatting import count, format_ranges, join_truncated
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
-    partial = {
-        key: part
-        for key, part in trace.syncs[0].unwritten_parts.items()
-        if part.sentinel_count < part.total and (part.sentinel_count or part.nan_count)
-    }
+    for sync, unwritten in iter_unwritten_parts(trace):
+        partial = {
+            key: part
+            for key, part in unwritten.items()
+            if part.sentinel_count < part.total and (part.sentinel_count or part.nan_count)
+        }
+        yield from _describe_parts(trace, sync, partial)
+    if reason := why_not_scrambled(trace):
+        raise Skip(reason)
+
+
+def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, UnwrittenElements]) -> Iterator[Problem]:
+    """Yield a problem for each set of tensors that ranks did not get whole; each tensor once."""
     reported: set[str] = set()
-    engine_ranks = trace.engine.ranks if trace.engine is not None else 1
+    subject = "" if sync.number == 1 else f"in sync {sync.number}, which sent the same values once more, "
     for rank in sorted({rank for rank, _ in partial}):
         names = sorted({name for other, name in partial if other == rank} - reported)
         # every tensor of this rank was reported with an earlier rank
         if not names:
             continue
         reported.update(names)
-        same_ranks = sorted(other for other, name in partial if name == names[0])
         first = partial[rank, names[0]]
         unwritten = first.sentinel_count + first.nan_count
         spans = [*first.sentinel_ranges, *first.nan_ranges]
         ranges = ", ".join(f"{begin:,} to {end - 1:,}" for begin, end in spans[:3])
-        message = f"{unwritten:,} of {first.total:,} elements were not written ({ranges})"
+        message = f"{subject}{unwritten:,} of {first.total:,} elements were not written ({ranges})"
         message += describe_origin(trace, names[:1], spans, first.total)
         if len(names) > 1:
             message += f"; and parts of {count(len(names) - 1, 'other tensor')}: {join_truncated(names[1:])}"
-        if engine_ranks > 1:
-            message += f"; on rank{'s' if len(same_ranks) > 1 else ''} {format_ranges(same_ranks)} of {engine_ranks}"
+        message += describe_ranks(trace, (key for key in partial if key[1] == names[0]), always=True)
         yield Problem(message, key=names[0], hint="send every part of what the engine fuses, in one update")
-    if reason := why_not_scrambled(trace):
-        raise Skip(reason)

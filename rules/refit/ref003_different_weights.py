@@ -25,9 +25,9 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import stale_parameters, wrong_parameters
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -39,20 +39,46 @@ from ckptcheck.text.formatting import count, join_truncated
     when=lambda trace: any(sync.manifest for sync in trace.syncs),
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
+    reported: set[Key] = set()
+    are_names_reported = False
     for sync in trace.syncs:
-        name_problems = list(_compare_names(trace, sync))
-        yield from name_problems
-        if names := sorted({name for _, name in wrong_parameters(sync) - stale_parameters(trace, sync)}):
-            causes = [verdict for verdict in sync.verdicts if set(verdict.tensors) & set(names)]
-            is_known = causes and "unknown" not in causes[0].causes
-            yield Problem(
-                f"after sync {sync.number}, {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the"
-                f" same weights: {causes[0].sentence if is_known else join_truncated(names)}{describe_origin(trace, names)}",
-                key=names[0],
-                hint=causes[0].evidence if causes else None,
-            )
-        if names or name_problems:
-            return
+        if not are_names_reported:
+            name_problems = list(_compare_names(trace, sync))
+            yield from name_problems
+            are_names_reported = bool(name_problems)
+        # what an earlier sync got wrong is not told again: a later one may have another fault
+        wrong = wrong_parameters(sync) - stale_parameters(trace, sync) - reported
+        reported |= wrong
+        yield from _describe_causes(trace, sync, wrong)
+
+
+def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator[Problem]:
+    """Yield a problem for each cause, and one for the tensors of which the cause is not known."""
+    names = {name for _, name in wrong}
+    explained: set[str] = set()
+    for verdict in sync.verdicts:
+        # the diagnosis looks at each expert of a stacked tensor by itself: name[5]
+        parts = [part for name in verdict.tensors if (part := name.partition("[")[0]) in sync.engine_names]
+        found = sorted({sync.engine_names[part] for part in parts} & names)
+        if not found or "unknown" in verdict.causes:
+            continue
+        explained.update(found)
+        yield Problem(
+            f"after sync {sync.number}, {count(len(found), 'tensor differs', 'tensors differ')} from a cold load of the"
+            f" same weights: {verdict.sentence}{describe_part_origin(trace, parts, found)}"
+            + describe_ranks(trace, (key for key in wrong if key[1] in found)),
+            key=found[0],
+            hint=verdict.evidence,
+        )
+    if rest := sorted(names - explained):
+        unknown = next((verdict for verdict in sync.verdicts if "unknown" in verdict.causes), None)
+        yield Problem(
+            f"after sync {sync.number}, {count(len(rest), 'tensor differs', 'tensors differ')} from a cold load of the"
+            f" same weights: {join_truncated(rest)}{describe_origin(trace, rest)}"
+            + describe_ranks(trace, (key for key in wrong if key[1] in rest)),
+            key=rest[0],
+            hint=unknown.evidence if unknown is not None else None,
+        )
 
 
 def _compare_names(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trace_queries import stale_parameters
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.refit.weight_names import describe_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -38,11 +38,14 @@ from ckptcheck.text.formatting import count, join_truncated
 )
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs[1:]:
-        names = sorted({name for _, name in stale_parameters(trace, sync)})
+        stale = stale_parameters(trace, sync)
+        names = sorted({name for _, name in stale})
         if names:
             yield Problem(
                 f"after sync {sync.number}, {count(len(names), 'tensor still has', 'tensors still have')} the values of an"
-                f" earlier step: {join_truncated(names)}" + describe_origin(trace, names),
+                f" earlier step: {join_truncated(names)}"
+                + describe_origin(trace, names)
+                + describe_ranks(trace, stale),
                 key=names[0],
                 hint="find what skips or restores it from the second sync on",
             )

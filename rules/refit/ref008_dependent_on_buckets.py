@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace_queries import stale_parameters
 from ckptcheck.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import format_bytes, join_truncated
 
@@ -39,11 +40,15 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     for one, other in zip(trace.syncs[1:], trace.syncs[2:], strict=False):
         if one.step != other.step:
             continue
-        # REF003 reports a tensor that exists after one of the two syncs only
+        # REF003 reports a tensor that exists after one of the two syncs only. One that still has the values of an earlier step
+        # (REF004), and one that kept its marks, say nothing about buckets.
+        skipped = stale_parameters(trace, one) & {
+            key for key, part in other.unwritten_parts.items() if part.sentinel_count == part.total
+        }
         names = sorted({
             key[1]
             for key, entry in one.manifest.items()
-            if key in other.manifest and entry.digest != other.manifest[key].digest
+            if key in other.manifest and key not in skipped and entry.digest != other.manifest[key].digest
         })  # fmt: skip
         if names:
             sizes = f" in buckets of {format_bytes(one.bucket_bytes)} and {format_bytes(other.bucket_bytes)}"

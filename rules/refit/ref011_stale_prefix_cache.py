@@ -3,6 +3,7 @@
 ## What it checks
 - A prompt is in the prefix cache before the sync. After the sync the engine decodes it twice: with the cache as the
   update left it, and after a reset. Both give the same tokens and logprobs.
+- The same after the reset, against a cold load of the same weights: a reset that does nothing is an error.
 - The rule uses decoded tokens, because logprobs of a prompt bypass the cache.
 
 ## Why it matters
@@ -26,6 +27,10 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.logprob_diff import compare_logprobs
 from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.runtime.engines.base import SequenceScores
+
+TOLERANCE = 1e-4
+"""Nats that two ways to compute the same tokens may differ by."""
 
 
 @rule(
@@ -34,7 +39,7 @@ from ckptcheck.refit.trace import RefitTrace
     severity="warning",
     on="refit",
     when=lambda trace: (
-        any(scoring.cache_probes for scoring in trace.scorings)
+        any(scoring.cache_probe for scoring in trace.scorings)
         or (bool(trace.cache_unused_reason) and len(trace.scorings) > 2)
     ),
 )
@@ -42,12 +47,41 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     if trace.cache_unused_reason:
         raise Skip(trace.cache_unused_reason)
     for scoring in trace.scorings:
-        for cached, uncached in scoring.cache_probes:
-            difference = compare_logprobs([cached.decode_logprobs], [uncached.decode_logprobs]).most
-            if difference > 1e-4 or cached.decoded_tokens != uncached.decoded_tokens:
-                yield Problem(
-                    f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
-                    f" logprobs differ by {difference:.3g} nats from those after a reset",
-                    hint="reset the prefix cache with every update",
-                )
-                return
+        probe = scoring.cache_probe
+        if probe is None:
+            continue
+        cached, reset, cold = probe.cached, probe.after_reset, probe.cold
+        difference = _compare_decoding(cached, reset)
+        stale = 0.0 if cold is None else _compare_decoding(reset, cold)
+        # where weights are wrong, their own findings say why it decodes something else
+        is_reset_void = (
+            reset.cached_tokens > 0
+            and cold is not None
+            and (
+                stale > max(TOLERANCE, trace.noise_floor.cold_load_tolerance)
+                or reset.decoded_tokens != cold.decoded_tokens
+            )
+            and not trace.syncs[scoring.after_sync - 1].has_wrong_parameter
+        )
+        if is_reset_void:
+            yield Problem(
+                f"after sync {scoring.after_sync} and a reset of the prefix cache, {reset.cached_tokens:,} tokens still came from"
+                f" the cache, and logprobs differ by {stale:.3g} nats from a cold load of the same weights: the reset did"
+                " nothing",
+                hint="find why the engine keeps its cache: a reset is refused while requests run",
+                severity="error",
+            )
+            return
+        if difference > TOLERANCE:
+            yield Problem(
+                f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
+                f" logprobs differ by {difference:.3g} nats from those after a reset",
+                hint="reset the prefix cache with every update",
+            )
+            return
+
+
+def _compare_decoding(one: SequenceScores, other: SequenceScores) -> float:
+    """Return the largest difference between the logprobs of decoded tokens, above the tolerance where the tokens differ."""
+    most = compare_logprobs([one.decode_logprobs], [other.decode_logprobs]).most
+    return most if one.decoded_tokens == other.decoded_tokens else max(most, 2 * TOLERANCE)

@@ -51,7 +51,7 @@ class FakeTrainer:
     does, by that many. device: where it says that it computes.
     babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
     has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
-    says that of its weights. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
+    says that of its weights. frozen: a step leaves weights with these beginnings unchanged. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
     whose copies of a norm differ from that step on.
     """
 
@@ -72,9 +72,10 @@ class FakeTrainer:
         megatron: bool = False,
         unlike: int | None = None,
         device: str = "",
+        frozen: Sequence[str] = (),
     ) -> None:
         self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
-        self._megatron, self._packs = megatron, packs
+        self._megatron, self._packs, self._frozen = megatron, packs, tuple(frozen)
         if device:
             self.info = replace(self.info, facts={"device": device})
         if inputs:
@@ -120,7 +121,9 @@ class FakeTrainer:
         self._steps += 1
         draw = np.random.default_rng(seed)
         self._held = {
-            name: (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
+            name: values
+            if self._frozen and name.startswith(self._frozen)
+            else (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
             for name, values in self._held.items()
         }
 
