@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
+from ckptcheck.refit.tensor_bits import read_bits
 from ckptcheck.refit.trace import Key, Sync
 from ckptcheck.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
@@ -123,7 +124,7 @@ class _Sides:
         found: dict[str, tuple[TensorPart, Read]] = {}
         for key, tensor in ckpt.tensors.items():
             name = key.removeprefix(f"{self.rank}/")
-            whole = cache(partial(_read_bits, ckpt, key))
+            whole = cache(partial(read_bits, ckpt, key))
             for source, part in list_parts(name, tuple(tensor.shape), self.ranks, self.weights):
                 # two tensors of the engine may be built from one: a tied head
                 own = source if source not in found else name
@@ -135,10 +136,13 @@ class _Sides:
     ) -> dict[str, Read]:
         if now is None or earlier is None:
             return {}
-        after, before = open_checkpoint(str(now)), open_checkpoint(str(earlier))
+        try:
+            after, before = open_checkpoint(str(now)), open_checkpoint(str(earlier))
+        except EvidenceError:  # without the step before there are fewer causes to try
+            return {}
         found: dict[str, Read] = {}
         for name, (_, read) in expected.items():
-            bits = read_earlier(name, read(), after, before, _read_bits)
+            bits = read_earlier(name, read(), after, before, read_bits)
             if bits is not None:
                 found[name] = partial(_identity, bits)
         return found
@@ -169,14 +173,3 @@ def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> 
     # every engine gives its file the same name
     engine.fetch_tensors(keys, path.parent).replace(path)
     return open_checkpoint(str(path))
-
-
-def _read_bits(ckpt: Checkpoint, name: str) -> TensorBits:
-    import numpy as np
-
-    from ckptcheck.compare.diagnosis import TensorBits
-    from ckptcheck.values.dtypes import FORMATS
-
-    tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-    raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
-    return TensorBits(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(tensor.shape))

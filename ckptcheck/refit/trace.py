@@ -13,6 +13,7 @@ from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
+from ckptcheck.refit.source_comparison import SourceComparison
 from ckptcheck.runtime.engines.base import (
     EngineInfo,
     ScrambleResult,
@@ -159,6 +160,8 @@ class RefitTrace(EvidenceDefaults):
     """The transport, if it joins all buckets into one stream, otherwise ""."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     """Switch that the engine did not apply → why."""
+    source_comparison: SourceComparison | None = None
+    """The trainer's export at step 0 beside the source; None where that was not compared."""
     cold_manifest: TensorDigests = field(default_factory=dict)
     """Manifest after the cold load."""
     noise_floor: TrialNoise = field(default_factory=TrialNoise)

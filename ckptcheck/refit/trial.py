@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
@@ -24,6 +24,7 @@ from ckptcheck.refit.noise_floor import TrialNoise, measure_noise_floor, measure
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
+from ckptcheck.refit.source_comparison import SourceComparison, compare_with_source
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
@@ -33,6 +34,9 @@ from ckptcheck.runtime.engines.transports import select_transport
 from ckptcheck.runtime.process.deadlines import time_budget
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from ckptcheck.runtime.trainers.base import OptimizerStep, Trainer, TrainerInfo, Weight
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 Log = Callable[[str], None]
 MAX_LOG_LINES = 12
@@ -58,6 +62,7 @@ class _Observations:
     weights: tuple[Weight, ...] = ()
     stream_transport: str = ""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
+    source_comparison: SourceComparison | None = None
     cold_manifest: TensorDigests = field(default_factory=dict)
     noise_floor: TrialNoise = field(default_factory=TrialNoise)
     scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
@@ -80,6 +85,7 @@ class _Observations:
             weights=self.weights,
             stream_transport=self.stream_transport,
             ignored_options=self.ignored_options,
+            source_comparison=self.source_comparison,
             cold_manifest=self.cold_manifest,
             noise_floor=self.noise_floor,
             scrambled=self.scrambled,
@@ -102,7 +108,8 @@ class RefitTrial:
     start_trainer: returns the trainer with its weights loaded; the caller closes it. start: starts the engine, each time in
     a process of its own. vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0
     if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
-    that means something. folder: for the checkpoints that the trial writes. say: gets a line for each phase.
+    that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
+    with; None if it cannot be compared. say: gets a line for each phase.
     """
 
     def __init__(
@@ -118,10 +125,12 @@ class RefitTrial:
         nbytes: int = 0,
         text: TrialTokenizer | None = None,
         folder: Path,
+        source: Checkpoint | None = None,
         say: Log = lambda _: None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
         self._folder, self._say, self._nbytes = folder, say, nbytes
+        self._source = source
         self._trainer: Trainer
         self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
@@ -191,6 +200,11 @@ class RefitTrial:
             scrambled, manifest = engine.scramble_weights(), engine.digest_tensors()
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
         self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync", is_marked=True)
+        if self._source is not None and settings.weights:
+            with self._run_phase("sync", "compare the export with the source"):
+                observations.source_comparison = compare_with_source(
+                    self._source, observations.weights, observations.syncs[0].sent, self._folder / "step0"
+                )
         with self._run_phase("score", "score after the first sync"):
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
         for step in range(1, settings.steps + 1):

@@ -33,19 +33,18 @@ def describe_part_origin(trace: RefitTrace, parts: Collection[str], engine_names
     by_name = {weight.name: weight for weight in trace.weights}
     weights = [by_name[name] for name in parts if name in by_name]
     fused = sorted(set(engine_names) - set(parts))
-    origin = f"; the engine holds {'it' if len(parts) == 1 else 'them'} in {join_truncated(fused)}" if fused else ""
+    pronoun = "it" if len(parts) == 1 else "them"
+    origin = f"; the engine holds {pronoun} in {join_truncated(fused)}" if fused else ""
     trainer_names = sorted({name for weight in weights for name in weight.trainer_names} - set(parts))
     if not trainer_names or trace.trainer is None:
         return origin
     ranks = ParallelLayout.parse(trace.trainer.layout).describe_ranks(
         rank for weight in weights for rank in weight.owner_ranks
     )
-    place = f"{trace.trainer.name} as {join_names(trainer_names)}" + (f" ({ranks})" if ranks else "")
-    return (
-        f"{origin}, and {place}"
-        if origin
-        else f"; {trace.trainer.name} holds {place.removeprefix(trace.trainer.name + ' ')}"
-    )
+    place = join_names(trainer_names) + (f" ({ranks})" if ranks else "")
+    if origin:
+        return f"{origin}, and {trace.trainer.name} as {place}"
+    return f"; {trace.trainer.name} holds {pronoun} as {place}"
 
 
 def describe_origin(

@@ -17,6 +17,8 @@
 
 ## How to fix
 - If a cold load is as far off: compare the configs of both sides.
+- If the cold load agreed before the step, and no more after it: the cold load is made from the trainer's export, so the trainer
+  exports other weights than it computes with.
 - Otherwise: see the findings about weights.
 
 ## When it can be wrong
@@ -54,14 +56,25 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             )
             return
         is_cold_load_off = not diffs.cold.within(tolerance)
+        # the cold load is made from the trainer's own export
+        is_export_off = (
+            is_cold_load_off and scoring.after_sync and compare_scoring(trace.scorings[0]).cold.within(tolerance)
+        )
         yield Problem(
             f"after {sync_label}, the logprobs of trainer and engine differ by up to {diffs.trainer.most:.3g} nats,"
             f" {diffs.trainer.mean:.3g} on average; {noise}"
             + (
-                "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame"
+                "; a cold load of what the trainer exports is as far off, and before the step it was not: the trainer exports other"
+                " weights than it computes with"
+                if is_export_off
+                else "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame"
                 if is_cold_load_off
                 else ""
             ),
-            hint="compare the configs of both sides" if is_cold_load_off else "see the findings about weights",
+            hint="find what the exporter reads: a copy from before the step, or only some ranks"
+            if is_export_off
+            else "compare the configs of both sides"
+            if is_cold_load_off
+            else "see the findings about weights",
         )
         return

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trial import RefitTrial
@@ -51,8 +52,10 @@ class FakeTrainer:
     does, by that many. device: where it says that it computes.
     babbling: its third greedy token is another, which it prefers by that many nats. extra: sends a weight that no checkpoint
     has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
-    says that of its weights. frozen: a step leaves weights with these beginnings unchanged. megatron: names them as Megatron does, on two stages of two ranks. unlike: it has two ranks,
-    whose copies of a norm differ from that step on.
+    says that of its weights. frozen: a step leaves weights with these beginnings unchanged. exports: what it
+    does wrong when it exports, and when it saves, which is the same code: layers (it exchanges two), rows (it loses the last rows
+    of a projection), omits (a projection), stale (from the first step on, what it held at the start). megatron: names them as
+    Megatron does, on two stages of two ranks. unlike: it has two ranks, whose copies of a norm differ from that step on.
     """
 
     info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
@@ -73,9 +76,10 @@ class FakeTrainer:
         unlike: int | None = None,
         device: str = "",
         frozen: Sequence[str] = (),
+        exports: str = "",
     ) -> None:
         self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
-        self._megatron, self._packs, self._frozen = megatron, packs, tuple(frozen)
+        self._megatron, self._packs, self._frozen, self._exports = megatron, packs, tuple(frozen), exports
         if device:
             self.info = replace(self.info, facts={"device": device})
         if inputs:
@@ -90,7 +94,7 @@ class FakeTrainer:
             self.info = replace(self.info, layout="TP2")
 
     def weights(self) -> list[Weight]:
-        held = dict(self._held) | ({self._extra: np.zeros(4, np.float32)} if self._extra else {})
+        held = self._gathered() | ({self._extra: np.zeros(4, np.float32)} if self._extra else {})
         return [
             Weight(name, values.shape, self._dtype, *(megatron_names(name) if self._megatron else ()))
             for name, values in held.items()
@@ -154,17 +158,28 @@ class FakeTrainer:
         return {name: digest(values) for name, values in self._exported().items()}
 
     def _exported(self) -> dict[str, np.ndarray]:
-        weight = f"{self._packs}.weight"
-        if weight not in self._held:
-            return dict(self._held)
-        packed = {f"{weight}_packed": self._held[weight], f"{weight}_scale": np.ones(1, np.float32)}
-        return {name: values for name, values in self._held.items() if name != weight} | packed
+        weight, held = f"{self._packs}.weight", self._gathered()
+        if weight not in held:
+            return held
+        packed = {f"{weight}_packed": held[weight], f"{weight}_scale": np.ones(1, np.float32)}
+        return {name: values for name, values in held.items() if name != weight} | packed
+
+    def _gathered(self) -> dict[str, np.ndarray]:
+        held = weights() if self._exports == "stale" else dict(self._held)
+        one, two = (f"model.layers.{layer}.self_attn.o_proj.weight" for layer in (1, 2))
+        if self._exports == "layers":
+            held[one], held[two] = held[two], held[one]
+        elif self._exports == "rows":
+            held[one] = np.concatenate([held[one][:-4], np.zeros_like(held[one][-4:])])
+        elif self._exports == "omits":
+            del held[one]
+        return held
 
     def mismatched_replicas(self) -> tuple[str, ...]:
         return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
 
     def save(self, folder: Path) -> None:
-        save_file(self._held, folder / "model.safetensors")
+        save_file(self._gathered(), folder / "model.safetensors")
 
     def close(self) -> None:
         pass
@@ -242,8 +257,11 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         return engine
 
     trainer = FakeTrainer(folder, **case.trainer)
+    (folder / "source").mkdir()
+    save_file(weights(), folder / "source" / "model.safetensors")
     settings = TrialSettings(**{"bucket_bytes": 1000, "second_bucket_bytes": 300, "decode": 4, **case.settings})
     block = 4 if case.cache else 0
     return RefitTrial(
-        "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder
-    ).run()
+        "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
+        source=open_checkpoint(str(folder / "source")),
+    ).run()  # fmt: skip

@@ -7,6 +7,7 @@ tensor-parallel rank); transformers' `permute` in convert_llama_weights_to_hf.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,7 @@ def iterate_fused_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
     """Yield what can be wrong with the order of the members of a fused tensor."""
     sizes = pair.member_rows
     if len(sizes) == 3:
+        yield from _order_blocks(sizes)
         groups = pair.input.geometry.candidate_kv_heads(sizes[0], sizes[1])
         for number in groups:
             yield from _order_and_inverse(sizes, number, "qkv-interleave", *_qkv_texts(pair.is_interleaved))
@@ -55,6 +57,16 @@ def iterate_fused_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
             "rows of gate and up alternate; they are expected as two halves",
             "gate and up were taken apart as if their rows alternated",
         )
+
+
+def _order_blocks(sizes: tuple[int, ...]) -> Iterator[Rearrangement]:
+    """Yield Q, K and V stacked in every wrong order."""
+    ends = np.cumsum(sizes)
+    blocks = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    for order in list(permutations(range(3)))[1:]:
+        names = ", ".join("QKV"[number] for number in order)
+        rows = np.concatenate([blocks[number] for number in order]).astype(np.int64)
+        yield Rearrangement("qkv-permuted", f"Q, K and V are in the order {names}", rows=rows)
 
 
 def _qkv_texts(interleaved: bool) -> tuple[str, str]:

@@ -1,0 +1,72 @@
+"""The trainer exports other weights than it loaded.
+
+## What it checks
+- Before the first step, every tensor that the trainer exports has the bytes of the same tensor of SOURCE, cast to the
+  trainer's dtype. Of a Megatron run, SOURCE is read by ckptcheck's own conversion.
+- A tensor of SOURCE that the trainer does not export, under this or another name, is a warning.
+- For each group of tensors that differ, the rule looks for the cause: layers exchanged, a tensor-parallel part that is lost or
+  in another place, gate and up swapped, a rounding.
+
+## Why it matters
+- The cold load of a trial comes from the trainer's own export, and so does every checkpoint of a job. What the exporter does
+  wrong is in both, so no comparison of a sync with a cold load shows it. The engine then samples from a model that nobody
+  trained.
+
+## How to fix
+- Compare the exporter's map of names and its gathering over ranks with a known good one: `ckptcheck diff SOURCE EXPORT`.
+- If the trainer's own logprobs are off too, its loader is at fault, not its exporter.
+
+## When it can be wrong
+- A trainer that changes weights when it loads them (it merges an adapter, ties the head, pads the vocabulary) exports others on
+  purpose.
+
+## Seen in
+NVIDIA-NeMo/Megatron-Bridge#1329, NVIDIA-NeMo/Megatron-Bridge#5252, radixark/miles#1289
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.weight_names import describe_part_origin
+from ckptcheck.text.formatting import count, join_truncated
+
+
+@rule(
+    "REF037",
+    "untrue-export",
+    severity="error",
+    on="refit",
+    when=lambda trace: trace.source_comparison is not None,
+)
+def check(trace: RefitTrace) -> Iterator[Problem]:
+    comparison = trace.source_comparison
+    assert comparison is not None
+    explained: set[str] = set()
+    for verdict in comparison.verdicts:
+        names = [name for name in verdict.tensors if name in comparison.differing]
+        if names and "unknown" not in verdict.causes:
+            explained.update(names)
+            yield Problem(
+                f"before any step, the trainer exports {count(len(names), 'other tensor')} than SOURCE has: {verdict.sentence}"
+                + describe_part_origin(trace, names, names),
+                key=names[0],
+                hint=f"find it in the trainer's loader or exporter, not in the sync; {verdict.evidence}",
+            )
+    if rest := [name for name in comparison.differing if name not in explained]:
+        yield Problem(
+            f"before any step, the trainer exports {count(len(rest), 'other tensor')} than SOURCE has: {join_truncated(rest)}"
+            + describe_part_origin(trace, rest, rest),
+            key=rest[0],
+            hint="find it in the trainer's loader or exporter, not in the sync",
+        )
+    if comparison.missing:
+        yield Problem(
+            f"the trainer does not export {count(len(comparison.missing), 'tensor')} of SOURCE:"
+            f" {join_truncated(comparison.missing)}",
+            key=comparison.missing[0],
+            hint="see whether the engine needs it: a sync never writes it",
+            severity="warning",
+        )
+    if not comparison.compared and not comparison.differing:
+        raise Skip(next(iter(comparison.skipped.values()), "the trainer exports nothing that SOURCE has"))
