@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
+from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
 from ckptcheck.refit.noise_floor import TrialNoise
@@ -50,6 +51,8 @@ class Sync:
     manifest: TensorDigests
     reference: TensorDigests
     """Manifest of the same engine, started cold from the same weights."""
+    bucket_names: tuple[tuple[str, ...], ...] = ()
+    """Names of the tensors in each bucket, in the order in which they were sent."""
     unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
     """Marks that were written before this sync and are still in the engine."""
     was_marked: bool = False
@@ -171,6 +174,8 @@ class RefitTrace(EvidenceDefaults):
     """Manifest after the scramble."""
     syncs: tuple[Sync, ...] = ()
     scorings: tuple[Scoring, ...] = ()
+    module_differences: Mapping[int, ModuleDifference] = field(default_factory=dict)
+    """Number of a sync after which logprobs are off although weights are right → where the engine computes otherwise."""
     steps: tuple[OptimizerStep, ...] = ()
     memory: tuple[int, ...] = ()
     """Bytes that the engine holds after the cold load and after every sync."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
+from ckptcheck.refit.compute_path import Capturing, ModuleDifference, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.inflight import InflightUpdate
@@ -28,6 +29,7 @@ from ckptcheck.refit.source_comparison import SourceComparison, compare_with_sou
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace_queries import compare_scoring
 from ckptcheck.runtime.engines.base import Engine, EngineInfo, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
@@ -69,6 +71,7 @@ class _Observations:
     scrambled_manifest: TensorDigests = field(default_factory=dict)
     syncs: list[Sync] = field(default_factory=list)
     scorings: list[Scoring] = field(default_factory=list)
+    module_differences: dict[int, ModuleDifference] = field(default_factory=dict)
     steps: list[OptimizerStep] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -92,6 +95,7 @@ class _Observations:
             scrambled_manifest=self.scrambled_manifest,
             syncs=tuple(self.syncs),
             scorings=tuple(self.scorings),
+            module_differences=self.module_differences,
             steps=tuple(self.steps),
             memory=tuple(self.memory),
             replica_mismatch=self.replica_mismatch,
@@ -363,6 +367,7 @@ class RefitTrial:
                 time=utc_now(),
                 bucket_bytes=bucket_bytes,
                 buckets=len(buckets),
+                bucket_names=tuple(bucket.names for bucket in buckets),
                 nbytes=sum(bucket.nbytes for bucket in buckets),
                 answer=result,
                 sent=sent,
@@ -387,7 +392,25 @@ class RefitTrial:
     def _score(
         self, engine: Engine, after_sync: int, cold: Sequence[SequenceScores], cold_probe: SequenceScores | None = None
     ) -> None:
-        if self._settings.logprobs:
-            self._observations.scorings.append(
-                self._inputs.score_both_sides(engine, self._trainer, after_sync, cold, cold_probe)
-            )
+        if not self._settings.logprobs:
+            return
+        observations = self._observations
+        scoring = self._inputs.score_both_sides(engine, self._trainer, after_sync, cold, cold_probe)
+        observations.scorings.append(scoring)
+        if not after_sync or compare_scoring(scoring).most <= observations.noise_floor.cold_load_tolerance:
+            return
+        sync = observations.syncs[after_sync - 1]
+        if sync.manifest and not sync.has_wrong_parameter and isinstance(engine, Capturing):
+            self._find_module(engine, sync)
+
+    def _find_module(self, engine: Capturing, sync: Sync) -> None:
+        """Note the module that computes otherwise although every weight is right; a failure does not end the trial."""
+        with self._run_phase("start", f"look for the module that computes otherwise after sync {sync.number}"):
+            start_cold = partial(self._start, self._folder / f"step{sync.step}")
+            try:
+                found = find_first_difference(engine, start_cold, self._inputs.sequences[0], self._folder)
+            except (RemoteError, OSError) as error:
+                self._say(f"  not found: {error}")
+                return
+        if found is not None:
+            self._observations.module_differences[sync.number] = found

@@ -8,6 +8,9 @@
 - On a GPU, another process may choose other kernels. A difference that rounding explains is skipped there after a
   step.
 
+- Where all weights are right, the trial captures the outputs of the modules on both sides for one prompt, and names the first that
+  differs.
+
 ## Why it matters
 - No packed copy, derived tensor or forgotten cache can pass this check. If every weight is equal and the logprobs are
   not, the engine computes with something that is not among its weights.
@@ -54,6 +57,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         is_equal = bool(sync.manifest) and not sync.has_wrong_parameter
         reason = (
             "although every weight that can be read is equal: the engine computes with something else"
+            + _describe_module(trace, sync)
             if is_equal
             else "and so do weights"
         )
@@ -80,3 +84,13 @@ def _is_explained_by_kernels(trace: RefitTrace, sync: Sync, diffs: ScoringDiffs)
         and not sync.has_wrong_parameter
         and diffs.most <= trace.noise_floor.trainer_tolerance.most
     )
+
+
+def _describe_module(trace: RefitTrace, sync: Sync) -> str:
+    """Say in which module the engine first computes otherwise, where the trial looked for it."""
+    found = trace.module_differences.get(sync.number)
+    if found is None:
+        return ""
+    if not found.module:
+        return f" after its modules ({found.compared:,} put out the same in a prefill): in the logits, or only when it decodes"
+    return f", first in {found.module}, whose output differs by up to {found.most:.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runtime.engines.base import Bucket, EngineInfo, SequenceScores, UpdateResult
@@ -70,6 +71,8 @@ class FakeEngine(FakeMemory):
                     if any(self._has("ignores")):
                         continue
                     return UpdateResult(False, f"ValueError: there is no parameter named {name}", 0.0, None, version)
+                if any(fault.name == name for fault in self._has("stops")):
+                    return UpdateResult(True, "", 0.0, None, version)
                 if number and not place and any(self._has("bucket")):
                     values = values.copy()
                     values.ravel()[-1] = 0
@@ -111,6 +114,13 @@ class FakeEngine(FakeMemory):
                 values.append(float(row.max()))
             found.append(SequenceScores(prompt, tuple(decoded), tuple(values), cached))
         return found
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Mapping[str, NDArray[Any]]:
+        """Return what the embedding puts out, and what the head gets."""
+        return {
+            "model.embed_tokens": self._ranks[0][model.EMBED][list(tokens)],
+            "model.norm": self._state()[0][list(tokens)],
+        }
 
     def score_by_decode(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
         """Return logprobs of the tokens after the prompt."""

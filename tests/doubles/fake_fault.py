@@ -24,6 +24,7 @@ FaultKind = Literal[
     "renamed",  # the engine's tensor `name` is afterwards called `other`, or is gone
     "moved",  # the engine's tensor `name` lies elsewhere afterwards
     "draft",  # the draft model is not updated
+    "stops",  # nothing is written from the checkpoint tensor `name` on, and success is said
     "silent",  # nothing is written, and success is said
     "lying",  # all is written, and failure is said
     "version",  # the weight version goes down
