@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
 from ckptcheck.refit.tensor_bits import read_bits
 from ckptcheck.refit.trace import Key, Sync
@@ -138,7 +138,7 @@ class _Sides:
             return {}
         try:
             after, before = open_checkpoint(str(now)), open_checkpoint(str(earlier))
-        except EvidenceError:  # without the step before there are fewer causes to try
+        except CkptcheckError:  # without the step before there are fewer causes to try
             return {}
         found: dict[str, Read] = {}
         for name, (_, read) in expected.items():

@@ -10,6 +10,9 @@ from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes, join_truncated
 
+HIDING_MEAN = 1e-3
+"""Tolerance in nats, on average, above which the report says what it could hide."""
+
 
 def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
     """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
@@ -34,6 +37,7 @@ def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
             "the floor: how far each side is from itself over the same weights (nats)",
             ("side", "", "most", "mean"),
             tuple(floor),
+            _hidden_by_floor(trace),
         )
         rows = []
         for scoring in trace.scorings:
@@ -88,6 +92,17 @@ def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
         )
     if text_lines := tuple(_greedy_text_lines(trace)):
         yield Section("greedy text of the engine; the trainer's where it is another", lines=text_lines)
+
+
+def _hidden_by_floor(trace: RefitTrace) -> tuple[str, ...]:
+    """Return what a difference between trainer and engine could be without passing the floor; () where the floor is low."""
+    allowed = trace.noise_floor.trainer_tolerance
+    if allowed.mean <= HIDING_MEAN:
+        return ()
+    return (
+        f"trainer and engine may differ by {allowed.mean:.2g} nats on average before that is told from rounding: a head or a router"
+        " in another dtype can hide there; run the trial with --dtype float32, or ckptcheck parity probe and localize, to see it",
+    )
 
 
 def _greedy_text_lines(trace: RefitTrace) -> Iterator[str]:

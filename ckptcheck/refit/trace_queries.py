@@ -38,12 +38,12 @@ def stale_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
 def iter_unwritten_parts(trace: RefitTrace) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
     """Yield each sync before which marks were written, with what it did not write whole.
 
-    A tensor is told once: not again in a later sync, and not where it still had the values of an earlier step (REF004).
+    A tensor is told once: not again in a later sync, and not where it was wrong before, or stale (REF003, REF004).
     """
     known: set[Key] = set()
     for sync in trace.syncs:
         yield sync, {key: part for key, part in sync.unwritten_parts.items() if key not in known}
-        known |= sync.unwritten_parts.keys() | stale_parameters(trace, sync)
+        known |= sync.unwritten_parts.keys() | wrong_parameters(sync)
 
 
 def _sync_before_step(trace: RefitTrace, sync: Sync) -> Sync | None:

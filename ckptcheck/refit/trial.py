@@ -28,7 +28,7 @@ from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping
 from ckptcheck.refit.source_comparison import SourceComparison, compare_with_source
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
-from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
 from ckptcheck.runtime.engines.base import Engine, EngineInfo, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
@@ -136,6 +136,7 @@ class RefitTrial:
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._source = source
         self._trainer: Trainer
+        self._scratch: frozenset[Key] = frozenset()
         self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
@@ -180,7 +181,7 @@ class RefitTrial:
         placement.check_transport(self._trainer, engine, transport)
         for name, reason in engine.ignored_switches.items():
             self._say(f"{name}: {reason}")
-        manifest, memory = engine.digest_tensors(), engine.memory_bytes()
+        manifest, memory = self._digest(engine), engine.memory_bytes()
         observations.engine, observations.ignored_options, observations.cold_manifest = (
             engine.info,
             engine.ignored_switches,
@@ -189,6 +190,26 @@ class RefitTrial:
         joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets
         observations.stream_transport = transport if joins_buckets else ""
         observations.memory.append(memory)
+
+    def _digest(self, engine: Engine) -> TensorDigests:
+        """Digest the tensors of the engine; scratch memory is left out as soon as it is known."""
+        return {key: entry for key, entry in engine.digest_tensors().items() if key not in self._scratch}
+
+    def _find_scratch(self, engine: Engine) -> None:
+        """Find the tensors that a forward pass changes: those are no weights, and nothing is to be compared of them.
+
+        Only derived tensors can be scratch: a parameter or a buffer that a forward pass changes is a fault.
+        """
+        observations = self._observations
+        engine.score([self._inputs.sequences[0]], decode=1)
+        manifest = engine.digest_tensors()
+        cold = observations.cold_manifest
+        self._scratch = frozenset(
+            key
+            for key, entry in manifest.items()
+            if entry.kind == "derived" and key in cold and cold[key].digest != entry.digest
+        )
+        observations.cold_manifest = {key: entry for key, entry in cold.items() if key not in self._scratch}
 
     def _run_rounds(self, engine: Engine) -> None:
         """Score, scramble and sync the loaded weights; then step, sync twice and score, as often as the settings say."""
@@ -200,8 +221,10 @@ class RefitTrial:
                 observations.noise_floor = measure_noise_floor(
                     engine, self._trainer, self._inputs.sequences, self._inputs.decode
                 )
+        with self._run_phase("sync", "find scratch memory"):
+            self._find_scratch(engine)
         with self._run_phase("sync", "scramble"):
-            scrambled, manifest = engine.scramble_weights(), engine.digest_tensors()
+            scrambled, manifest = engine.scramble_weights(), self._digest(engine)
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
         self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync", is_marked=True)
         if self._source is not None and settings.weights:
@@ -265,7 +288,7 @@ class RefitTrial:
             yield lambda: None
             return
         with self._run_phase("sync", "sleep"):
-            before = engine.digest_tensors() if self._observations.sleep_check is None else {}
+            before = self._digest(engine) if self._observations.sleep_check is None else {}
             memory = engine.memory_bytes()
             sleeper.sleep(level)
             freed = memory - engine.memory_bytes()
@@ -274,7 +297,7 @@ class RefitTrial:
             with self._run_phase("sync", "wake"):
                 sleeper.wake(WEIGHTS if level == 2 else None)
                 if before:
-                    after = engine.digest_tensors()
+                    after = self._digest(engine)
                     self._observations.sleep_check = SleepCheck(before, after, freed, level, no_op_reason(engine))
 
         yield wake
@@ -325,7 +348,7 @@ class RefitTrial:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""
         engine = self._start(self._save_checkpoint(step))
         try:
-            manifest = engine.digest_tensors()
+            manifest = self._digest(engine)
             if not self._settings.logprobs:
                 return manifest, (), None
             # the probe first: nothing is in its cache then
@@ -371,7 +394,7 @@ class RefitTrial:
                 nbytes=sum(bucket.nbytes for bucket in buckets),
                 answer=result,
                 sent=sent,
-                manifest=engine.digest_tensors() if compares_weights else {},
+                manifest=self._digest(engine) if compares_weights else {},
                 reference=reference if compares_weights else {},
                 seconds=sync_end_time - digest_end_time,
                 sent_seconds=digest_end_time - start_time,

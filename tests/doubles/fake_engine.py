@@ -10,7 +10,7 @@ from ckptcheck.runtime.engines.base import Bucket, EngineInfo, SequenceScores, U
 from ckptcheck.runtime.engines.transports import Transport
 from tests.doubles import fake_model as model
 from tests.doubles.fake_fault import Fault
-from tests.doubles.fake_memory import FakeMemory
+from tests.doubles.fake_memory import SCRATCH, FakeMemory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FakeEngine(FakeMemory):
     """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it.
 
-    empty: its parameters that it packs at every start.
+    empty: its parameters that it packs at every start. scratch: it has memory that every forward pass changes.
     """
 
     transports: tuple[Transport, ...] = (
@@ -37,10 +37,11 @@ class FakeEngine(FakeMemory):
         draft: bool = False,
         device: str = "memory",
         empty: Collection[str] = (),
+        scratch: bool = False,
     ) -> None:
         facts = {"block_size": "1", "device": device}
         self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", facts)
-        super().__init__(tensors, faults, ranks=ranks, draft=draft, empty=empty)
+        super().__init__(tensors, faults, ranks=ranks, draft=draft, empty=empty, scratch=scratch)
 
     def restart(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Load other tensors."""
@@ -100,6 +101,8 @@ class FakeEngine(FakeMemory):
         """Score by the fake model. The cache keeps the state that a sequence was first decoded with."""
         self._live("score")
         self._forwards += 1
+        for derived in self._derived if self._has_scratch else ():
+            derived[SCRATCH] += 1
         found = []
         for tokens in sequences:
             table = model.logprobs(*self._state(), tokens)

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+SCRATCH = "attn.counters"
+"""A derived tensor that every forward pass changes, where an engine has one."""
+
+
 class FakeMemory:
     """float32 checkpoint tensors, fused as engines fuse them, on ranks that are replicas.
 
-    draft: a draft model comes with it. empty: its parameters that it packs at every start.
+    draft: a draft model comes with it. empty: its parameters that it packs at every start. scratch: it has scratch memory.
     """
 
     def __init__(
@@ -30,7 +34,9 @@ class FakeMemory:
         ranks: int,
         draft: bool,
         empty: Collection[str],
+        scratch: bool = False,
     ) -> None:
+        self._has_scratch = scratch
         self.faults = tuple(faults)
         self._number, self._draft, self._packs = ranks, ("", "draft:") if draft else ("",), frozenset(empty)
         self.restart(tensors)
@@ -60,6 +66,8 @@ class FakeMemory:
         for name, values in tensors.items():
             self._write(name, np.asarray(values, np.float32), faulty=False)
         self._derived = [model.derived(held) for held in self._ranks]
+        for derived in self._derived if self._has_scratch else ():
+            derived[SCRATCH] = np.zeros(4, np.float32)
         self._start = [{name: values.copy() for name, values in held.items()} for held in self._ranks]
 
     def _has(self, kind: FaultKind) -> Iterator[Fault]:
@@ -103,7 +111,7 @@ class FakeMemory:
         left = {(rank, name): "it is empty" for rank in range(self._number) for name in self._empty}
         kept = {fault.name for fault in self.faults if fault.kind == "unmarked"}
         for rank, name, kind, values in self._all():
-            if kind == "buffer" or name in self._empty:
+            if kind == "buffer" or name in self._empty or name == SCRATCH:
                 continue
             if "" in kept:
                 left[rank, name] = "nothing unusual can be written there"
@@ -122,7 +130,7 @@ class FakeMemory:
 
         found = {}
         for rank, name, kind, values in self._all():
-            if kind == "buffer" or not self._marks or name in self._empty:
+            if kind == "buffer" or not self._marks or name in self._empty or name == SCRATCH:
                 continue
             same = (values == model.marked(name, rank, values.shape)).ravel()
             blank = np.isnan(values).ravel()

@@ -213,6 +213,8 @@ class TrialCase(CaseTable, kw_only=True):
     """It has a draft model."""
     empty: list[str] = []
     """Its tensors that have no elements."""
+    scratch: bool = False
+    """It has memory that every forward pass changes."""
     device: str = "memory"
     """Where it says that it computes."""
     flaws: list[str] | None = None
@@ -244,7 +246,9 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         own = [] if started else faults
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
-        engine = FakeEngine(tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty)
+        engine = FakeEngine(
+            tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch
+        )
         if case.settings.get("pause") or case.flaws is not None:
             engine = FakeServing(tensors, case.flaws or ())
             engine.faults = tuple(own)

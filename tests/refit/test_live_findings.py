@@ -95,6 +95,17 @@ def test_what_is_sent_otherwise_is_different_and_the_cause_is_named(bench: LiveT
     assert "REF003" in found
 
 
+def test_a_sync_that_sends_the_same_values_again_is_proved(bench: LiveTrials) -> None:
+    """The engine holds these values already, so only marks show what the third sync leaves out."""
+    name, part = f"{AT}mlp.down_proj.weight", f"{AT}self_attn.k_proj.weight"
+    for lost, code in ((name, "REF001"), (part, "REF002")):
+        report = bench.trial(lambda sent, number, lost=lost: drop_tensors(lost)(sent, number) if number == 3 else sent)
+        found = messages_by_code(report)
+        assert found.keys() == {code, "REF008", "REF009"} - ({"REF008"} if "REF008" not in found else set())
+        assert "sync 3, which sent the same values once more, " in found[code]
+    assert part in found["REF002"]
+
+
 def rounded(values: np.ndarray) -> np.ndarray:
     """Round to bfloat16 and back, as a cast on the way does."""
     bits = values.copy().view(np.uint32)

@@ -96,9 +96,14 @@ def test_what_is_sent_otherwise_after_a_step(bench: LiveTrials) -> None:
         twice = 2 * tensors[doubled]
         return {**tensors, gate: tensors[up], up: tensors[gate], doubled: twice, norm: nan, stale: bench.held[stale]}
 
-    found = messages_by_code(bench.trial(changed))
+    report = bench.trial(changed)
+    found = messages_by_code(report)
     assert found.keys() == {"REF003", "REF004", "REF009"}
-    assert found["REF003"].startswith("after sync 2, 3 tensors differ from a cold load of the same weights: ")
+    causes = " / ".join(finding.message for finding in report.findings if finding.code == "REF003")
+    assert causes.count("after sync 2, 1 tensor differs from a cold load of the same weights: ") == 3
+    assert f"{expert}gate_proj+up_proj.weight: gate and up are swapped; the engine holds them in" in causes
+    assert f"{doubled}: multiplied by 2" in causes
+    assert f"{norm}: filled with NaN" in causes
     assert found["REF004"].startswith(f"after sync 2, 1 tensor still has the values of an earlier step: {stale}")
 
 

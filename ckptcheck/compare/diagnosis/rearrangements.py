@@ -31,11 +31,14 @@ def order_by_group(sizes: tuple[int, ...], groups: int) -> Index:
     return np.concatenate(shares, axis=1).reshape(-1).astype(np.int64)
 
 
-def iterate_fused_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
-    """Yield what can be wrong with the order of the members of a fused tensor."""
+def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> Iterator[Rearrangement]:
+    """Yield what can be wrong with the order of the members of a fused tensor.
+
+    permuted: also Q, K and V in another order. Beside a second cause, the order of ranks often explains the same.
+    """
     sizes = pair.member_rows
     if len(sizes) == 3:
-        yield from _order_blocks(sizes)
+        yield from _order_blocks(sizes) if permuted else ()
         groups = pair.input.geometry.candidate_kv_heads(sizes[0], sizes[1])
         for number in groups:
             yield from _order_and_inverse(sizes, number, "qkv-interleave", *_qkv_texts(pair.is_interleaved))

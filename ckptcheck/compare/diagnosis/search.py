@@ -154,7 +154,7 @@ class CauseSearch:
         """Return two causes that apply one after the other."""
         sample = SamplePoints.choose(unit.actual, unit.expected)
         arrangements = list(
-            rearrangements.iterate_fused_rearrangements(unit)
+            rearrangements.iterate_fused_rearrangements(unit, permuted=False)
             if fused
             else rearrangements.iterate_matrix_rearrangements(unit)
         )

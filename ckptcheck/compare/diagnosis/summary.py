@@ -116,7 +116,14 @@ def _describe_tensors(findings: list[Explanation], sides: DiagnosisInput) -> str
     inside = (
         f", layers {format_ranges(layers)}" if len(layers) > 1 else f", layer {format_ranges(layers)}" if layers else ""
     )
-    return text + _members(findings) + (inside if layers != every else "")
+    experts = {key.expert_index for key in keys if key.expert_index is not None}
+    all_experts = {
+        number
+        for key in keys
+        for number in sides.experts_by_stem.get((key.parsed_name.stem, key.parsed_name.layer), ())
+    }
+    which = f", expert{'s' if len(experts) > 1 else ''} {format_ranges(experts)}" if experts < all_experts else ""
+    return text + _members(findings) + (inside if layers != every else "") + which
 
 
 def _members(findings: list[Explanation]) -> str:
@@ -132,6 +139,8 @@ def _display_label(key: TensorKey, sides: DiagnosisInput, *, whole: bool = False
         label = (
             key.parsed_name.name.partition(f".{key.parsed_name.layer}.")[0] + f".{key.parsed_name.layer}.{key.label}"
         )
+        if key.expert is None and key.parsed_name.expert is not None:
+            label = label.replace("{}", str(key.parsed_name.expert), 1)
     other_names = {sides.other_names[name] for name in key.names if name in sides.other_names}
     if len(other_names) != 1:
         return label
