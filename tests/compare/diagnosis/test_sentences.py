@@ -252,3 +252,23 @@ def test_gate_and_up_swapped_in_an_engines_stacked_experts(experts: list[int]) -
     (verdict,) = one(whole, TensorBits(whole.dtype, other), name)
     assert verdict.causes == ("gate-up-swapped",)
     assert verdict.sentence.endswith(": gate and up are swapped")
+
+
+@pytest.mark.parametrize(("order", "words"), [("kqv", "K, Q, V"), ("qvk", "Q, V, K"), ("vkq", "V, K, Q")])
+@pytest.mark.parametrize("rows", [(16, 16, 16), (32, 8, 8)], ids=["as many heads", "fewer heads of keys"])
+def test_q_k_and_v_stacked_in_another_order(order: str, words: str, rows: tuple[int, int, int]) -> None:
+    """What a loader does that copies the blocks one after the other, in the order in which they come."""
+    names = {part: f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"}
+    sound = {part: bits(number, 16, seed=seed) for seed, (part, number) in enumerate(zip("qkv", rows, strict=True))}
+    flat = np.concatenate([sound[part].patterns for part in order])
+    ends = np.cumsum(rows)
+    found = {
+        part: TensorBits("F32", flat[end - number : end]) for part, number, end in zip("qkv", rows, ends, strict=True)
+    }
+    expected = {names[part]: (lambda tensor=tensor: tensor) for part, tensor in sound.items()}
+    actual = {names[part]: (lambda tensor=tensor: tensor) for part, tensor in found.items()}
+    (verdict,) = diagnose(DiagnosisInput(expected, actual))
+    assert (
+        verdict.sentence == f"model.layers.3.self_attn.q_proj+k_proj+v_proj.weight: Q, K and V are in the order {words}"
+    )
+    assert verdict.confidence == "exact"
