@@ -32,6 +32,8 @@ class Leaf:
     """The line in `file`, from 1; None where it is not known."""
     reason: str = ""
     """Why the value is known only when the job runs ("set under a condition"); "" where the value is known."""
+    is_default: bool = False
+    """Whether a configuration of the framework itself writes the value, and not one of the job."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Refusal:
     """What is refused, with its place."""
     why: str
     """Why, as a sentence."""
+    is_override: bool = True
+    """Whether it is an override of a command line; else it is in a configuration file."""
 
 
 @dataclass
@@ -64,6 +68,8 @@ class Document:
     """Whether a configuration that this one builds on could not be read."""
     is_composed: bool = False
     """Whether Hydra composes this configuration and all its files were read, so that a key which is not there does not exist."""
+    has_sweeps: bool = False
+    """Whether the launch line asks for several runs (``--multirun``)."""
     refusals: list[Refusal] = field(default_factory=list)
     """What Hydra refuses."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
@@ -80,7 +86,7 @@ class Document:
         if leaf.value == {} and path in self._children:
             return
         old = self.leaves.get(path)
-        if old is not None and old.file is not None and old.file != leaf.file:
+        if old is not None and old.file is not None and old.file != leaf.file and not old.is_default:
             self.replaced[leaf.key] = old
         if old is None:
             self.remove(path)

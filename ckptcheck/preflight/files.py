@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
@@ -80,6 +81,7 @@ class JobFiles:
         overrides: Sequence[tuple[Override, Leaf]] = (),
         folders: Sequence[Path] = (),
         root: Path | None = None,
+        standard: Path | None = None,
     ) -> tuple[Document, list[tuple[Override, Leaf]]]:
         """Read a YAML file with the configurations that its ``defaults:`` name.
 
@@ -89,38 +91,49 @@ class JobFiles:
             overrides: Those of a command line, of which some may choose configurations.
             folders: Further folders of configurations.
             root: The folder of configurations in which the file lies, deeper or not; None for its own folder.
+            standard: The folder of the program's own configurations: their values are defaults, and no files of the job.
 
         Returns the document and the overrides that set values; those have to be applied still.
         """
         root = root or path.parent
-        primary = self.config(path, shown)
+        primary = self.config(path, shown, standard)
         listed = primary.document.leaves.get("hydra.searchpath")
         searched = [folder for entry in _as_list(listed) if (folder := self.search_folder(entry, path.parent))]
         known = {path: primary}
         groups = ConfigFolders(
             [root, *folders, *searched],
-            lambda file: known[file] if file in known else self.config(file, self.name(file)),
+            lambda file: known[file] if file in known else self.config(file, self.name(file), standard),
         )
         composer = Composer(groups, overrides, self.budget)
         document = composer.compose(path.relative_to(root).as_posix())
         document.environment |= find_environment(document)
         return document, composer.values
 
-    def config(self, path: Path, shown: str) -> Config:
-        """Read the own content of one YAML file. shown: its name in error messages. Raises CkptcheckError."""
-        text = self.text(path, shown)
+    def config(self, path: Path, shown: str, standard: Path | None = None) -> Config:
+        """Read the own content of one YAML file. Raises CkptcheckError.
+
+        Args:
+            path: The file.
+            shown: Its name in error messages.
+            standard: The folder of the program's own configurations; the values of its files are defaults.
+        """
+        is_standard = standard is not None and standard in path.resolve().parents
+        text = read_text_file(path, shown) if is_standard else self.text(path, shown)
         name = self.name(path)
         is_empty = all(line.strip() in ("", "---") or line.lstrip().startswith("#") for line in text.splitlines())
         values = (
             Document(budget=self.budget)
-            if is_empty and self.read[0] != name
+            if is_empty and self.read[:1] != [name]
             else yaml_file.read(text, name, self.budget)
         )
         defaults = values.leaves.get("defaults")
         if defaults is None and values.has("defaults"):
             defaults = Leaf({}, "defaults", name, next(values.iter_section("defaults"))[1].line)
         values.remove("defaults")
-        values.versions |= find_pinned_versions(text, name)
+        if is_standard:
+            values.leaves = {key: replace(leaf, is_default=True) for key, leaf in values.leaves.items()}
+        else:
+            values.versions |= find_pinned_versions(text, name)
         return Config(values, defaults, read_package_header(text))
 
     def search_folder(self, entry: object, start: Path) -> Path | None:

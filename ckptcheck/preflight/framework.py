@@ -77,6 +77,8 @@ class Framework:
     """Returns the configuration that a Python script builds; None where it builds none of this framework."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
     """Sets the fields that depend on more than one key; called after `sources` are read."""
+    is_hydra: bool = False
+    """Whether Hydra or its parser of overrides reads the command line, and refuses what it does not take."""
     fork: Callable[[Document, Path], str] = lambda document, folder: ""
     """Returns the name of the table of a fork that the job starts instead, "" for none. folder: the job's."""
 
@@ -92,7 +94,7 @@ def fill_job(job: Job, document: Document, framework: Framework) -> None:
     for section, known in framework.known_keys.items():
         for rest, leaf in document.iter_section(section) if section else document.leaves.items():
             key = rest.partition(".")[0]
-            if key not in known:
+            if key not in known and not leaf.is_default:
                 job.unknown_keys.append(UnknownKey(leaf, near=find_closest_name(key, known)))
     framework.finish(job, document)
     job.settings = {name: setting for name, setting in job.settings.items() if setting.status != "unknown"}
@@ -142,7 +144,7 @@ def make_setting(
         if unknown_key not in job.unknown_keys:
             job.unknown_keys.append(unknown_key)
         return None
-    return Setting(value, "set", "", found.leaf)
+    return Setting(value, "default" if found.leaf.is_default else "set", "", found.leaf)
 
 
 def derive_setting(found: ResolvedValue, value: object) -> Setting:

@@ -94,6 +94,7 @@ class Composer:
         self.deleted: dict[str, tuple[object, Leaf]] = {}
         self.values: list[tuple[Override, Leaf]] = []
         """The overrides that set values."""
+        self.places = [leaf for _, leaf in overrides]
         for override, leaf in overrides:
             self._sort_override(override, leaf)
 
@@ -115,7 +116,8 @@ class Composer:
 
     def refuse(self, leaf: Leaf | None, why: str) -> None:
         """Note that Hydra refuses what a leaf writes."""
-        self.document.refusals.append(Refusal(leaf or Leaf(None, ""), why))
+        is_override = any(leaf is place for place in self.places)
+        self.document.refusals.append(Refusal(leaf or Leaf(None, ""), why, is_override))
 
     def compose(self, name: str) -> Document:
         """Return the composed values. name: the primary configuration, which exists."""
@@ -316,7 +318,7 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
         into.budget.spend(VALUE_STEPS, leaf.file or full_path)
         copy_referred_section(into, full_path)
         if what := find_list_conflict(into, full_path, leaf.value):
-            into.refusals.append(Refusal(leaf, f"{clip(full_path)} cannot be merged: {what}"))
+            into.refusals.append(Refusal(leaf, f"{clip(full_path)} cannot be merged: {what}", is_override=False))
         into.put(full_path, leaf)
     into.environment |= values.environment
     into.versions |= values.versions

@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Problem, Severity, Skip
-from ckptcheck.preflight.document import Leaf
+from ckptcheck.preflight.document import Leaf, Refusal
 from ckptcheck.preflight.fields import FIELDS, Kind
 from ckptcheck.preflight.machine import Machine
 
@@ -134,6 +134,8 @@ class Job(EvidenceDefaults):
     """The files that were read."""
     is_incomplete: bool = False
     """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
+    refusals: list[Refusal] = field(default_factory=list)
+    """What Hydra refuses of the configuration and of the overrides."""
     replaced: Mapping[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)

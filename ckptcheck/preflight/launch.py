@@ -51,7 +51,7 @@ def parse_overrides(
         except GrammarError as error:
             value = parse_override_value(match[3] if kind != "~" and len(match.groups()) > 2 else "")
             override = Override(kind, key, None, value)  # type: ignore[arg-type]
-            if not word.reason:
+            if not word.reason and (kind or "." in key):
                 into.refusals.append(Refusal(place, f"{clip(word.text, 80)}: {error}"))
         if word.reason or override.reason:
             override = replace(override, reason=word.reason or override.reason)
@@ -83,7 +83,7 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
 def _find_refusal(override: Override, document: Document) -> str:
     """Return why Hydra refuses to set a value in a composed configuration, "" where it does not."""
     key, written = override.key, clip(override.key, 60)
-    if override.is_sweep:
+    if override.is_sweep and not document.has_sweeps:
         return f"{written} is given several values, which Hydra takes with --multirun only"
     if override.package is not None:
         return f"{written} is no config group"

@@ -19,6 +19,7 @@ from ckptcheck.preflight.engine_flags import SHORT, apply_engine_defaults
 from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.framework_version import find_framework_version
+from ckptcheck.preflight.hydra_launch import compose_launch
 from ckptcheck.preflight.job import Job, UnknownKey
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
 from ckptcheck.preflight.python_job import read_python_job, require_python_job
@@ -96,6 +97,7 @@ def open_job(
     document.environment |= find_environment(document)
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
+    job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _set_versions(job, document, engine_version, te_version)
@@ -173,6 +175,7 @@ def _read_document(
             whole.versions |= part.versions
             whole.notes += part.notes
             whole.is_incomplete |= part.is_incomplete
+            whole.refusals += part.refusals
         elif path.suffix in SHELL:
             script, notes, versions = files.script(path, name)
             part, reader = _read_launch_script(script, files, path, name, reader)
@@ -295,7 +298,11 @@ def _parse_quoted_commands(command: list[Word], name: str) -> list[list[Word]]:
     commands = []
     patterns = [framework.launches for framework in FRAMEWORKS.values() if framework.launches]
     for word in command:
-        if " " in word.text and any(pattern.search(word.text) for pattern in patterns):
+        if (
+            " " in word.text
+            and not launch.OVERRIDE.fullmatch(word.text)
+            and any(pattern.search(word.text) for pattern in patterns)
+        ):
             try:
                 commands.append(
                     [Word(token.start, word.line) for token in tokenize(word.text, name) if token.operator is None]
@@ -321,6 +328,9 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
         return document
     if framework.style == "dotted":
         return _read_prime_rl_command(words, files, path)
+    if (others := compose_launch(words, document, files, path)) is not None:
+        document.script = " ".join(word.text for word in others)
+        return document
     config_file = launch.option(words, *CONFIG_FILE)
     config_name, config_path = launch.option(words, *CONFIG_NAME), launch.option(words, *CONFIG_PATH)
     config = ""
@@ -401,6 +411,8 @@ def _read_prime_rl_command(words: list[Word], files: JobFiles, path: Path) -> Do
 def _apply_overrides(document: Document, overrides: Sequence[str], framework: Framework) -> None:
     """Apply the user's ``key=value`` arguments to the document, in the style of the framework."""
     words = [Word(text, 0) for text in overrides]
+    # What the user gives ckptcheck is not a command line of Hydra: it may name keys that no file has.
+    document.is_composed = False
     if framework.style == "flags":
         words = [Word(f"--{word.text.lstrip('+')}", 0) for word in words]
         launch.flags(words, document, None)

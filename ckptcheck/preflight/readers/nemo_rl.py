@@ -227,6 +227,7 @@ FRAMEWORK = Framework(
     name="nemo-rl",
     title=NEMO,
     style="hydra",
+    is_hydra=True,
     sources=SOURCES,
     signs=(
         ("policy.generation",),

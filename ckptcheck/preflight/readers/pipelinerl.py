@@ -96,6 +96,7 @@ FRAMEWORK = Framework(
     name="pipelinerl",
     title=PIPELINE,
     style="hydra",
+    is_hydra=True,
     sources=SOURCES,
     signs=(("vllm_config", "finetune"), ("vllm_config", "actor"), ("finetune.rl", "llm")),
     launches=re.compile(r"\bpipelinerl\.(launch|entrypoints)\b"),

@@ -262,6 +262,7 @@ FRAMEWORK = Framework(
     name="verl",
     title="verl",
     style="hydra",
+    is_hydra=True,
     sources=SOURCES,
     signs=(("actor_rollout_ref",),),
     launches=re.compile(

@@ -1,0 +1,56 @@
+"""Hydra refuses an override of the launch line, so the job does not start.
+
+## What it checks
+The overrides of a launch line whose program reads them with Hydra or with Hydra's parser (verl, NeMo-RL, PipelineRL):
+
+- Hydra's grammar takes each of them. Outside of quotes it refuses a second `=`, quotes inside of a value, `${a:${b}}` and most
+  signs.
+- Where the configuration that the program composes was read as a whole, `key=value` names a key that it has, `+key=value` one that
+  it does not have, and `~key` one that has a value.
+- `group=option` chooses for a config group that the defaults list has, and `group@package=option` names a group.
+- A list of values (`a=1,2`) stands beside `--multirun` only.
+
+## Why it matters
+The program stops before the job begins, on every node that was allocated for it: "Could not override …", "mismatched input '='".
+
+## How to fix
+Add `+` to a key that the configuration does not have, and leave it out where it does. Put a value with signs into quotes that reach
+Hydra: `'key="a=b"'`.
+
+## When it can be wrong
+The configurations beside the script are those of another version of the program than the one that runs: a checkout that was
+updated, a package that was not. Then: `--ignore JOB050`.
+
+## Seen in
+verl's examples at 1dda039b9, four of which name `actor_rollout_ref.actor.model_engine` for the group `model_engine`, or add keys
+with `+` that the configuration has since (examples/tuning/lora/run_qwen3_8b_merge_fsdp.sh)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.preflight.job import Job
+
+MOST = 8
+"""Largest number of findings."""
+
+
+@rule(
+    "JOB050",
+    "refused-override",
+    severity="error",
+    on="job",
+    when=lambda job: any(refusal.is_override for refusal in job.refusals),
+)
+def check(job: Job) -> Iterator[Problem]:
+    refused = [refusal for refusal in job.refusals if refusal.is_override]
+    for number, refusal in enumerate(refused[:MOST]):
+        rest = len(refused) - MOST
+        more = f"; and {rest} more are refused" if number == MOST - 1 and rest > 0 else ""
+        leaf = refusal.leaf
+        yield Problem(
+            f"Hydra refuses an override: {refusal.why}{more}",
+            file=leaf.file,
+            line=leaf.line,
+            hint="the job stops before it starts; correct the launch line",
+        )
