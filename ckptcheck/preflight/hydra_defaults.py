@@ -138,7 +138,8 @@ class Composer:
     def _note_missing(self, entry: Entry) -> None:
         """Note that a configuration which a list names is not there."""
         where = f"{entry.leaf.file}:{entry.leaf.line}" if entry.leaf and entry.leaf.file else "the command line"
-        self.document.notes.append(f"{clip(entry.config_path)}, on which {where} builds, does not exist")
+        file = entry.config_path if entry.is_file else f"{entry.config_path}.yaml"
+        self.document.notes.append(f"{clip(file)}, on which {where} builds, does not exist")
         self.document.is_incomplete = True
 
     def _enter(self, node: Node, above: list[str], *, is_interpolated: bool) -> None:
