@@ -187,7 +187,15 @@ class RolloutEvidence(EvidenceDefaults):
         if metrics is None:
             return texts
         return texts + tuple(
-            build_sections(metrics, self.thresholds, self.floor, self.decode, self.exact_kl, self.temperature_fit)
+            build_sections(
+                metrics,
+                self.thresholds,
+                self.floor,
+                self.decode,
+                self.exact_kl,
+                self.temperature_fit,
+                self.rollouts.metadata.source,
+            )
         )
 
     @property

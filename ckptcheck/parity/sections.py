@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.report import Section
+from ckptcheck.parity.metrics.framework_metrics import BY_SOURCE
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ def build_sections(
     decode: Callable[[int], str] | None,
     exact: ExactKL | None = None,
     temperature: Temperature | None = None,
+    source: str = "",
 ) -> Iterator[Section]:
     """Yield the tables.
 
-    decode: token id → text, None without a tokenizer. exact, temperature: computed from whole distributions; None where these
-    are not recorded.
+    source: what the file was converted from. decode: token id → text, None without a tokenizer.
+    exact, temperature: computed from whole distributions; None where these are not recorded.
     """
     numbers = gap.numbers()
     rows = [
@@ -61,6 +63,12 @@ def build_sections(
         tuple(row[:columns_shown] for row in rows),
         (bounds,),
     )
+    framework = BY_SOURCE.get(source)
+    if framework is not None:
+        own_rows = tuple(framework.numbers(gap).items())
+        yield Section(
+            f"as {framework.framework} logs it", ("metric", "value"), own_rows, (f"as of {framework.version}",)
+        )
     if exact is not None:
         kl_rows = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]
         if temperature is not None:

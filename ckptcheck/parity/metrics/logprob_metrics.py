@@ -31,8 +31,10 @@ class ClipBounds:
     high: float = CLIP
 
 
-ESS_BOUND = 2.0
-"""verl's default of `rollout_is_threshold`."""
+WEIGHT_BOUND = 2.0
+"""verl's default of `rollout_is_threshold`: weights are truncated to it."""
+EXPONENT_BOUND = 20.0
+"""verl's SAFETY_BOUND of log ratios: e^20 is the largest ratio that enters chi2."""
 WORST = 10
 """Number of tokens with the largest |r| that the metrics list."""
 
@@ -54,24 +56,48 @@ class TokenGap:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """Sums and extremes over all compared tokens, of r = p - q and l (r, or -r where the trainer drew the tokens)."""
+
+    squares: float
+    """Mean r²."""
+    inverse: float
+    """Mean e^-l."""
+    divergence: float
+    """Mean log cosh(r / 2): the Jensen-Shannon divergence as NeMo-RL estimates it."""
+    weight: float
+    """Mean of w = e^l truncated to 2."""
+    weight_squares: float
+    """Mean w²."""
+    abs_min: float
+    """Smallest |r|."""
+    log_min: float
+    """Smallest l."""
+    log_max: float
+    """Largest l."""
+
+
+@dataclass(frozen=True)
 class LogprobMetrics:
     """The metrics of a gap. All logprobs are natural logarithms, so KL and differences are in nats.
 
     mult_prob_error: mean exp|r|, 1 is perfect (NeMo-RL `token_mult_prob_error`, loss_functions.py; its docs' equation).
     k1, k2, k3: estimates of KL(sampled from ‖ other), with l = log(other / sampled from): mean -l, mean l²/2, mean e^l - 1 - l
     (Schulman, "Approximating KL Divergence", 2020; NeMo-RL `calculate_kl`, verl rollout_corr/kl and k3_kl, prime-rl mismatch_kl).
-    ratio: mean e^l, the policy ratio. chi2: mean e^(2l) - 1 (verl chi2_token).
+    ratio: mean e^l, the policy ratio. chi2: mean e^(2l) - 1, with l kept within ±20 (verl chi2_token).
     clip: the bounds of the ratio. clipped: share of tokens whose e^l is outside of them; clipped_low, clipped_high: below, above.
     clamp_log_ratio: mean over sequences of their share of clipped tokens (PipelineRL clamp_log_ratio_new_old_indicator of its
     PPO loss, finetune/rl/__init__.py). clipped_sequences: share of sequences whose e^(mean l), GSPO's ratio, is outside (the same
     indicator of PipelineRL's GSPO loss; Zheng et al. 2025, arXiv:2507.18071, equation 7).
-    ess: 1 / mean(w²) of w = e^l clamped to [1/2, 2] and divided by its mean; a share in (0, 1] (verl rollout_is_eff_sample_size).
+    ess: 1 / mean(w²) of w = e^l truncated to 2 and divided by its mean; a share in (0, 1] (verl rollout_is_eff_sample_size since
+    0.8.0, d2916f5 of March 2026; until 0.7.1 w was also kept above 1/2).
     abs_mean, abs_max, percentiles: of |r|; percentiles are interpolated linearly, from |r| in float32.
     abs_sequence_mean: mean over sequences of their mean |r| (slime and miles train_rollout_logprob_abs_diff).
-    prob_diff_*: of |e^p - e^q|; std of the population (verl rollout_probs_diff; *probabilities*, not logprobs).
+    prob_diff_*: of |e^p - e^q|; std of the sample, 0 of one token (verl rollout_probs_diff; *probabilities*, not logprobs).
     pearson: of e^q and e^p, None where either does not vary (verl rollout_actor_probs_pearson_corr).
     engine_mean, trainer_mean: mean logprobs. broken: pairs left out because one is not finite.
-    sequence_*: one number a sequence: tokens compared, mean |r|, mean exp|r|; NaN where nothing was compared.
+    sequence_*: one number a sequence: tokens compared, mean |r|, mean exp|r|, mean q, mean p; NaN where nothing was compared.
+    moments: what only the names of single frameworks need, see framework_metrics.py.
     profile: for each power of two of the position in the response, from 0: (first position, tokens, mean |r|, mean r).
     worst: the tokens with the largest |r|, the largest first.
     """
@@ -106,6 +132,9 @@ class LogprobMetrics:
     sequence_tokens: NDArray[np.int64] = field(repr=False)
     sequence_abs: NDArray[np.float64] = field(repr=False)
     sequence_error: NDArray[np.float64] = field(repr=False)
+    sequence_engine: NDArray[np.float64] = field(repr=False)
+    sequence_trainer: NDArray[np.float64] = field(repr=False)
+    moments: Moments = field(repr=False)
     profile: tuple[tuple[int, int, float, float], ...] = field(repr=False)
     worst: tuple[TokenGap, ...] = field(repr=False)
 
@@ -156,6 +185,7 @@ def average_directions(one: LogprobMetrics, other: LogprobMetrics) -> float:
     return (one.mult_prob_error + other.mult_prob_error) / 2
 
 
+LOG_2 = 0.6931471805599453
 MOST_BINS = 64
 """Most powers of two in a profile."""
 LARGEST = 3.4e38
@@ -174,11 +204,11 @@ class _MetricSums:
         self._rollouts, self._clip, self._swapped = rollouts, clip, swapped
         self.tokens = self._broken = 0
         self._of: dict[str, float] = {}
-        self._max = {"abs": 0.0, "prob": 0.0}
+        self._max = {"abs": 0.0, "prob": 0.0, "-abs": -inf, "-log": -inf, "log": -inf}
         self._kept: list[NDArray[Any]] = []
         number = rollouts.sequence_count
         self._counts = np.zeros(number, np.int64)
-        self._abs, self._error, self._signed, self._clipped = (np.zeros(number) for _ in range(4))
+        self._abs, self._error, self._signed, self._engine, self._clipped = (np.zeros(number) for _ in range(5))
         self._bins = np.zeros((3, MOST_BINS))
         self._worst: list[TokenGap] = []
 
@@ -199,9 +229,11 @@ class _MetricSums:
             abs_diff = np.abs(r)
             error, clipped = self._add(q, p, r)
             self._by_place(block, indices, abs_diff, r, error, clipped)
+            self._add_engine(block, indices, q)
             self._kept.append(np.minimum(abs_diff, LARGEST).astype(np.float32))
         self.tokens += len(indices)
         self._max["abs"] = max(self._max["abs"], float(abs_diff.max()))
+        self._max["-abs"] = max(self._max["-abs"], -float(abs_diff.min()))
         self._note_worst(block, indices, q, p, abs_diff)
 
     def _add(self, q: NDArray[Any], p: NDArray[Any], r: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -210,17 +242,22 @@ class _MetricSums:
 
         log = -r if self._swapped else r
         rho = np.exp(log)
-        error = np.maximum(rho, 1 / rho)
-        weight = np.clip(rho, 1 / ESS_BOUND, ESS_BOUND)
+        inverse = 1 / rho
+        error = np.maximum(rho, inverse)
+        weight = np.minimum(rho, WEIGHT_BOUND)
+        least, largest = float(log.min()), float(log.max())
+        self._max["-log"], self._max["log"] = max(self._max["-log"], -least), max(self._max["log"], largest)
+        bounded = rho if largest <= EXPONENT_BOUND else np.exp(np.minimum(log, EXPONENT_BOUND))
         # 1 - e^x instead of e^x leaves the correlation unchanged, and avoids cancellation between near-certain tokens
         u, v = 1 - np.exp(q), 1 - np.exp(p)
         distance = np.abs(u - v)
         self._max["prob"] = max(self._max["prob"], float(distance.max()))
         sums = {
-            "q": q, "p": p, "log": log, "k3": np.expm1(log) - log, "rho": rho, "weight": weight, "prob": distance, "u": u, "v": v,
+            "q": q, "p": p, "log": log, "k3": np.expm1(log) - log, "rho": rho, "inverse": inverse, "weight": weight,
+            "divergence": np.abs(log) / 2 + np.log1p(np.minimum(rho, inverse)) - LOG_2, "prob": distance, "u": u, "v": v,
         }  # fmt: skip
         products = {
-            "square": (log, log), "rho2": (rho, rho), "weight2": (weight, weight), "prob2": (distance, distance),
+            "square": (log, log), "rho2": (bounded, bounded), "weight2": (weight, weight), "prob2": (distance, distance),
             "uu": (u, u), "vv": (v, v), "uv": (u, v),
         }  # fmt: skip
         for name, values in sums.items():
@@ -266,6 +303,14 @@ class _MetricSums:
         for row, weights in enumerate((counts, summed[0], summed[1])):
             self._bins[row] += np.bincount(bins, weights, MOST_BINS)
 
+    def _add_engine(self, block: Block, indices: NDArray[Any], q: NDArray[Any]) -> None:
+        """Add to each sequence's sum of the engine's logprobs."""
+        import numpy as np
+
+        owners = block.owners[indices]
+        begins = np.flatnonzero(np.diff(owners, prepend=-1))
+        self._engine[owners[begins]] += np.add.reduceat(q, begins)
+
     def _note_worst(
         self, block: Block, indices: NDArray[Any], q: NDArray[Any], p: NDArray[Any], abs_diff: NDArray[Any]
     ) -> None:
@@ -299,6 +344,7 @@ class _MetricSums:
         quantiles = np.percentile(abs_diff, PERCENTILES, overwrite_input=True).tolist()
         with np.errstate(invalid="ignore", divide="ignore"):
             sequence_abs, sequence_error = self._abs / self._counts, self._error / self._counts
+            sequence_engine, sequence_signed = self._engine / self._counts, self._signed / self._counts
         compared = self._counts > 0
         with np.errstate(over="ignore"):
             means = self._signed[compared] / self._counts[compared]
@@ -322,14 +368,14 @@ class _MetricSums:
             clamp_log_ratio=float((self._clipped[compared] / self._counts[compared]).mean()),
             clipped_sequences=float(outside.mean()),
             chi2=mean["rho2"] - 1,
-            ess=mean["weight"] * mean["weight"] / mean["weight2"],
+            ess=mean["weight"] * mean["weight"] / mean["weight2"] if mean["weight2"] else 0.0,
             abs_mean=mean["abs"],
             abs_max=self._max["abs"],
             abs_sequence_mean=float(sequence_abs[compared].mean()),
             percentiles=dict(zip(PERCENTILES, quantiles, strict=True)),
             prob_diff_mean=mean["prob"],
             prob_diff_max=self._max["prob"],
-            prob_diff_std=sqrt(max(0.0, mean["prob2"] - mean["prob"] * mean["prob"])) if mean["prob2"] < inf else inf,
+            prob_diff_std=_sample_deviation(mean["prob"], mean["prob2"], number),
             pearson=_pearson(mean),
             engine_mean=mean["q"],
             trainer_mean=mean["p"],
@@ -337,6 +383,18 @@ class _MetricSums:
             sequence_tokens=self._counts,
             sequence_abs=sequence_abs,
             sequence_error=sequence_error,
+            sequence_engine=sequence_engine,
+            sequence_trainer=sequence_engine + sequence_signed,
+            moments=Moments(
+                squares=mean["square"],
+                inverse=mean["inverse"],
+                divergence=mean["divergence"],
+                weight=mean["weight"],
+                weight_squares=mean["weight2"],
+                abs_min=-self._max["-abs"],
+                log_min=-self._max["-log"],
+                log_max=self._max["log"],
+            ),
             profile=tuple(
                 (0 if not bin_ else 1 << (bin_ - 1), int(count), total / count, r / count)
                 for bin_, count, total, r in zip(
@@ -345,6 +403,13 @@ class _MetricSums:
             ),
             worst=tuple(self._worst),
         )
+
+
+def _sample_deviation(mean: float, square: float, number: int) -> float:
+    """Return the standard deviation of a sample: mean, square: of its values and of their squares. 0 for one value."""
+    if not square < inf:
+        return inf
+    return sqrt(max(0.0, square - mean * mean) * number / (number - 1)) if number > 1 else 0.0
 
 
 def _pearson(mean: dict[str, float]) -> float | None:

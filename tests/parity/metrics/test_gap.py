@@ -60,7 +60,10 @@ def test_the_other_direction_turns_the_ratio_round() -> None:
     assert other.k1 == pytest.approx(-one.k1)
     assert one.ratio == pytest.approx((0.5 + 1 + 4) / 3)
     assert other.ratio == pytest.approx((2 + 1 + 0.25) / 3)
-    assert one.ess == pytest.approx(((0.5 + 1 + 2) / 3) ** 2 / ((0.25 + 1 + 4) / 3))  # 4 is clamped to 2
+    assert one.ess == pytest.approx(((0.5 + 1 + 2) / 3) ** 2 / ((0.25 + 1 + 4) / 3))  # 4 is truncated to 2
+    assert other.ess == pytest.approx(
+        ((2 + 1 + 0.25) / 3) ** 2 / ((4 + 1 + 0.0625) / 3)
+    )  # and 1/4 is kept, as in verl since 0.8.0
     assert one.mult_prob_error == other.mult_prob_error == pytest.approx((2 + 1 + 4) / 3)
     assert average_directions(one, other) == pytest.approx(7 / 3)
     with pytest.raises(ValueError, match="both were drawn from the engine"):
@@ -173,7 +176,7 @@ def test_against_a_loop_over_tokens() -> None:
     assert found.mult_prob_error == pytest.approx(sum(exp(abs(b - a)) for a, b in pairs) / 500)
     assert found.k3 == pytest.approx(sum(exp(b - a) - 1 - (b - a) for a, b in pairs) / 500)
     assert found.pearson == pytest.approx(float(np.corrcoef(np.exp(q), np.exp(p))[0, 1]))
-    assert found.prob_diff_std == pytest.approx(float(np.abs(np.exp(q) - np.exp(p)).std()))
+    assert found.prob_diff_std == pytest.approx(float(np.abs(np.exp(q) - np.exp(p)).std(ddof=1)))
     assert found.numbers()["abs_p99"] == pytest.approx(float(np.percentile(np.abs(np.subtract(p, q)), 99)), rel=1e-6)
 
 
