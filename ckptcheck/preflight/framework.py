@@ -307,6 +307,12 @@ def leave_out_unresolved(job: Job, *names: str) -> None:
             del job.settings[name]
 
 
+def remove_settings(job: Job, *beginnings: str) -> None:
+    """Remove the settings of what the job does not start, so that no rule judges them. beginnings: of names in `FIELDS`."""
+    for name in [name for name in job.settings if name.startswith(beginnings)]:
+        del job.settings[name]
+
+
 def environment_flag(document: Document, name: str) -> Setting:
     """Read an environment variable that a script exports as a flag: 1, true, yes and on mean on."""
     leaf: Leaf | None = document.environment.get(name)

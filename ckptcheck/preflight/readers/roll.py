@@ -16,6 +16,7 @@ from ckptcheck.preflight.framework import (
     Framework,
     normalize_dtype,
     read_setting,
+    remove_settings,
     remove_unused_critic,
     set_default,
     set_derived,
@@ -145,6 +146,10 @@ def _finish(job: Job, document: Document) -> None:
     if not document.has(CRITIC):
         job.settings["critic.enabled"] = Setting(False, "set")
     remove_unused_critic(job)
+    if not document.has(INFER) and not job.is_incomplete:
+        # Supervised training, DPO and distillation from a file sample nothing.
+        remove_settings(job, "engine.", "rollout.", "algorithm.", "update.")
+        return
     uses = job.text("algorithm.correction") != "none"
     set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
 

@@ -17,6 +17,7 @@ from ckptcheck.preflight.framework import (
     Framework,
     count_gpus,
     environment_flag,
+    remove_settings,
     set_default,
     set_derived,
 )
@@ -151,10 +152,10 @@ def _finish(job: Job, document: Document) -> None:
     is_sft = loss is not None and loss.value == "sft_loss"
     # Recorded rollouts take the engine's place, and slime then sets --debug-train-only itself.
     if is_sft or job.flag("debug.train_only") or job.text("debug.load_rollouts") is not None:
-        _forget(job, "engine.", "rollout.", "algorithm.", "update.")
+        remove_settings(job, "engine.", "rollout.", "algorithm.", "update.")
         return
     if job.flag("debug.rollout_only"):
-        _forget(job, "trainer.", "algorithm.", "update.")
+        remove_settings(job, "trainer.", "algorithm.", "update.")
         return
     # What slime replays is the nucleus of top-p; without top-p the engine sends none.
     if job.flag("trainer.filters") and (job.number("rollout.top_k") or 0) > 0 and job.number("rollout.top_p") == 1:
@@ -204,12 +205,6 @@ def _fork(document: Document, folder: Path) -> str:
         if (place / "miles" / "utils").is_dir():
             return "miles"
     return ""
-
-
-def _forget(job: Job, *beginnings: str) -> None:
-    """Remove the settings of what the job does not start."""
-    for name in [name for name in job.settings if name.startswith(beginnings)]:
-        del job.settings[name]
 
 
 def _set_update_and_lag(job: Job, document: Document) -> None:

@@ -16,6 +16,7 @@ from ckptcheck.preflight.framework import (
     Framework,
     count_gpus,
     normalize_dtype,
+    remove_settings,
     set_default,
     set_derived,
     split_names,
@@ -153,6 +154,14 @@ FSDP = {
     "trainer.dtype": FieldSource((f"{ACTOR}.fsdp_config.dtype",), read=normalize_dtype),
     "trainer.remove_padding": FieldSource(("actor_rollout_ref.model.use_remove_padding",)),
 }
+SEQUENCE_PARALLEL = (
+    f"{ACTOR}.ulysses_sequence_parallel_size",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    f"{ACTOR}.veomni.ulysses_parallel_size",
+    f"{ACTOR}.torchtitan.context_parallel_size",
+    f"{ACTOR}.automodel.cp_size",
+)
+"""Keys that spread a sequence over ranks, one for each training engine; Megatron's is trainer.cp."""
 METRICS_OF_BYPASS = {
     True: ("training/rollout_probs_diff_* and rollout_corr/*", "actor/ppo_kl"),
     False: ("training/rollout_probs_diff_*", "rollout_corr/*"),
@@ -215,9 +224,23 @@ def _finish(job: Job, document: Document) -> None:
     set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
     length = resolve(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
     if job.flag("batch.dynamic") and length is not None and isinstance(length.value, int):
-        ulysses = resolve(document, f"{ACTOR}.ulysses_sequence_parallel_size")
-        parts = job.number("trainer.cp") or (ulysses.value if ulysses and isinstance(ulysses.value, int) else 1)
-        job.settings["trainer.max_length"] = Setting(int(length.value * parts), "set", "", length.leaf)
+        # A sequence is spread over the ranks of context or sequence parallelism.
+        parts = [resolve(document, key) for key in SEQUENCE_PARALLEL]
+        unresolved = next((part.reason for part in parts if part is not None and part.reason), "")
+        sizes = [part.value for part in parts if part is not None and isinstance(part.value, int) and part.value > 0]
+        ranks = max([job.number("trainer.cp") or 1, *sizes])
+        job.settings["trainer.max_length"] = (
+            Setting(None, "unresolved", unresolved, length.leaf)
+            if unresolved
+            else Setting(int(length.value * ranks), "set", "", length.leaf)
+        )
+    _remove_trainer_of_generation(job, document)
+
+
+def _remove_trainer_of_generation(job: Job, document: Document) -> None:
+    """Remove the settings of training from a job that only generates or evaluates."""
+    if re.search(r"main_(generation|eval)", document.script):
+        remove_settings(job, "trainer.", "algorithm.", "update.", "critic.", "batch.", "metrics.")
 
 
 def _is_megatron(job: Job, document: Document) -> bool:
