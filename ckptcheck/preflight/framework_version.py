@@ -73,8 +73,8 @@ def _patterns(table: Table) -> tuple[re.Pattern[str], ...]:
     patterns = [
         rf"(?<![\w./-])(?:{package})(?:\[[\w, -]+\])?\s*==\s*(\d[\w.]*)",
         rf"(?:{repository})(?:\.git)?(?:@|\?rev=|\?tag=|/archive/(?:refs/tags/)?|/tree/)([\w.-]*\d[\w.-]*?)(?:\.zip|\.tar\.gz)?(?![\w.-])",
-        rf"git\s+clone[^\n]*?(?:-b|--branch)[ =](\S+)[^\n]*(?:{repository})",
-        rf"git\s+clone[^\n]*(?:{repository})(?:[^\n]*\n){{0,6}}?[^\n]*git\s+checkout\s+([\w./-]*\d[\w.-]*)",
+        rf"git\s{{1,9}}clone[^\n]{{0,200}}?(?:-b|--branch)[ =](\S{{1,80}})[^\n]{{0,200}}(?:{repository})",
+        rf"git\s{{1,9}}clone[^\n]{{0,200}}?(?:{repository})(?:[^\n]{{0,200}}\n){{0,6}}?[^\n]{{0,200}}?git\s{{1,9}}checkout\s{{1,9}}([\w./-]{{1,80}})",
         rf"name\s*=\s*\"(?:{package})\",?\s+version\s*=\s*\"(\d[\w.+-]*)\"",
     ]
     if table.images:

@@ -240,7 +240,17 @@ def _finish(job: Job, document: Document) -> None:
 def _remove_trainer_of_generation(job: Job, document: Document) -> None:
     """Remove the settings of training from a job that only generates or evaluates."""
     if re.search(r"main_(generation|eval)", document.script):
-        remove_settings(job, "trainer.", "algorithm.", "update.", "critic.", "batch.", "metrics.")
+        remove_settings(
+            job,
+            "trainer.",
+            "algorithm.",
+            "update.",
+            "critic.",
+            "batch.",
+            "metrics.",
+            "rollout.temperature",
+            "rollout.top_",
+        )
 
 
 def _is_megatron(job: Job, document: Document) -> bool:
