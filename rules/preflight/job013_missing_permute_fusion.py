@@ -1,8 +1,8 @@
 """A model with experts trains in Megatron without --moe-permute-fusion.
 
 ## What it checks
-Where Megatron trains a model with experts, `--moe-permute-fusion` is on. A warning in slime and miles, whose guides ask for it; an
-info elsewhere.
+Where Megatron trains a model with experts, `--moe-permute-fusion` is on. An info in verl, which leaves it off for Transformer
+Engine before 2.1; a warning elsewhere.
 
 ## Why it matters
 Without it some versions of Megatron and Transformer Engine have a fault that shows at the first step: KL is not 0 and the
@@ -41,8 +41,8 @@ def check(job: Job) -> Iterator[Problem]:
         yield job.problem(
             f"the model has experts, and --moe-permute-fusion is off ({job['trainer.moe_permute_fusion'].place}): some versions of"
             " Megatron and Transformer Engine then compute wrong results from the first step on",
-            # Only slime's guide makes the flag a condition; verl leaves it off for Transformer Engine before 2.1.
-            severity=None if job.framework in ("slime", "miles") else "info",
+            # verl leaves it off on purpose, for Transformer Engine before 2.1 (`config_converter.py`).
+            severity="info" if job.framework == "verl" else None,
             at="trainer.moe_permute_fusion" if job["trainer.moe_permute_fusion"].leaf else "trainer.moe",
             hint="set --moe-permute-fusion, and see that the first step's KL is exactly 0",
         )

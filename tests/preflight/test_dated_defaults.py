@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +28,8 @@ def test_every_row_is_of_its_field(name: str) -> None:
     assert name in FRAMEWORKS or name == "miles"
     for row in table_of(name).default:
         kind = FIELDS[row.field][0]
-        assert coerce(row.value, kind) == row.value and isinstance(row.value, bool) == (kind == "flag"), row
+        assert coerce(row.value, kind) == row.value, row
+        assert isinstance(row.value, bool) == (kind == "flag"), row
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,10 +141,5 @@ def test_hostile_files_around_a_job_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe\0verl==")
     (tmp_path / "uv.lock").write_text("git clone " * 20_000 + "verl-project/verl\n" * 2000, encoding="utf-8")
     defaults = open_job([str(tmp_path / "job.yaml")]).defaults
-    assert defaults is not None and not defaults.version.is_known
-
-
-def test_tables_are_plain_toml() -> None:
-    assert NAMES == ["miles", "nemo-rl", "pipelinerl", "prime-rl", "roll", "slime", "verl"]
-    for name in NAMES:
-        assert tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))["default"]
+    assert defaults is not None
+    assert not defaults.version.is_known
