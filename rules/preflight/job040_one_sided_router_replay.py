@@ -57,10 +57,17 @@ def check(job: Job) -> Iterator[Problem]:
         elif returns is False:
             yield job.problem(
                 f"the trainer replays the engine's experts ({job['trainer.router_replay'].place}), and the engine does not return"
-                f" them ({job['engine.routed_experts'].place}): the first step finds none in its batch",
+                f" them ({job['engine.routed_experts'].place}): the job stops at its start or at the first step",
                 at="trainer.router_replay",
                 hint="let the engine return them (enable_return_routed_experts, enable_rollout_routing_replay)",
             )
+    elif returns and job.framework == "AReaL" and job.engine == "vllm":
+        yield job.problem(
+            f"the engine is {job.describe('engine.name')} and has to return the experts that it chose"
+            f" ({job['engine.routed_experts'].place}): AReaL refuses that for other engines than SGLang",
+            at="engine.routed_experts",
+            hint="use SGLang, or set return_routed_experts to false",
+        )
     elif replays == "recompute" and job.framework == "ROLL":
         yield job.problem(
             f"ROLL does not have router replay R2 ({job['trainer.router_replay'].place}) and stops",

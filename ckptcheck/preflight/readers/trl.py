@@ -88,6 +88,7 @@ def _finish(job: Job, document: Document) -> None:
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, number, of)
     set_default(job, "trainer.filters", False, TRL)
+    set_default(job, "update.merges_lora", True, TRL)
     if release >= (0, 16):
         set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
     else:
