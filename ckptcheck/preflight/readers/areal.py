@@ -66,6 +66,8 @@ PATHS: dict[str, FieldSource] = {
     "algorithm.lag": FieldSource(("rollout.max_head_offpolicyness",)),
     "batch.train": FieldSource(("train_dataset.batch_size",)),
     "trainer.lora": FieldSource((f"{ACTOR}.use_lora",)),
+    "trainer.tokenizer": FieldSource(("tokenizer_path",)),
+    "engine.routed_experts": FieldSource(("rollout.return_routed_experts",)),
     "update.transport": FieldSource((f"{ACTOR}.weight_update_mode",)),
     "save.directory": FieldSource(("saver.fileroot", "cluster.fileroot")),
     "save.interval": FieldSource(("saver.freq_steps",)),
@@ -121,7 +123,9 @@ def _finish(job: Job, document: Document) -> None:
     if job.engine != "sglang":
         job.settings.pop("rollout.frequency_penalty", None)  # only SGLang's requests have it
     set_fields(BY_ENGINE.get(job.engine, {}))
-    if job.flag("trainer.lora") and table.find("rollout.use_lora", release) is not None:
+    # SGLang's choices of experts come with the tokens, and no trainer of AReaL reads them.
+    job.settings["trainer.router_replay"] = Setting("none", "default", f"default of {AREAL}")
+    if table.find("rollout.use_lora", release) is not None:
         # A request names the adapter only with rollout.use_lora (``RemoteInfEngine``), and no update merges it.
         set_fields({"engine.lora": FieldSource(("rollout.use_lora",))})
         job.settings["update.merges_lora"] = Setting(False, "default", f"default of {AREAL}")

@@ -132,6 +132,8 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.backend") == "megatron":
         for name, source in BY_MEGATRON.items():
             set_from_table(job, document, name, source, table, release, default)
+    else:
+        job.settings["trainer.router_replay"] = Setting("none", "default", f"default of {SKYRL}: only Megatron replays")
     for name in ("trainer.dtype", "trainer.filters"):
         job.settings[name] = read_setting(job, document, name, FieldSource())
     job.settings["trainer.temperature"] = read_setting(
@@ -277,7 +279,8 @@ def _set_adapters(job: Job, document: Document) -> None:
     )
     set_derived(job, "update.merges_lora", is_merged, like)
     # vLLM serves adapters exactly where they are sent (``_uses_lora_weight_sync``).
-    set_derived(job, "engine.lora", not is_merged, Setting(not is_merged, "default", f"default of {SKYRL}"))
+    if job["engine.lora"].status != "set":
+        set_derived(job, "engine.lora", not is_merged, Setting(not is_merged, "default", f"default of {SKYRL}"))
 
 
 FRAMEWORK = Framework(
