@@ -26,6 +26,7 @@ from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
 from ckptcheck.parity.sections import build_sections
 from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.parity.token_round_trip import TokenRoundTrip, take_round_trip
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class RolloutEvidence(EvidenceDefaults):
     def expert_layout(self) -> ExpertLayout | None:
         """The experts of the checkpoint that drew the tokens; None: not known, or it has none."""
         return self.drawn_by.expert_layout if self.drawn_by is not None else None
+
+    @cached_property
+    def round_trip(self) -> TokenRoundTrip:
+        """What becomes of the sequences on their way through text. Raises Skip where nothing can be rendered or decoded."""
+        if self.drawn_by is None or self.drawn_by.reader is None:
+            raise Skip("the checkpoint has no tokenizer.json that can be read")
+        return take_round_trip(self.rollouts, self.drawn_by.reader)
 
     @property
     def stop_tokens(self) -> frozenset[int]:

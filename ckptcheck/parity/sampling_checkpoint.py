@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.expert_layout import ExpertLayout, read_expert_layout
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.parity.prompts import PromptTokenizer
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,16 @@ class SamplingCheckpoint:
     def expert_layout(self) -> ExpertLayout | None:
         """Its experts; None where it has none."""
         return read_expert_layout(self.checkpoint)
+
+    @cached_property
+    def reader(self) -> PromptTokenizer | None:
+        """Its tokenizer and chat template; None where it has no tokenizer.json that can be read."""
+        from ckptcheck.parity.prompts import PromptTokenizer
+
+        try:
+            return PromptTokenizer.of(self.checkpoint)
+        except CkptcheckError:
+            return None
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:

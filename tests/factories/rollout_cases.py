@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import tokenizers
 
 from ckptcheck.parity.expert_layout import ExpertLayout
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
+from ckptcheck.parity.prompts import PromptTokenizer
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.parity.rollouts.validation import find_defects
@@ -74,6 +76,11 @@ class RolloutCase(CaseTable, kw_only=True):
     """The noise floor that was measured: metric → value."""
     floor_of: dict[str, Any] = {}
     """What it was measured with, see `NoiseFloor`."""
+    chat: dict[str, Any] | None = None
+    """`texts`, each a sequence that `chat_template` of a checkpoint (`template`) may have written; in place of `rollouts`.
+
+    Where a text has "~", which is no part of it, the tokens before and behind it are apart.
+    """
     experts: dict[str, Any] | None = None
     """What the checkpoint says of its experts, see `ExpertLayout`."""
 
@@ -109,10 +116,31 @@ class RunComparisonCase(CaseTable, kw_only=True):
 
 
 class FakeCheckpoint(SamplingCheckpoint):
-    """A checkpoint of which only the experts are known."""
+    """A checkpoint of which only the experts are known, or only the tokenizer."""
 
-    def __init__(self, layout: ExpertLayout) -> None:
-        self.__dict__.update(expert_layout=layout, stop_tokens=frozenset())
+    def __init__(self, layout: ExpertLayout | None, reader: PromptTokenizer | None = None) -> None:
+        self.__dict__.update(expert_layout=layout, reader=reader, stop_tokens=frozenset())
+
+
+def build_tokenizer() -> tokenizers.Tokenizer:
+    """Return a tokenizer of bytes that joins t, h and e, and knows two control tokens."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "th", "the"])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("t", "h"), ("th", "e")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return made
+
+
+def _tokenize_texts(texts: Sequence[str]) -> Rollouts:
+    """Return rollouts of texts."""
+    tokenizer = build_tokenizer()
+    made = []
+    for text in texts:
+        ids = [token for part in text.split("~") for token in tokenizer.encode(part, add_special_tokens=False).ids]
+        made.append(Rollout(ids, 0, [-0.5] * len(ids)))
+    return build_rollouts(made)
 
 
 def draw_rollouts(
@@ -250,13 +278,15 @@ def _select_experts(change: Mapping[str, Any]) -> tuple[Any, ...]:
 def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
     """Make the evidence of a case: draw the rollouts and change them."""
     case = msgspec.convert(table, RolloutCase)
-    found = draw_rollouts(**case.rollouts)
+    found = draw_rollouts(**case.rollouts) if case.chat is None else _tokenize_texts(case.chat["texts"])
     for change in table.get("changes", []):
         found = change_column(found, change)
     wrong = tuple(find_defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
     drawn_by = None
+    if case.chat is not None:
+        drawn_by = FakeCheckpoint(None, PromptTokenizer(build_tokenizer(), case.chat["template"], {}))
     if case.experts is not None:
         drawn_by = FakeCheckpoint(msgspec.convert(case.experts, ExpertLayout))
     return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor, drawn_by=drawn_by)
