@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -165,6 +166,20 @@ def is_switched_on(document: Document, *paths: str) -> bool:
     """Return whether a flag is written and true, or not known; a flag without a value is true."""
     found = find_written(document, *paths)
     return found is not None and (bool(found.reason) or coerce(found.value, "flag") is True)
+
+
+def expand_mapping(document: Document, path: str) -> None:
+    """Put the keys of a JSON object below its path: ``--generation_kwargs '{"top_p": 0.9}'``; other values stay as they are."""
+    leaf = document.leaves.get(path)
+    value = leaf.value if leaf is not None else None
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return
+    if leaf is not None and isinstance(value, dict):
+        for key, part in value.items():
+            document.put(f"{path}.{key}", Leaf(part, f"{leaf.key}.{key}", leaf.file, leaf.line, leaf.reason))
 
 
 def coerce(value: object, kind: Kind) -> object:

@@ -73,6 +73,10 @@ class KeyTable:
             return Key(given.get(part)) if is_last else None
         return Key()
 
+    def has(self, path: str) -> bool:
+        """Return whether any release has a key at a dotted path."""
+        return any(self.find(path, number) is not None for number in range(len(self.releases)))
+
     def version(self, release: int) -> tuple[int, ...]:
         """Return the numbers of a release's name: v0.27.2 → (0, 27, 2); () for a commit without a name."""
         return tuple(int(part) for part in re.findall(r"\d+", self.releases[release][0]))

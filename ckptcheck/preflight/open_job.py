@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ckptcheck.preflight.python_job import read_python_job, require_python_job
 from ckptcheck.preflight.readers import (
     areal,
     engine_line,
+    ms_swift,
     nemo_rl,
     open_instruct,
     openrlhf,
@@ -47,7 +49,7 @@ FRAMEWORKS: dict[str, Framework] = {
     reader.name: reader
     for reader in (
         skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, trl.FRAMEWORK, openrlhf.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, openrlhf.FRAMEWORK, ms_swift.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK,
         engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
@@ -319,7 +321,10 @@ def _read_command(words: list[Word], framework: Framework, files: JobFiles, path
     if framework.style == "flags":
         start = _find_program(words, framework.program) + 1
         short = SHORT if framework.name == "vllm" else None
-        _read_named_config(launch.option(words[start:], *framework.config_options), document, files, path)
+        if framework.config_options:
+            before_flags = itertools.takewhile(lambda word: not word.text.startswith("-"), words[start:])
+            named = next((word for word in before_flags if word.text.endswith(YAML)), None)
+            _read_named_config(launch.option(words[start:], *framework.config_options) or named, document, files, path)
         positional = launch.flags(words[start:], document, script_name, short=short)
         if positional and framework.name == "vllm":
             model = positional[0]

@@ -15,7 +15,6 @@ Keys and defaults of each release are in ``trl_*_keys.json``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 
@@ -25,6 +24,7 @@ from ckptcheck.preflight.framework import (
     FieldSource,
     Framework,
     derive_setting,
+    expand_mapping,
     find_closest_name,
     find_written,
     is_switched_on,
@@ -77,9 +77,9 @@ COLOCATED: Mapping[str, FieldSource] = {
 
 def _finish(job: Job, document: Document) -> None:
     """Read the job by its release, and set what follows from several keys."""
-    _normalize(document)
     trainer = _find_trainer(document)
     table = load_key_table(f"trl_{trainer}")
+    _normalize(document, table)
     # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
     number, behaviour = table.pick_release(document, "trl", TRAINING_ARGUMENTS)
     release = table.version(behaviour)
@@ -105,22 +105,17 @@ def _finish(job: Job, document: Document) -> None:
     _set_correction(job, document, trainer, table, number, of)
 
 
-def _normalize(document: Document) -> None:
+def _normalize(document: Document, table: KeyTable) -> None:
     """Bring what the parser of TRL takes in several forms into one: ``--no_x``, JSON objects, ``env:`` of a YAML file."""
     for path, leaf in list(document.leaves.items()):
         if path.startswith("env."):
             document.environment[path.removeprefix("env.")] = leaf
             document.remove(path)
-        elif path.startswith("no_") and leaf.value is True and path not in TRAINING_ARGUMENTS:
+        elif path.startswith("no_") and leaf.value is True and path not in TRAINING_ARGUMENTS and not table.has(path):
             document.remove(path)
             document.put(path.removeprefix("no_"), Leaf(False, leaf.key, leaf.file, leaf.line, leaf.reason))
-        elif path in ("generation_kwargs", "model_init_kwargs") and isinstance(leaf.value, str):
-            try:
-                values = json.loads(leaf.value)
-            except (ValueError, RecursionError):
-                continue
-            for key, value in values.items() if isinstance(values, dict) else ():
-                document.put(f"{path}.{key}", Leaf(value, f"{leaf.key}.{key}", leaf.file, leaf.line, leaf.reason))
+    for path in ("generation_kwargs", "model_init_kwargs"):
+        expand_mapping(document, path)
 
 
 def _find_trainer(document: Document) -> str:
