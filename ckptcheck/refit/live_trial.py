@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ckptcheck.refit.settings import TrialSettings
     from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.runtime.engines.base import Engine
+    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
     from ckptcheck.runtime.trainers.base import Trainer
 
 PREFIX_CACHE_BLOCK = 128
@@ -145,13 +147,32 @@ def run_live_trial(
             stack.callback(quantized.close)
             return quantized
 
+        def prepare_engine() -> PreparedWorker:
+            return registry.prepare_worker(
+                engine.name, ranks=engine.tp, python=engine.python, gpus=engine.gpus, scratch=scratch
+            )
+
+        # the engine is imported while the trainer loads, and the next one while this one scores
+        prepared = [prepare_engine()]
+
+        def close_prepared() -> None:
+            for worker in prepared:
+                worker.close()
+
+        stack.callback(close_prepared)
+        starts = count(1)
+
         def start_engine(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
-            return registry.start_engine(
+            ready = prepared.pop() if prepared else None
+            started = registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, python=engine.python,
                 gpus=engine.gpus, switches=switches, transport=settings.transport, sleep_level=settings.sleep_level,
-                scratch=scratch,
+                scratch=scratch, prepared=ready,
             )  # fmt: skip
+            if next(starts) <= settings.steps:
+                prepared.append(prepare_engine())
+            return started
 
         local = ckpt.source.local
         trial = RefitTrial(

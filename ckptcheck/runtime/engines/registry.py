@@ -17,6 +17,7 @@ from ckptcheck.runtime.engines.transports import find_transport, require_device,
 from ckptcheck.runtime.process.errors import RemoteError
 
 if TYPE_CHECKING:
+    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
     from ckptcheck.runtime.engines.remote import RemoteEngine
 
 
@@ -46,6 +47,7 @@ def _start(
     gpus: str | None,
     log: Path | None,
     scratch: Sequence[Path],
+    prepared: PreparedWorker | None,
     **options: Any,
 ) -> Engine:
     """Start an engine, in the worker of the engine that it replaces where that is possible. options: of `LaunchOptions`."""
@@ -56,7 +58,9 @@ def _start(
         return replaces
     if replaces is not None:
         replaces.close()
-    return engine_class(checkpoint, launch_options, python=python, gpus=gpus, log=log, scratch=scratch)
+    return engine_class(
+        checkpoint, launch_options, python=python, gpus=gpus, log=log, scratch=scratch, prepared=prepared
+    )
 
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {name: functools.partial(_start, name) for name in CLASSES}
@@ -108,6 +112,18 @@ def choose_pause(name: str, requested: str | None, transport: str, sleep_level: 
     return requested
 
 
+def prepare_worker(
+    name: str, *, ranks: int = 1, python: Path | None = None, gpus: str | None = None, scratch: Sequence[Path] = ()
+) -> PreparedWorker:
+    """Start a worker that imports an engine in the background, for a later `start_engine` with the same arguments.
+
+    Raises CkptcheckError for an engine that is not installed. The caller closes it.
+    """
+    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
+
+    return PreparedWorker(CLASSES[name]().worker_starter(ranks, python, gpus, None, scratch))
+
+
 def start_engine(
     name: str,
     checkpoint: Path,
@@ -125,6 +141,7 @@ def start_engine(
     replaces: Engine | None = None,
     log: Path | None = None,
     scratch: Sequence[Path] = (),
+    prepared: PreparedWorker | None = None,
 ) -> Engine:
     """Start an engine with a checkpoint.
 
@@ -144,6 +161,7 @@ def start_engine(
         replaces: a running engine that this one replaces, and whose process it may reuse.
         log: a file that keeps the engine's output.
         scratch: folders of the caller that are removed if the caller is killed.
+        prepared: of `prepare_worker`; it must not be used again.
 
     Raises CkptcheckError for an unknown engine and for one that is not installed, and what `WorkerClient` raises if it does not
     start.
@@ -168,6 +186,7 @@ def start_engine(
             replaces=replaces,
             log=log,
             scratch=scratch,
+            prepared=prepared,
         )
     except RemoteError as error:
         if (hint := missing_kernels.explain_refusal(name, error.remote_message)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -21,6 +22,7 @@ from ckptcheck.runtime.engines.base import (
 )
 from ckptcheck.runtime.engines.cpu_affinity import cpu_affinity_variables
 from ckptcheck.runtime.engines.loading import LaunchOptions, load_checkpoint
+from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
 from ckptcheck.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
 from ckptcheck.runtime.engines.transports import (
     Transport,
@@ -49,6 +51,7 @@ class RemoteEngine(ABC, Generic[Options]):
         timeout: seconds for the start; see `load_checkpoint`.
         log: a file that keeps the engine's output.
         scratch: folders of the caller that are removed if the caller is killed.
+        prepared: a worker that was started with the same arguments and has imported the engine; None starts one.
 
     Raises:
         CkptcheckError: the engine is not installed, or cannot take weights by `options.transport`.
@@ -78,28 +81,36 @@ class RemoteEngine(ABC, Generic[Options]):
         timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
+        prepared: PreparedWorker | None = None,
     ) -> None:
         self.options: Options = self.default_options() if options is None else options
         self.transports: tuple[Transport, ...] = transports_of(self.name)
-        interpreter = find_interpreter(self.name, python)
-        if self.options.transport and interpreter.is_cpu_build:
+        if self.options.transport and find_interpreter(self.name, python).is_cpu_build:
             require_device(self.name, self.options.transport, "cpu")
-        variables: dict[str, str | None] = {
-            **interpreter.variables,
-            **self.variables,
-            **gpu_variables(gpus),
-            **cpu_affinity_variables(self.name, self.options.ranks),
-        }
-        self._start_worker: Callable[[], WorkerClient] = lambda: WorkerClient(
-            interpreter.python, self.module, name=self.name, env=variables, log=log, scratch=scratch
-        )
-        self._worker = self._start_worker()
+        self._start_worker = self.worker_starter(self.options.ranks, python, gpus, log, scratch)
+        self._worker = (prepared.take() if prepared is not None else None) or self._start_worker()
         self._needs_new_worker = False
         try:
             self.restart(checkpoint, timeout=timeout)
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def worker_starter(
+        cls, ranks: int, python: Path | None, gpus: str | None, log: Path | None, scratch: Sequence[Path]
+    ) -> Callable[[], WorkerClient]:
+        """Return the function that starts a worker for this engine. Raises CkptcheckError where the engine is not installed."""
+        interpreter = find_interpreter(cls.name, python)
+        variables: dict[str, str | None] = {
+            **interpreter.variables,
+            **cls.variables,
+            **gpu_variables(gpus),
+            **cpu_affinity_variables(cls.name, ranks),
+        }
+        return partial(
+            WorkerClient, interpreter.python, cls.module, name=cls.name, env=variables, log=log, scratch=scratch
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,12 @@ IDLE_TIMEOUT = 30.0
 _running: dict[str, Any] = {}
 
 
+def prepare() -> None:
+    """Import what `start` needs and what no plugin can change; SGLang itself reads its plugins when it is imported."""
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+
 def start(
     model: str,
     dtype: str,
@@ -267,6 +273,7 @@ def _engine() -> Any:
 
 
 RPC_METHODS = {
+    "prepare": prepare,
     "start": start,
     "stop": stop,
     "call_ranks": call_ranks,

@@ -12,6 +12,11 @@ from . import inventory, vllm_generate, vllm_launch, vllm_options, vllm_plain, v
 _running: dict[str, Any] = {}
 
 
+def prepare() -> None:
+    """Import what `start` needs, before there is a checkpoint."""
+    import vllm  # noqa: F401
+
+
 def start(
     model: str,
     dtype: str,
@@ -232,6 +237,7 @@ def _with_engine(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 RPC_METHODS = {
+    "prepare": prepare,
     "start": start,
     "stop": stop,
     "call_ranks": call_ranks,
