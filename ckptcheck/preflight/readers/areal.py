@@ -125,10 +125,11 @@ def _finish(job: Job, document: Document) -> None:
     set_fields(BY_ENGINE.get(job.engine, {}))
     # SGLang's choices of experts come with the tokens, and no trainer of AReaL reads them.
     job.settings["trainer.router_replay"] = Setting("none", "default", f"default of {AREAL}")
-    if table.find("rollout.use_lora", release) is not None:
+    merges = read_setting(job, document, "update.merges_lora", FieldSource())
+    if merges.is_known:
         # A request names the adapter only with rollout.use_lora (``RemoteInfEngine``), and no update merges it.
+        job.settings["update.merges_lora"] = merges
         set_fields({"engine.lora": FieldSource(("rollout.use_lora",))})
-        job.settings["update.merges_lora"] = Setting(False, "default", f"default of {AREAL}")
     if job.text("trainer.backend") == "megatron":
         set_fields(BY_MEGATRON)
         fusion = FieldSource((f"{ACTOR}.megatron.moe_permute_fusion",))
