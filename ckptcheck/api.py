@@ -797,6 +797,7 @@ def judge(
     no_limits: bool = False,
     exact: bool = False,
     checkpoint: StrPath | None = None,
+    history: StrPath | None = None,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
     observer: Observer = SILENT,
@@ -818,6 +819,7 @@ def judge(
         no_limits: judge only by the floor, and what is wrong in itself.
         exact: any difference between the two sides is an error, as for runs that are truly on policy.
         checkpoint: the checkpoint that drew the tokens: its experts, stop tokens and chat template are checked against them.
+        history: the record of syncs that `ckptcheck.watch` kept in the job: its digests are checked against weight versions.
         tokenizer: a checkpoint whose tokenizer.json decodes the worst tokens; None: `checkpoint`, where it has one.
         plots: folder for plots (needs the extra ``plots``).
         observer: receives messages.
@@ -827,7 +829,7 @@ def judge(
         [file], floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
         max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
         clip_low=clip_low, clip_high=clip_high, no_limits=no_limits, exact=exact, checkpoint=checkpoint,
-        tokenizer=tokenizer, plots=plots, observer=observer,
+        history=history, tokenizer=tokenizer, plots=plots, observer=observer,
     )[0]  # fmt: skip
 
 
@@ -848,6 +850,7 @@ def judge_all(
     no_limits: bool = False,
     exact: bool = False,
     checkpoint: StrPath | None = None,
+    history: StrPath | None = None,
     tokenizer: StrPath | None = None,
     plots: StrPath | None = None,
     observer: Observer = SILENT,
@@ -870,6 +873,7 @@ def judge_all(
         no_limits: see `judge`.
         exact: see `judge`.
         checkpoint: see `judge`.
+        history: see `judge`.
         tokenizer: see `judge`.
         plots: see `judge`.
         observer: see `judge`.
@@ -884,6 +888,7 @@ def judge_all(
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.parity import rollouts
+    from ckptcheck.parity.labelled_weights import read_labelled_weights
     from ckptcheck.parity.metrics.noise_floor import read_noise_floor
     from ckptcheck.parity.rollout_evidence import RolloutEvidence
     from ckptcheck.parity.rollouts.files import list_rollout_files
@@ -920,6 +925,7 @@ def judge_all(
         drawn_by = SamplingCheckpoint(open_checkpoint(os.fspath(checkpoint)))
         if tokenizer is None and (Path(checkpoint) / "tokenizer.json").is_file():
             tokenizer = checkpoint
+    weights = read_labelled_weights(Path(history)) if history is not None else ()
     decode_text = _load_decoder(Path(tokenizer)) if tokenizer is not None else None
     decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
     if plots is not None:
@@ -933,7 +939,7 @@ def judge_all(
     for path in paths:
         evidence = RolloutEvidence(
             str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
-            drawn_by=drawn_by,
+            drawn_by=drawn_by, weights=weights,
         )  # fmt: skip
         reports.append(_report(evidence, loaded))
         if plots is not None and evidence.metrics_or_none is not None:

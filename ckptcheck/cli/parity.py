@@ -86,6 +86,10 @@ def judge(
             metavar="DIR", help="The checkpoint that drew the tokens: checks experts, stop tokens, the conversation."
         ),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(metavar="RECORD", help="The job's record of syncs: are weight versions what they say they are?"),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -108,12 +112,13 @@ def judge(
     from ckptcheck.text.file_io import require_output_apart
 
     reject_unused_judge_options(WrittenOptions(ctx), no_limits=no_limits, has_floor=floor is not None)
-    require_output_apart(output, *files, *against or (), floor)
+    require_output_apart(output, *files, *against or (), floor, history)
     reports = api.judge_all(
         files, against=against or (), floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl,
         max_prob_diff=max_prob_diff, max_abs=max_abs, max_sequence_error=max_sequence_error,
         max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low, clip_high=clip_high,
-        no_limits=no_limits, exact=exact, checkpoint=checkpoint, tokenizer=tokenizer, plots=plots, observer=out.TERMINAL,
+        no_limits=no_limits, exact=exact, checkpoint=checkpoint, history=history, tokenizer=tokenizer, plots=plots,
+        observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)
 

@@ -12,6 +12,7 @@ from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.coherence import ResponseShape, measure_responses
 from ckptcheck.parity.expert_layout import ExpertLayout
+from ckptcheck.parity.labelled_weights import LabelledWeights
 from ckptcheck.parity.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.parity.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.parity.metrics.indexer_record import IndexerAgreement, compare_indexers
@@ -47,6 +48,8 @@ class RolloutEvidence(EvidenceDefaults):
     decode_text: Decode | None = None
     drawn_by: SamplingCheckpoint | None = None
     """The checkpoint that drew the tokens; None: not known."""
+    weights: tuple[LabelledWeights, ...] = ()
+    """The weights behind the versions, by the record of the job's syncs; (): not known."""
 
     @property
     def expert_layout(self) -> ExpertLayout | None:

@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from ckptcheck.parity.expert_layout import ExpertLayout
+from ckptcheck.parity.labelled_weights import list_labelled_weights
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.parity.prompts import PromptTokenizer
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
@@ -20,6 +21,7 @@ from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.parity.series_member import SeriesMember
 from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.refit.history.record import SCHEMA, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 
@@ -81,6 +83,8 @@ class RolloutCase(CaseTable, kw_only=True):
 
     Where a text has "~", which is no part of it, the tokens before and behind it are apart.
     """
+    syncs: list[dict[str, Any]] = []
+    """The job's record of syncs, see `SyncRecord`."""
     experts: dict[str, Any] | None = None
     """What the checkpoint says of its experts, see `ExpertLayout`."""
 
@@ -289,7 +293,14 @@ def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
         drawn_by = FakeCheckpoint(None, PromptTokenizer(build_tokenizer(), case.chat["template"], {}))
     if case.experts is not None:
         drawn_by = FakeCheckpoint(msgspec.convert(case.experts, ExpertLayout))
-    return RolloutEvidence("rollouts.safetensors", found, Thresholds(**case.gates), floor, drawn_by=drawn_by)
+    return RolloutEvidence(
+        "rollouts.safetensors",
+        found,
+        Thresholds(**case.gates),
+        floor,
+        drawn_by=drawn_by,
+        weights=list_labelled_weights([msgspec.convert({"schema": SCHEMA, **sync}, SyncRecord) for sync in case.syncs]),
+    )
 
 
 def build_rollout_series(table: Mapping[str, Any]) -> RolloutSeries:

@@ -21,6 +21,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics import NoiseFloor, compute_metrics, noise_floor
 from ckptcheck.parity.rollouts import write_lines, write_rollouts
 from ckptcheck.parity.rollouts.build import Rollout, build_rollouts
+from ckptcheck.refit.history.record import Record, SyncRecord
 from tests.factories.rollout_cases import change_column, draw_rollouts
 from tests.paths import DATA
 
@@ -268,3 +269,26 @@ def test_prompts_without_responses_are_judged_by_their_own_logprobs(gap: float, 
     codes = {finding.code for finding in report.findings}
     assert ("PAR020" in codes) == bool(gap)
     assert not codes & {"PAR006", "PAR007"}
+
+
+def test_exact(here: Path) -> None:
+    write_rollouts(draw_rollouts(sequences=8, noise=0.0), here / "equal.safetensors")
+    assert judge("equal.safetensors", "--exact", cwd=here).returncode == 0
+    one_bit = {"column": "trainer_logprobs", "sequence": 5, "at": 17, "number": 1, "times": 1.0000001}
+    write_rollouts(change_column(draw_rollouts(sequences=8, noise=0.0), one_bit), here / "bit.safetensors")
+    assert judge("bit.safetensors", cwd=here).returncode == 0
+    found = judge("bit.safetensors", "--exact", cwd=here)
+    assert found.returncode == 1
+    assert "sequence 5, token 17" in found.stdout
+    assert "ulp of float32" in found.stdout
+
+
+def test_versions_are_labels(here: Path) -> None:
+    record = Record(here / "syncs.jsonl")
+    for version, digest in (("0", "a"), ("1", "b"), ("1", "c")):
+        record.append(SyncRecord(version=version, held={"0/w": digest}))
+    assert judge("step0.safetensors", "--history", "syncs.jsonl", cwd=here).returncode == 0
+    found = judge("step1.safetensors", "--history", "syncs.jsonl", cwd=here)
+    assert found.returncode == 1
+    assert "version 1 stands for two sets of weights: 1 of 1 tensor differ" in found.stdout
+    assert judge("step1.safetensors", "--history", "step0.jsonl", cwd=here).returncode == 2
