@@ -42,7 +42,9 @@ ENGINES_ALONE = ("vLLM", "SGLang")
     "unsynced-draft",
     severity="info",
     on="job",
-    when=lambda job: job.framework not in ENGINES_ALONE and bool(job.flag("engine.draft")),
+    when=lambda job: (
+        job.framework not in ENGINES_ALONE and bool(job.flag("engine.draft")) and not job.flag("debug.rollout_only")
+    ),
 )
 def check(job: Job) -> Iterator[Problem]:
     job.require_resolved("trainer.trains_draft", "engine.draft_method", "engine.draft_model", "engine.load_format")

@@ -178,6 +178,8 @@ ROLLOUT_KEYS = split_names("""
     prometheus quantization quantization_config_file mtp seed enable_sleep_mode limit_images repetition_penalty
     update_weights_bucket_megabytes sglang_engine_mode server use_fire_sampling nnodes n_gpus_per_node qat custom
     raw_response
+    checkpoint_manager_class disaggregation full_determinism moe_load_balance_metrics_interval moe_tensor_parallel_size
+    standalone_gpu_memory_utilization
 """)
 CORRECTION_KEYS = split_names("""
     rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold rollout_rs_threshold_lower
