@@ -82,6 +82,7 @@ VLLM: Mapping[str, FieldSource] = {
     "engine.lora": FieldSource(("enable_lora",)),
     "engine.tokenizer": FieldSource(("tokenizer",)),
     "engine.chat_template": FieldSource(("chat_template",)),
+    "engine.generation_config": FieldSource(("generation_config",)),
 }
 SGLANG: Mapping[str, FieldSource] = {
     "engine.tp": FieldSource(("tp_size", "tensor_parallel_size", "tp")),
@@ -195,6 +196,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
         "engine.cascade_attention": lambda version: (0, 9) <= version < (0, 18),
         "engine.chunked_prefill": lambda version: True if version >= (0, 9) else None,
         "engine.fp32_head": lambda version: False,
+        "engine.generation_config": lambda version: "auto" if version >= (0, 8) else "vllm",
         "engine.dtype": lambda version: "auto",
         "engine.quantization": lambda version: "none",
         "engine.kv_cache_dtype": lambda version: "auto",

@@ -68,6 +68,10 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.cascade_attention": ("flag", "attention over a shared prefix is computed once for a batch"),
     "engine.chunked_prefill": ("flag", "a long prompt is computed in parts"),
     "engine.fp32_head": ("flag", "it computes the output head in float32"),
+    "engine.generation_config": (
+        "text",
+        "auto: the model's generation_config.json fills what requests leave out; vllm: not",
+    ),
     "engine.sleep_level": ("number", "of vLLM: 1 moves weights to the host, 2 drops them"),
     "engine.draft": ("flag", "it speculates with a draft model"),
     "engine.draft_model": ("text", "the draft's own checkpoint, where it is not part of the model"),
@@ -105,6 +109,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "rollout.repetition_penalty": ("number", "of sampling; 1: off"),
     "rollout.presence_penalty": ("number", "of sampling; 0: off"),
     "rollout.frequency_penalty": ("number", "of sampling; 0: off"),
+    "rollout.from_engine": ("flag", "requests leave out parameters, which the engine then takes from its own defaults"),
     "rollout.prompt_length": ("number", "tokens, at most"),
     "rollout.response_length": ("number", "tokens, at most"),
     "rollout.n": ("number", "responses to a prompt"),

@@ -106,6 +106,8 @@ class NamedCheckpoint:
     """The rows of the embedding that its config declares."""
     vocabulary: Vocabulary | None = None
     """The tokens of its tokenizer; None where they are not known."""
+    sampling: Mapping[str, float] | None = None
+    """The sampling parameters of its generation_config.json."""
 
 
 @dataclass

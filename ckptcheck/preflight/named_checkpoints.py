@@ -12,9 +12,11 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.job import Job, NamedCheckpoint
+from ckptcheck.preflight.model_defaults import NEUTRAL
 from ckptcheck.text.file_io import expand_home
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.config import Config
     from ckptcheck.checkpoint.vocabulary import Vocabulary
 
 NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
@@ -88,6 +90,12 @@ def _list_candidate_paths(name: str, folder: Path) -> list[Path]:
     return [path] if path.is_absolute() else [folder / path, path]
 
 
+def _read_sampling(config: Config | None) -> dict[str, float]:
+    """Return the numbers of generation_config.json."""
+    values = {} if config is None else {name: config.get(name) for name in NEUTRAL}
+    return {name: float(value) for name, value in values.items() if type(value) in (int, float) and abs(value) < 1e9}
+
+
 def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     """Run the rules on one checkpoint, and read from its config what preflight rules need."""
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -129,5 +137,6 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),
         vocab_size=config.integer("vocab_size"),
         vocabulary=vocabulary if vocabulary is not None and vocabulary.readable else None,
+        sampling=_read_sampling(ckpt.generation_config),
         quantized=str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none",
     )

@@ -22,6 +22,7 @@ from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.framework_version import find_framework_version
 from ckptcheck.preflight.hydra_launch import compose_launch
 from ckptcheck.preflight.job import Job, UnknownKey
+from ckptcheck.preflight.model_defaults import apply_model_defaults
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
 from ckptcheck.preflight.python_job import read_python_job, require_python_job
 from ckptcheck.preflight.readers import (
@@ -111,6 +112,7 @@ def open_job(
     apply_engine_defaults(job)
     if scan:
         scan_named_checkpoints(job, paths[0].parent)
+        apply_model_defaults(job)
     if here is not None:
         job.machine = look_at_machine(job, document, reader.name, paths[0].parent, here)
     if lines := suggest_commands(job):

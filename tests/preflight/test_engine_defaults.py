@@ -30,6 +30,7 @@ print(json.dumps({
     "chunked_prefill": SchedulerConfig.enable_chunked_prefill,
     "cascade_attention": not ModelConfig.disable_cascade_attn,
     "async_scheduling": SchedulerConfig.async_scheduling,
+    "generation_config": ModelConfig.generation_config,
     "arguments": [[option, action.nargs == 0] for action in actions for option in action.option_strings],
 }))
 """

@@ -40,6 +40,7 @@ SOURCES = {
     "rollout.frequency_penalty": FieldSource(("llm.parameters.frequency_penalty",)),
     "rollout.response_length": FieldSource(("llm.parameters.max_tokens",)),
     "rollout.n": FieldSource(("attempts",)),
+    "rollout.from_engine": FieldSource(),
     "rollout.logprobs": FieldSource(),
     "update.in_flight": FieldSource(),
     "update.pause_mode": FieldSource(),
