@@ -63,6 +63,8 @@ def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
             f"{name} carries weights between GPUs, and {trainer.info.name} computes on the CPU",
             f"--device cuda, or {default}",
         )
+    if transport.sender == "group":
+        _check_nccl(trainer, engine, default)
     trainer_gpus, visible = (trainer_facts.get(fact, "").split(",") for fact in ("gpus", "sees"))
     engine_gpus = engine_facts.get("gpus", "").split(",")
     if transport.sender == "group" and trainer_gpus[0] in engine_gpus:
@@ -78,6 +80,27 @@ def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
         raise CkptcheckError(
             f"CUDA IPC opens the memory of one GPU, and {trainer.info.name} does not see {hidden[0]}, where {engine.info.name} is",
             f"let both see it (--trainer-gpus, --engine-gpus), {alternative}",
+        )
+
+
+def _check_nccl(trainer: Trainer, engine: Updatable, default: str) -> None:
+    """Raise CkptcheckError where an NCCL group of trainer and engine would hang instead of failing.
+
+    Both ends need one version of NCCL. vLLM pins NCCL's algorithm, protocol and channels where it is batch-invariant
+    (vllm/model_executor/layers/batch_invariant.py of 0.32), and a group needs the same on every rank.
+    """
+    versions = [side.info.facts.get("nccl", "") for side in (trainer, engine)]
+    if all(versions) and versions[0] != versions[1]:
+        raise CkptcheckError(
+            f"{trainer.info.name} has NCCL {versions[0]} and {engine.info.name} has NCCL {versions[1]}: a group of two versions"
+            " can hang",
+            f"install the same torch on both sides, or {default}",
+        )
+    if engine.info.facts.get("batch_invariant") == "True":
+        raise CkptcheckError(
+            f"{engine.info.name} is batch-invariant and pins how NCCL computes, which {trainer.info.name} does not: their group"
+            " would hang",
+            f"unset VLLM_BATCH_INVARIANT, or {default}",
         )
 
 

@@ -78,14 +78,14 @@ def notes() -> list[str]:
     return NOTES
 
 
-def started(saver: bool) -> dict[str, Any]:
+def started(saver: bool, dtype: str = "bfloat16") -> dict[str, Any]:
     """Say what SGLang is given on a GPU, with and without the package that lets it sleep."""
     if saver:
         sys.modules["torch_memory_saver"] = ModuleType("torch_memory_saver")
         sys.modules["torch_memory_saver"].__spec__ = ModuleSpec("torch_memory_saver", None)
     else:
         sys.modules.pop("torch_memory_saver", None)
-    return sglang_launch.gpu_arguments()
+    return sglang_launch.gpu_arguments(dtype)
 
 
 def proposes(gpu: bool, tokens: int) -> list[Any]:

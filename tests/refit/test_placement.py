@@ -19,9 +19,9 @@ ON_CPU = ("reload", "gloo", "load_weights")
 class Holder:
     """A trainer of which only is known where it computes. It could lend."""
 
-    def __init__(self, *gpus: str, sees: tuple[str, ...] = ()) -> None:
+    def __init__(self, *gpus: str, sees: tuple[str, ...] = (), nccl: str = "") -> None:
         device = "cuda" if gpus else "cpu"
-        facts = {"device": device, "gpus": ",".join(gpus), "sees": ",".join(sees or gpus)}
+        facts = {"device": device, "gpus": ",".join(gpus), "sees": ",".join(sees or gpus), "nccl": nccl}
         self.info = TrainerInfo("megatron", "0.16.1", "bfloat16", "", "LlamaForCausalLM", facts)
 
     def nccl_unique_id(self) -> str:
@@ -39,8 +39,8 @@ class Packer:
     info = Holder("A").info
 
 
-def engine(*transports: str, name: str = "vllm", gpus: str = "") -> Any:
-    facts = {"device": "cuda" if gpus else "cpu", "gpus": gpus}
+def engine(*transports: str, name: str = "vllm", gpus: str = "", **more: str) -> Any:
+    facts = {"device": "cuda" if gpus else "cpu", "gpus": gpus, **more}
     info = EngineInfo(name, "0.32.0", "bfloat16", 1, "LlamaForCausalLM", facts)
     return SimpleNamespace(info=info, transports=tuple(find_transport(name, transport) for transport in transports))
 
@@ -56,6 +56,9 @@ def engine(*transports: str, name: str = "vllm", gpus: str = "") -> Any:
         (Holder("A", "B"), engine("reload", "nccl", "load_weights", gpus="B"), "nccl"),
         (Holder("A"), engine("tensor", "nccl", name="sglang", gpus="B"), "nccl"),
         (Packer(), engine("reload", "ipc", "load_weights", gpus="A"), "reload"),
+        (Holder("A", nccl="2.27.5"), engine("nccl", gpus="B", nccl="2.27.5", batch_invariant="False"), "nccl"),
+        (Holder("A", nccl="2.27.5"), engine("nccl", gpus="B"), "nccl"),
+        (Holder("A", nccl="2.27.5"), engine("ipc", gpus="A", nccl="2.29.7", batch_invariant="True"), "ipc"),
     ],
 )
 def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
@@ -91,6 +94,16 @@ def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
             Holder("A"), engine("reload", "ipc", "load_weights", gpus="B"), "ipc",
             "CUDA IPC opens the memory of one GPU, and megatron does not see B, where vllm is",
             "let both see it (--trainer-gpus, --engine-gpus), --transport nccl, or --transport reload",
+        ),
+        (
+            Holder("A", nccl="2.27.5"), engine("reload", "nccl", gpus="B", nccl="2.29.7"), "nccl",
+            "megatron has NCCL 2.27.5 and vllm has NCCL 2.29.7: a group of two versions can hang",
+            "install the same torch on both sides, or --transport reload",
+        ),
+        (
+            Holder("A"), engine("reload", "nccl", gpus="B", batch_invariant="True"), "nccl",
+            "vllm is batch-invariant and pins how NCCL computes, which megatron does not: their group would hang",
+            "unset VLLM_BATCH_INVARIANT, or --transport reload",
         ),
         (
             Packer(), engine("reload", "ipc", "load_weights", gpus="A"), "ipc",

@@ -85,7 +85,10 @@ def load_in_worker(
 
 
 def device_facts(response: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of a trainer about its torch and device. gpus: UUIDs of the ranks' GPUs; sees: of all GPUs it can use."""
+    """Return the facts of a trainer about its torch and device. gpus: UUIDs of the ranks' GPUs; sees: of all GPUs it can use;
+    nccl: the version of NCCL, on GPUs.
+    """
     gpus, sees = [gpu for gpu in response.get("gpus", ()) if gpu], response.get("sees", ())
     device = "cuda" if gpus else "cpu"
-    return {"torch": response["torch"], "device": device, "gpus": ",".join(gpus), "sees": ",".join(sees)}
+    facts = {"torch": response["torch"], "device": device, "gpus": ",".join(gpus), "sees": ",".join(sees)}
+    return facts | ({"nccl": response["nccl"]} if response.get("nccl") else {})

@@ -63,6 +63,13 @@ def test_a_bucket_is_flat_on_the_gpu(forms: WorkerClient) -> None:
     assert first["load_format"] == "flattened_bucket"
 
 
+def test_float32_on_a_gpu_gets_an_attention_that_takes_it(forms: WorkerClient) -> None:
+    backends = [
+        forms.call("started", saver=False, dtype=dtype).get("attention_backend") for dtype in ("float32", "bfloat16")
+    ]
+    assert backends == ["torch_native", None], "SGLang's own choice takes 16-bit numbers only"
+
+
 def test_it_can_sleep_where_the_package_for_it_is(forms: WorkerClient) -> None:
     names = ("enable_memory_saver", "enable_weights_cpu_backup")
     for saver in (True, False):

@@ -122,3 +122,12 @@ def _classes() -> dict[str, Any]:
 
     storages = {"TypedStorage": torch.storage.TypedStorage, "UntypedStorage": torch.UntypedStorage}
     return {"Tensor": torch.Tensor, **storages}
+
+
+def nccl_version() -> str:
+    """Return the version of torch's NCCL as ``2.27.5``, "" where torch has none."""
+    import torch
+
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "nccl"):
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))

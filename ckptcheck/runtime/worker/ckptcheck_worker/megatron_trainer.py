@@ -32,7 +32,7 @@ import megatron.core.optimizer  # noqa: E402
 import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import torch  # noqa: E402
 
-from . import tensor_files  # noqa: E402
+from . import ipc, tensor_files  # noqa: E402
 from .megatron_device import should_use_gpus  # noqa: E402
 from .megatron_layout import to_hugging_face  # noqa: E402
 from .megatron_rank import VOCABULARY_NAMES, Rank  # noqa: E402
@@ -69,7 +69,14 @@ def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict
         raise
     STATE.update(ranks=ranks, vocabulary=settings["vocabulary"])
     version = megatron.core.__version__
-    return {"version": version, "torch": torch.__version__, "gpus": gpus, "sees": visible, "plan": plan}
+    return {
+        "version": version,
+        "torch": torch.__version__,
+        "gpus": gpus,
+        "sees": visible,
+        "nccl": ipc.nccl_version() if gpus else "",
+        "plan": plan,
+    }
 
 
 def _require_same_names(checkpoint: Collection[str], model: Collection[str]) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from typing import Any
 
-from . import inventory, sglang_generate, sglang_launch, sglang_options, sglang_plugins, sglang_update
+from . import inventory, ipc, sglang_generate, sglang_launch, sglang_options, sglang_plugins, sglang_update
 
 PACKAGE = __name__.rpartition(".")[0]
 LOADER = f"{PACKAGE}.sglang_worker.look"
@@ -68,7 +68,7 @@ def _describe(engine: Any) -> dict[str, Any]:
     import sglang
 
     names = ("device", "attention_backend", "disable_radix_cache", "disable_cuda_graph", "page_size", "tp_size")
-    model = engine.tokenizer_manager.model_config
+    model, nccl = engine.tokenizer_manager.model_config, ipc.nccl_version()
     return {
         "version": sglang.__version__,
         "dtype": str(model.dtype).rpartition(".")[2],
@@ -83,6 +83,7 @@ def _describe(engine: Any) -> dict[str, Any]:
             "sleep": str(_argument("enable_memory_saver")),
             "follows": str(not _argument("speculative_algorithm")),
             "session": str(sglang_update.has_session()),
+            **({"nccl": nccl} if nccl else {}),
             "gpus": ",".join(gpu for gpu in call_ranks("gpu_uuid", []) if gpu),
         },
         "switches": sglang_options.applied_switches(_argument, _running["logprobs"]),

@@ -29,7 +29,7 @@ def arguments(
     """Return the arguments of sglang.Engine; see `sglang_engine.start`. loader: the custom weight loader that calls the ranks."""
     import torch
 
-    device_arguments = gpu_arguments() if torch.cuda.is_available() else _cpu_arguments()
+    device_arguments = gpu_arguments(dtype) if torch.cuda.is_available() else _cpu_arguments()
     return {
         "model_path": model,
         "dtype": dtype,
@@ -51,10 +51,14 @@ def arguments(
     }
 
 
-def gpu_arguments() -> dict[str, Any]:
-    """Return the arguments for a GPU. SGLang can sleep if torch_memory_saver is installed, and then backs up its weights."""
+def gpu_arguments(dtype: str) -> dict[str, Any]:
+    """Return the arguments for a GPU. SGLang can sleep if torch_memory_saver is installed, and then backs up its weights.
+
+    FlashAttention and FlashInfer, which SGLang chooses by itself, take 16-bit numbers only; torch's attention takes float32.
+    """
     can_sleep = importlib.util.find_spec("torch_memory_saver") is not None
-    return {**GPU_DEFAULTS, "enable_memory_saver": can_sleep, "enable_weights_cpu_backup": can_sleep}
+    attention = {"attention_backend": "torch_native"} if dtype == "float32" else {}
+    return {**GPU_DEFAULTS, **attention, "enable_memory_saver": can_sleep, "enable_weights_cpu_backup": can_sleep}
 
 
 def _cpu_arguments() -> dict[str, Any]:

@@ -51,6 +51,7 @@ def load(folder: str, dtype: str, head_fp32: bool, device: str = "auto") -> dict
     gpus = {
         "gpus": [ipc.gpu_uuid(target.index)] if use_gpu else [],
         "sees": list(ipc.visible_gpus()) if use_gpu else [],
+        "nccl": ipc.nccl_version() if use_gpu else "",
     }
     return {"version": transformers.__version__, "torch": torch.__version__, "plan": plan, **gpus}
 

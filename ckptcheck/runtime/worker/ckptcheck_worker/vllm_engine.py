@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import inventory, vllm_generate, vllm_launch, vllm_options, vllm_plain, vllm_update
+from . import inventory, ipc, vllm_generate, vllm_launch, vllm_options, vllm_plain, vllm_update
 
 _running: dict[str, Any] = {}
 
@@ -59,6 +59,7 @@ def _describe(llm: Any) -> dict[str, Any]:
         "attention_backend": str(getattr(config.attention_config, "backend", None)),
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
+        **_nccl_facts(),
         "follows": str(config.speculative_config is None),
         "sleep": str(model.enable_sleep_mode),
         "stock_logprobs": vllm_options.stock_logprobs(),
@@ -70,6 +71,16 @@ def _describe(llm: Any) -> dict[str, Any]:
         "architecture": (model.architectures or [""])[0],
         "facts": facts,
         "switches": vllm_options.applied_switches(config),
+    }
+
+
+def _nccl_facts() -> dict[str, str]:
+    """Return what decides whether a group over NCCL works; {} on a CPU."""
+    if vllm_launch.runs_on_cpu():
+        return {}
+    return {
+        "nccl": ipc.nccl_version(),
+        "batch_invariant": str(os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")),
     }
 
 
