@@ -481,6 +481,7 @@ def preflight(
     scan_checkpoints: bool = True,
     show_settings: bool = False,
     here: bool = False,
+    env: Sequence[str] = (),
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Report:
@@ -496,6 +497,8 @@ def preflight(
         show_settings: add a section with every setting that was understood, and its place; and report what the job leaves to its
             engine (JOB005) and how old its rollouts may be (JOB007).
         here: the job will start on this machine: also look for its paths, ports, disk space and shared memory.
+        env: ``NAME=value`` for variables that the job's script or configuration takes from its environment; ``1=value`` is the
+            script's first argument.
         select: run only these rules: codes, prefixes of codes, or names.
         ignore: rules that do not run; the report lists them as skipped.
 
@@ -505,7 +508,7 @@ def preflight(
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.selection import match_rules, select_rules
     from ckptcheck.preflight.job import build_settings_section
-    from ckptcheck.preflight.open_job import open_job
+    from ckptcheck.preflight.open_job import open_job, split_variables
     from ckptcheck.preflight.this_machine import Probe
 
     loaded = load_rules()
@@ -514,6 +517,7 @@ def preflight(
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
         framework_version=framework_version, scan=scan_checkpoints, here=Probe() if here else None,
+        environment=split_variables(_wrap_single(env)),
     )  # fmt: skip
     opened.lists_settings = show_settings
     if show_settings:

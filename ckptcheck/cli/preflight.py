@@ -56,6 +56,13 @@ def preflight(
             "--here", help="The job will start on this machine: also check its paths, ports, disks and shared memory."
         ),
     ] = False,
+    env: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable that the job takes from its environment; 1=VALUE: the script's argument.",
+        ),
+    ] = [],  # noqa: B006
     select: Select = [],  # noqa: B006
     ignore: Ignore = [],  # noqa: B006
     format: Format = "text",
@@ -72,6 +79,7 @@ def preflight(
     report = api.preflight(
         *job, framework=framework, engine_version=engine_version, te_version=te_version,
         framework_version=framework_version, scan_checkpoints=scan_checkpoints, show_settings=show_settings, here=here,
+        env=env,
         select=split_list(select), ignore=split_list(ignore),
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -7,14 +7,14 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.report import Section
+    from ckptcheck.linter.report import Reading, Section
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last three."""
+    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last five."""
 
     @property
     def kind(self) -> str:
@@ -55,6 +55,15 @@ class Evidence(Protocol):
         """Return the evidence as rules on this kind see it; None where it has nothing for them."""
         ...
 
+    @property
+    def reading(self) -> Reading:
+        """What was read of the target."""
+        ...
+
+    def explain_unread(self, view: object) -> str:
+        """Return why a rule that found nothing has not passed: what it asked this view for was not read. "" where all was."""
+        ...
+
 
 class EvidenceDefaults:
     """The answers of evidence that measures nothing, is read, and has one kind of rules."""
@@ -74,6 +83,15 @@ class EvidenceDefaults:
     def view_for(self, kind: str) -> object | None:
         """Return the evidence itself for rules on its own kind, None for others."""
         return self if kind == self.kind else None
+
+    @property
+    def reading(self) -> Reading:
+        """What was read of the target: the report says it elsewhere."""
+        return {}
+
+    def explain_unread(self, view: object) -> str:
+        """Return why a rule that found nothing has not passed: all that it asked for was read."""
+        return ""
 
 
 class HasMemory(Protocol):

@@ -11,6 +11,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule, Severity
 
 SCHEMA = "ckptcheck-report/1"
+Reading = Mapping[str, str | int | list[str]]
+"""What was read of a target: label → a text, a number, or a list of texts. The first thing that a report says."""
 Cell = str | int | float | None
 Verdict = Literal["clean", "findings", "incomplete"]
 FailOn = Literal["error", "warning", "info", "never"]
@@ -65,6 +67,8 @@ class Report:
     """One row per consumer that the user named: how it loads the checkpoint; () where none was named."""
     sections: tuple[Section, ...] = ()
     """Measurements for the reader."""
+    read: Reading = field(default_factory=dict)
+    """What was read of the target, where that can be less than all: label → text, number or list."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
     fail_on: FailOn = field(default="error", compare=False, repr=False)
@@ -122,6 +126,7 @@ class Report:
             "schema": SCHEMA,
             "version": __version__,
             "target": self.target,
+            **({"read": dict(self.read)} if self.read else {}),
             "verdict": self.verdict,
             "findings": [
                 {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
@@ -214,6 +219,21 @@ def _raise_for_findings(
         more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
         place = f"{first.place}: " if first.place else ""
         raise FindingsError(f"{first.severity} {first.code} {first.name}: {place}{first.message}{more}", report)
+
+
+def describe_reading(report: Report) -> list[tuple[str, str]]:
+    """Return what was read of a target as (label, text), a list with commas between its items."""
+    return [
+        (
+            label,
+            ", ".join(value) or "none"
+            if isinstance(value, list)
+            else f"{value:,}"
+            if isinstance(value, int)
+            else value,
+        )
+        for label, value in report.read.items()
+    ]
 
 
 def _finite(cell: Cell) -> Cell:

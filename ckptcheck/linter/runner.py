@@ -41,12 +41,17 @@ class RuleRun:
     def _ask_rule(self) -> None:
         self.view = self.evidence.view_for(self.rule.on)
         self.applies = self.view is not None and (self.rule.when is None or bool(self.rule.when(self.view)))
+        if self.view is not None and not self.applies:
+            # Whether the rule applies is not known either.
+            self.skipped = self.evidence.explain_unread(self.view) or None
 
     def _collect_findings(self, severity: Severity | None) -> None:
         # One by one: findings from before a crash are kept.
         for problem in self.rule.check(self.view):
             self.findings.append(_finding(self.rule, severity, problem))
-        self.passed = not self.findings
+        if not self.findings:
+            self.skipped = self.evidence.explain_unread(self.view) or None
+        self.passed = not self.findings and self.skipped is None
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do some work, and record why it could not be done to the end."""
@@ -117,6 +122,7 @@ def run_rules(
         unread=tuple(evidence.unread),
         counts=evidence.counts,
         sections=tuple(evidence.sections),
+        read=evidence.reading,
     )
 
 

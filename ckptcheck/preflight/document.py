@@ -48,6 +48,22 @@ class Refusal:
     """Whether it is an override of a command line; else it is in a configuration file."""
 
 
+@dataclass(frozen=True)
+class LostArguments:
+    """Arguments of a launch line that are never passed, because the line ends before them."""
+
+    file: str
+    """The script, as the report names it."""
+    end: int
+    """The line where the launch line ends, from 1."""
+    last_line: str
+    """The text of that line."""
+    first: str
+    """The first argument that is lost."""
+    begin: int
+    """The line where the lost arguments begin."""
+
+
 @dataclass
 class Document:
     """The values of one or several configuration files, merged."""
@@ -72,6 +88,10 @@ class Document:
     """Whether the launch line asks for several runs (``--multirun``)."""
     refusals: list[Refusal] = field(default_factory=list)
     """What Hydra refuses."""
+    gaps: dict[str, str] = field(default_factory=dict)
+    """What of the configuration could not be read → why, and what to give; while there is one, no rule passes."""
+    lost: LostArguments | None = None
+    """The arguments after the end of a launch line that ends too early."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     budget: WorkBudget = field(default_factory=WorkBudget, repr=False, compare=False)
@@ -147,6 +167,8 @@ class Document:
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed
         self.refusals += other.refusals
+        self.gaps |= other.gaps
+        self.lost = other.lost or self.lost
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:
         """Yield (path below the section, leaf) for every leaf of a section."""

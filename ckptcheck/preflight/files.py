@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ckptcheck.preflight.defaults_entry import read_package_header
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
 from ckptcheck.preflight.hydra_defaults import Composer, Config, ConfigFolders
 from ckptcheck.preflight.hydra_override import Override
+from ckptcheck.preflight.model_arguments import print_model_arguments
 from ckptcheck.preflight.shell_script import Script, Word
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
@@ -41,8 +42,10 @@ def find_environment(document: Document) -> dict[str, Leaf]:
 class JobFiles:
     """Reads the files of one job. The report names every file relative to the folder of the first one."""
 
-    def __init__(self, first: Path) -> None:
+    def __init__(self, first: Path, given: Mapping[str, str] | None = None) -> None:
         self.folder = first.parent
+        # The values that the user gives for variables of the environment.
+        self.given = given or {}
         # The names of the files that were read.
         self.read: list[str] = []
         # The work that all files of the job may still cause.
@@ -61,7 +64,8 @@ class JobFiles:
         text = read_text_file(path, shown)
         if len(self.read) >= MOST:
             raise CkptcheckError(f"the job's files include more than {MOST} others")
-        self.read.append(self.name(path))
+        if self.name(path) not in self.read:
+            self.read.append(self.name(path))
         return text
 
     def document(self, path: Path, shown: str) -> Document:
@@ -152,8 +156,10 @@ class JobFiles:
                 return None
         return None
 
-    def script(self, path: Path, shown: str) -> tuple[Script, list[str], dict[str, Leaf]]:
+    def script(self, path: Path, shown: str, *, decide: bool = True) -> tuple[Script, list[str], dict[str, Leaf]]:
         """Read a shell script and the scripts that it sources.
+
+        decide: whether conditions on the script's own variables are decided.
 
         Returns the script, a note for each sourced file that could not be read, and the versions that the files pin.
         """
@@ -165,7 +171,7 @@ class JobFiles:
             versions.update(find_pinned_versions(text, self.name(file)))
 
             def follow(word: Word, script: Script) -> None:
-                sourced = file.parent / word.text
+                sourced = self.beside_script(word.text, file.parent)
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {word.reason or 'it has no name'}")
@@ -174,11 +180,30 @@ class JobFiles:
                 elif depth < DEEPEST:
                     read_script(sourced, self.name(sourced), script, depth + 1)
 
-            shell_script.read(text, self.name(file), file.parent.resolve(), follow=follow, into=into)
+            shell_script.read(
+                text,
+                self.name(file),
+                file.parent.resolve(),
+                follow=follow,
+                run=self.output_of,
+                into=into,
+                decide=decide,
+                is_whole=depth == 0,
+            )
 
-        script = Script()
+        script = Script(given=self.given, program=str(path.resolve()))
         read_script(path, shown, script, 0)
         return script, notes, versions
+
+    def output_of(self, words: Sequence[Word]) -> str | None:
+        """Return what a command in ``$(…)`` prints: a Python script that prints a model's flags, as miles has them."""
+        return print_model_arguments(words, self)
+
+    def beside_script(self, name: str, start: Path) -> Path:
+        """Return the file that a script sources: relative to its folder, or to one of those above it."""
+        return next(
+            (found for found in (start / name, self.beside(name, start)) if found and found.is_file()), start / name
+        )
 
     def beside(self, name: str, start: Path) -> Path | None:
         """Find a file that a launch line names: in a folder, in the four above it, or in the working folder.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.report import Section
+from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import Problem, Severity, Skip
-from ckptcheck.preflight.document import Leaf, Refusal
+from ckptcheck.preflight.dated_defaults import describe_version
+from ckptcheck.preflight.document import Leaf, LostArguments, Refusal
 from ckptcheck.preflight.fields import FIELDS, Kind
 from ckptcheck.preflight.machine import Machine
 
@@ -138,6 +139,10 @@ class Job(EvidenceDefaults):
     """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
     refusals: list[Refusal] = field(default_factory=list)
     """What Hydra refuses of the configuration and of the overrides."""
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    """What of the configuration could not be read → why, and what to give."""
+    lost: LostArguments | None = None
+    """The arguments after the end of a launch line that ends too early."""
     replaced: Mapping[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
@@ -150,10 +155,29 @@ class Job(EvidenceDefaults):
     """What the report shows beside the findings: the commands that check the rest and, on request, the settings."""
     kind: str = "job"
     """The kind of evidence, to which rules refer by ``on``."""
+    asked_unresolved: list[str] = field(default_factory=list, repr=False, compare=False)
+    """The settings that are not resolved among those that this view's rule asks for."""
 
     def __getitem__(self, name: str) -> Setting:
         assert name in FIELDS, name
-        return self.settings.get(name, Setting())
+        setting = self.settings.get(name, Setting())
+        if setting.status == "unresolved":
+            self.asked_unresolved.append(name)
+        return setting
+
+    def view_for(self, kind: str) -> Job | None:
+        """Return the job as one rule sees it: the view keeps what the rule asks for and nobody can tell."""
+        return replace(self, asked_unresolved=[]) if kind == self.kind else None
+
+    def explain_unread(self, view: object) -> str:
+        """Return why a rule that found nothing has not passed: a setting that it asked for is not resolved."""
+        if not isinstance(view, Job) or not view.asked_unresolved:
+            return ""
+        return self._why_unresolved(view.asked_unresolved[0])
+
+    def _why_unresolved(self, name: str) -> str:
+        setting = self.settings[name]
+        return f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}"
 
     def text(self, name: str) -> str | None:
         """Return the value of a text setting, or None where it is not known."""
@@ -178,9 +202,8 @@ class Job(EvidenceDefaults):
     def require_resolved(self, *names: str) -> None:
         """Raise Skip where one of these settings is written and cannot be resolved. The rule itself handles unknown ones."""
         for name in names:
-            setting = self[name]
-            if setting.status == "unresolved":
-                raise Skip(f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}")
+            if self[name].status == "unresolved":
+                raise Skip(self._why_unresolved(name))
 
     def describe(self, name: str) -> str:
         """Write a value with its place: ``0.7 (job.yaml:12)``."""
@@ -242,8 +265,30 @@ class Job(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Always empty: a file that cannot be read is an error of the command, and an unknown key is a finding."""
-        return {}
+        """What of the configuration could not be read → why; while there is something, no rule passes."""
+        return self.gaps
+
+    @property
+    def reading(self) -> Reading:
+        """What was read: framework, engine, files, and how many settings."""
+        known = [setting for setting in self.settings.values() if setting.is_known]
+        written = sum(setting.status == "set" for setting in known)
+        unresolved = [
+            f"{setting.leaf.key} ({setting.place})" if setting.leaf else name
+            for name, setting in self.settings.items()
+            if setting.status == "unresolved"
+        ]
+        reading: dict[str, str | int | list[str]] = {
+            "framework": describe_version(self.defaults) if self.defaults is not None else self.framework,
+            "engine": f"{self.engine} {self.engine_version or '(no file names its version)'}"
+            if self.engine
+            else "not known",
+            "files": list(self.files),
+            "settings": f"{written} of the job, {len(known) - written} defaults",
+        }
+        if unresolved:
+            reading["not resolved"] = list(dict.fromkeys(unresolved))
+        return reading
 
     @property
     def counts(self) -> Mapping[str, int]:

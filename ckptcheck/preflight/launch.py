@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.document import Document, Leaf, Refusal
 from ckptcheck.preflight.hydra_override import Override, parse_override
 from ckptcheck.preflight.interpolation import resolve
-from ckptcheck.preflight.shell_script import Word
+from ckptcheck.preflight.shell_word import MARK, Word
 from ckptcheck.preflight.value_grammar import GrammarError
 from ckptcheck.preflight.yaml_file import parse_scalar
 
@@ -216,6 +216,7 @@ def option(words: Sequence[Word], *names: str) -> Word | None:
         text, equals, value = word.text.partition("=")
         if text in names:
             if equals:
-                return Word(value.strip("'\""), word.line, word.reason)
+                marked = word.with_marks.partition("=")[2].strip("'\"")
+                return replace(word, text=value.strip("'\""), marked=marked if MARK in marked else "")
             return words[index + 1] if index + 1 < len(words) else None
     return None

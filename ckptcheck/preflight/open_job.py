@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import msgspec
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
@@ -16,15 +13,15 @@ from ckptcheck.preflight import launch
 from ckptcheck.preflight.commands import suggest_commands
 from ckptcheck.preflight.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.preflight.document import Document, Leaf
-from ckptcheck.preflight.engine_flags import SHORT, apply_engine_defaults
+from ckptcheck.preflight.engine_flags import apply_engine_defaults
 from ckptcheck.preflight.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.preflight.framework import Framework, environment_flag, fill_job
 from ckptcheck.preflight.framework_version import find_framework_version
-from ckptcheck.preflight.hydra_launch import compose_launch
-from ckptcheck.preflight.job import Job, UnknownKey
+from ckptcheck.preflight.job import Job, Setting, UnknownKey
+from ckptcheck.preflight.launch_script import read_launch_script
 from ckptcheck.preflight.model_defaults import apply_model_defaults
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
-from ckptcheck.preflight.python_job import read_python_job, require_python_job
+from ckptcheck.preflight.python_job import require_python_job
 from ckptcheck.preflight.readers import (
     areal,
     engine_line,
@@ -40,8 +37,7 @@ from ckptcheck.preflight.readers import (
     trl,
     verl,
 )
-from ckptcheck.preflight.shell_lexer import tokenize
-from ckptcheck.preflight.shell_script import Script, Word
+from ckptcheck.preflight.shell_word import Word
 from ckptcheck.preflight.this_machine import Probe, look_at_machine
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
@@ -54,11 +50,6 @@ FRAMEWORKS: dict[str, Framework] = {
         engine_line.VLLM, engine_line.SGLANG,
     )
 }  # fmt: skip
-CONFIG_FILE = ("--config", "--config-file")
-CONFIG_NAME = ("--config-name", "--config_name", "-cn")
-CONFIG_PATH = ("--config-path", "--config_path", "-cp", "--config-dir")
-ENGINE_LINES = (engine_line.VLLM, engine_line.SGLANG)
-PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|(^|\S*/)rl)$")
 
 
 def open_job(
@@ -70,6 +61,7 @@ def open_job(
     framework_version: str = "",
     scan: bool = True,
     here: Probe | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Read a job.
 
@@ -81,6 +73,7 @@ def open_job(
         framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
         scan: Whether to scan the checkpoints that the job names.
         here: Asks the system of this machine for what the job needs of it; None does not look.
+        environment: Values of variables that the job's scripts and configurations take from their environment.
 
     Raises:
         CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
@@ -91,13 +84,14 @@ def open_job(
     if not names:
         raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
     paths = [Path(expand_home(name)) for name in names]
-    files = JobFiles(paths[0])
+    files = JobFiles(paths[0], environment)
     document, reader = _read_document(files, paths, names, framework)
     if reader is None:
         reader = _recognize_framework(document, names[0])
     document.budget = files.budget
     _apply_overrides(document, overrides, reader)
     document.environment |= find_environment(document)
+    document.environment |= {variable: Leaf(value, variable) for variable, value in (environment or {}).items()}
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []
@@ -110,6 +104,7 @@ def open_job(
     if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
+    job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     if scan:
         scan_named_checkpoints(job, paths[0].parent)
         apply_model_defaults(job)
@@ -118,6 +113,22 @@ def open_job(
     if lines := suggest_commands(job):
         job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
     return job
+
+
+def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:
+    """Return what of the configuration could not be read → why, and what to give. name: the job's first file."""
+    gaps = dict(document.gaps)
+    if document.is_incomplete and not gaps:
+        gaps["the configuration"] = document.notes[0] if document.notes else "a file of it could not be read"
+    if not gaps and not document.leaves:
+        gaps["any setting"] = f"{Path(name).name} has none; name the job's configuration before it"
+    engine = job.settings.get("engine.name", Setting())
+    keys = [*framework.sources["engine.name"].paths, "engine.name"] if "engine.name" in framework.sources else [""]
+    samples = any(setting.status == "set" for field, setting in job.settings.items() if field.startswith("rollout."))
+    if not gaps and not engine.is_known and samples and keys[0]:
+        why = engine.source if engine.status == "unresolved" else "nothing sets it"
+        gaps["which engine the job has"] = f"{keys[0]}: {why}; give it after the file: {keys[0]}=…"
+    return gaps
 
 
 def _set_defaults(job: Job, document: Document, framework: Framework, version: str, folder: Path) -> None:
@@ -143,6 +154,19 @@ def _set_defaults(job: Job, document: Document, framework: Framework, version: s
         dated = date_by_removed_keys(table, places)
         named = dated if dated.is_known else named
     job.defaults = DatedDefaults(table, named, document.script)
+
+
+def split_variables(pairs: Sequence[str]) -> dict[str, str]:
+    """Split ``NAME=value`` texts. Raises CkptcheckError for one without a name."""
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|\d+", name):
+            raise CkptcheckError(
+                f"{clip(pair)} is no NAME=value", hint="write --env MODEL_PATH=/models/x, or --env 1=x"
+            )
+        variables[name] = value
+    return variables
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -179,12 +203,10 @@ def _read_document(
             whole.versions |= part.versions
             whole.notes += part.notes
             whole.is_incomplete |= part.is_incomplete
+            whole.gaps |= part.gaps
             whole.refusals += part.refusals
         elif path.suffix in SHELL:
-            script, notes, versions = files.script(path, name)
-            part, reader = _read_launch_script(script, files, path, name, reader)
-            part.notes += notes
-            part.versions = versions | part.versions
+            part, reader = read_launch_script(files, path, name, FRAMEWORKS, reader, paths)
             whole.update(part)
         elif path.suffix == ".py":
             part, reader = require_python_job(path, name, files, [reader] if reader else FRAMEWORKS.values())
@@ -213,206 +235,6 @@ def _recognize_framework(document: Document, name: str) -> Framework:
         f" {join_truncated([clip(key, 40) for key in sections], 5) or 'none'}",
         hint=f"say which with --framework: {', '.join(FRAMEWORKS)}",
     )
-
-
-def _read_launch_script(
-    script: Script, files: JobFiles, path: Path, name: str, reader: Framework | None
-) -> tuple[Document, Framework]:
-    """Find the last command of a script that starts a job, and read its settings and the script's exports.
-
-    reader: the framework to look for; None looks for all. Raises CkptcheckError where no command starts a job.
-    """
-    frameworks = [reader] if reader else list(FRAMEWORKS.values())
-    quoted_commands = (quoted for command in script.commands for quoted in _parse_quoted_commands(command, name))
-    commands = [*script.commands, *quoted_commands]
-    trainers = [framework for framework in frameworks if framework not in ENGINE_LINES]
-    engines = [framework for framework in frameworks if framework in ENGINE_LINES]
-    found = (
-        _find_launch(commands, trainers, files, path)
-        or _find_python_launch(commands, trainers, files, path)
-        or _find_launch(commands, engines, files, path)
-    )
-    if found is not None:
-        words, document, framework = found
-        _read_engine_command(commands, framework, document, files.name(path))
-        for variable, word in script.exports.items():
-            document.environment[variable] = Leaf(word.text, variable, files.name(path), word.line or None, word.reason)
-        document.environment |= _read_runtime_environment(words, files, path)
-        return document, framework
-    what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
-    raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(FRAMEWORKS)}")
-
-
-def _find_launch(
-    commands: Sequence[list[Word]], frameworks: Sequence[Framework], files: JobFiles, path: Path
-) -> tuple[list[Word], Document, Framework] | None:
-    """Read the last command that a framework's pattern matches, for the first framework with one. path: the script's."""
-    for framework in frameworks:
-        for words in reversed(commands):
-            if framework.launches is not None and framework.launches.search(" ".join(word.text for word in words)):
-                return words, _read_command(words, framework, files, path), framework
-    return None
-
-
-def _find_python_launch(
-    commands: Sequence[list[Word]], frameworks: Sequence[Framework], files: JobFiles, path: Path
-) -> tuple[list[Word], Document, Framework] | None:
-    """Read the Python script of the last command that runs one which builds a configuration. path: the shell script's."""
-    for words in reversed(commands):
-        for word in words:
-            script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
-            if script is not None and (found := read_python_job(script, files.name(script), files, frameworks)):
-                return words, *found
-    return None
-
-
-def _read_engine_command(
-    commands: Sequence[list[Word]], framework: Framework, document: Document, script_name: str
-) -> None:
-    """Put the flags of the last command that starts the job's engine into the document, below ``server``."""
-    for words in reversed(commands) if framework.engine_launches else ():
-        text = " ".join(word.text for word in words)
-        if framework.engine_launches is not None and framework.engine_launches.search(text):
-            start = next((index for index, word in enumerate(words) if word.text.startswith("-")), len(words))
-            document.engine_script = " ".join(word.text for word in words[:start])
-            launch.flags(words[start:], document, script_name, prefix="server.")
-            return
-
-
-def _read_runtime_environment(words: list[Word], files: JobFiles, path: Path) -> dict[str, Leaf]:
-    """Return the variables that ``ray job submit`` gives to a job: ``--runtime-env-json JSON``, ``--runtime-env FILE``.
-
-    path: the script's.
-    """
-    if (file := launch.option(words, "--runtime-env")) is not None:
-        found = files.beside(file.text, path.parent)
-        return files.document(found, files.name(found)).environment if found is not None else {}
-    if (text := launch.option(words, "--runtime-env-json")) is None:
-        return {}
-    try:
-        variables = msgspec.json.decode(text.text)["env_vars"]
-        items = [(str(name), value) for name, value in variables.items()]
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        return {}
-    return {name: Leaf(value, name, files.name(path), text.line or None, text.reason) for name, value in items}
-
-
-def _parse_quoted_commands(command: list[Word], name: str) -> list[list[Word]]:
-    """Return the words of each quoted command that starts a job: ``bash -c "cd x && python -m …"``."""
-    commands = []
-    patterns = [framework.launches for framework in FRAMEWORKS.values() if framework.launches]
-    for word in command:
-        if (
-            " " in word.text
-            and not launch.OVERRIDE.fullmatch(word.text)
-            and any(pattern.search(word.text) for pattern in patterns)
-        ):
-            try:
-                commands.append(
-                    [Word(token.start, word.line) for token in tokenize(word.text, name) if token.operator is None]
-                )
-            except CkptcheckError:
-                continue
-    return commands
-
-
-def _read_command(words: list[Word], framework: Framework, files: JobFiles, path: Path) -> Document:
-    """Read the settings of a launch command, and the configuration files that it names. path: the script's."""
-    document = Document()
-    script_name = files.name(path)
-    if framework.style == "flags":
-        start = _find_program(words, framework.program) + 1
-        short = SHORT if framework.name == "vllm" else None
-        if framework.config_options:
-            before_flags = itertools.takewhile(lambda word: not word.text.startswith("-"), words[start:])
-            named = next((word for word in before_flags if word.text.endswith(YAML)), None)
-            _read_named_config(launch.option(words[start:], *framework.config_options) or named, document, files, path)
-        positional = launch.flags(words[start:], document, script_name, short=short)
-        if positional and framework.name == "vllm":
-            model = positional[0]
-            document.put("model_tag", Leaf(model.text, "MODEL", script_name, model.line, model.reason))
-        document.script = " ".join(word.text for word in words[:start])
-        return document
-    if framework.style == "dotted":
-        return _read_prime_rl_command(words, files, path)
-    if (others := compose_launch(words, document, files, path)) is not None:
-        document.script = " ".join(word.text for word in others)
-        return document
-    config_file = launch.option(words, *CONFIG_FILE)
-    config_name, config_path = launch.option(words, *CONFIG_NAME), launch.option(words, *CONFIG_PATH)
-    config = ""
-    if config_file:
-        config = config_file.text
-    elif config_name:
-        config = f"{config_path.text}/{config_name.text}" if config_path else config_name.text
-    if config:
-        file = files.beside(config, path.parent)
-        if file is not None:
-            document.update(files.document(file, files.name(file)))
-        elif framework.standard is None or not framework.standard.fullmatch(config):
-            document.notes.append(f"{clip(config)}, the configuration that {script_name} names, does not exist")
-            document.is_incomplete = True
-    rest = launch.apply_overrides(words, document, script_name)
-    document.script = " ".join(word.text for word in rest)
-    return document
-
-
-def _find_program(words: list[Word], own: re.Pattern[str] | None) -> int:
-    """Return the position of the program that a command runs: a script, a module after ``-m``, or the first word.
-
-    own: what the framework's program looks like, where others may stand before it.
-    """
-    if own is not None:
-        return next((index for index, word in enumerate(words) if own.match(word.text)), 0)
-    for index, word in enumerate(words):
-        if PROGRAM.search(word.text) or (index and words[index - 1].text == "-m"):
-            return index
-    return 0
-
-
-def _read_named_config(name: Word | None, document: Document, files: JobFiles, path: Path) -> None:
-    """Read the configuration file that a launch line names, if it does, into the document. path: the script's."""
-    if name is None:
-        return
-    file = None if name.reason else files.beside(name.text, path.parent)
-    if file is not None:
-        document.update(files.document(file, files.name(file)))
-        return
-    why = f"is not known: {name.reason}" if name.reason else "does not exist"
-    document.notes.append(
-        f"{clip(name.text) or 'a configuration'}, the configuration that {files.name(path)} names, {why}"
-    )
-    document.is_incomplete = True
-
-
-def _read_prime_rl_command(words: list[Word], files: JobFiles, path: Path) -> Document:
-    """Read a command of prime-rl: ``rl @ rl.toml --trainer @ trainer.toml --trainer.model.cp 2``."""
-    document = Document()
-    rest: list[Word] = []
-    section = ""
-    for index, word in enumerate(words):
-        previous = words[index - 1].text if index else ""
-        if previous == "@":
-            file = files.beside(word.text, path.parent)
-            if file is None:
-                document.notes.append(
-                    f"{clip(word.text)}, a configuration that {files.name(path)}:{word.line} names, does not exist"
-                )
-                continue
-            part = files.document(file, files.name(file))
-            for key, leaf in part.leaves.items():
-                document.put(f"{section}.{key}" if section else key, leaf)
-            document.notes += part.notes
-            document.is_incomplete |= part.is_incomplete
-        elif word.text == "@":
-            section = previous.removeprefix("--") if previous.startswith("--") else ""
-            if section and rest:
-                rest.pop()
-        else:
-            rest.append(word)
-    start = next((index for index, word in enumerate(rest) if word.text.startswith("--")), len(rest))
-    launch.flags(rest[start:], document, files.name(path))
-    return document
 
 
 def _apply_overrides(document: Document, overrides: Sequence[str], framework: Framework) -> None:

@@ -12,6 +12,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.arithmetic import evaluate
 from ckptcheck.preflight.shell_lexer import ShellChunk, ShellToken, tokenize
+from ckptcheck.preflight.shell_output import print_text
 from ckptcheck.preflight.shell_pattern import apply_pattern
 from ckptcheck.preflight.shell_word import MARK, Command, Word
 
@@ -21,6 +22,8 @@ DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ARGUMENTS = ("@", "*")
 MOST = 2_000_000
 """Largest number of characters that the expansion of one script may produce: a variable can double itself repeatedly."""
+IGNORED_OPTIONS = ("-P", "-L", "-e", "-f", "-m", "-s", "--")
+"""Options of cd, realpath and readlink that do not change what a launch script computes with them."""
 DEEPEST = 8
 """Largest depth of defaults inside defaults, and of commands inside commands."""
 
@@ -37,10 +40,14 @@ class Script:
     """Name of an exported variable → its value."""
     functions: dict[str, list[ShellToken]] = field(default_factory=dict)
     """Name of a function → its body."""
+    called: set[str] = field(default_factory=set)
+    """The functions that something calls."""
     arguments: list[Word] = field(default_factory=list)
     """The arguments of the script: none, unless ``set --`` sets them; of a function, while it is read."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Values that the user gives for variables of the environment."""
+    program: str = ""
+    """The path of the script that the user starts: ``$0``, in the files that it sources too."""
     passes_arguments: list[Word] = field(default_factory=list)
     """The places where the script passes its own arguments on: ``"$@"``."""
 
@@ -92,7 +99,7 @@ class Expansion:
     def value(self, chunk: ShellChunk, line: int, in_test: bool = False) -> list[Word]:
         """Return the words that ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` or ``$(…)`` expands to."""
         expression = clip(f"${{{chunk.text}}}" if chunk.kind == "parameter" else f"$({chunk.text})", 60)
-        unknown = self.word("", line, f"{expression} is known only when the script runs", is_list=not chunk.quoted)
+        unknown = self.word("", line, f"{expression} is known only when the script runs")
         self.depth += 1
         try:
             if self.depth > DEEPEST:
@@ -101,7 +108,10 @@ class Expansion:
                 if chunk.text.startswith("(") and chunk.text.endswith(")"):
                     return [self.arithmetic(chunk.text[1:-1], line)]
                 text = self.output(chunk.text, line)
-                return [unknown if text is None else self.word(text, line)]
+                if text is None:
+                    return [unknown]
+                known = replace(unknown, text=text.replace(MARK, ""), marked=text if MARK in text else "")
+                return [known if MARK in text else replace(known, reason="")]
             found = self.parameter(chunk, line, in_test)
             return [unknown] if found is None else found
         finally:
@@ -133,7 +143,7 @@ class Expansion:
             if in_test:
                 return [self.word("", line)]
             reason = f"${{{clip(chunk.text, 60)}}} is not set in the script"
-            return [self.word("", line, reason, variable=name, is_list=is_all or not chunk.quoted)]
+            return [self.word("", line, reason, variable=name, is_list=is_all)]
         if not operator:
             return words if is_all else words[:1] or [self.word("", line)]
         if is_all and (part := re.fullmatch(r":(\d+)", operator)):
@@ -181,7 +191,9 @@ class Expansion:
             if not self.script.arguments:
                 self.script.passes_arguments.append(self.word("", line))
             return self.script.arguments
-        if name == "0" or name == "BASH_SOURCE":
+        if name == "0" and self.script.program:
+            return [self.word(self.script.program, line)]
+        if name in ("0", "BASH_SOURCE"):
             return [self.word(str(self.folder / Path(self.name).name), line)]
         if name.isdigit():
             if int(name) <= len(self.script.arguments):
@@ -199,30 +211,28 @@ class Expansion:
 
     def output(self, text: str, line: int) -> str | None:
         """Return what the command in ``$(…)`` prints; None where that is not known. It is not run."""
-        if "|" in text or "\n" in text.strip():
-            return None
         folder, printed = "", None
         command: list[Word] = []
-        tokens = [*tokenize(text, self.name, line), ShellToken(line, operator="\n")]
-        for token in tokens:
+        piped: str | None = None
+        for token in [*tokenize(text.strip(), self.name, line), ShellToken(line, operator="\n")]:
             if token.operator is None:
                 command += self.expand(token)
                 continue
-            if token.operator not in ("&&", ";", "\n"):
+            if token.operator not in ("&&", ";", "\n", "|") or any(word.reason for word in command):
                 return None
             if not command:
                 continue
-            if any(word.reason for word in command):
-                return None
-            words = [word.text for word in command if word.text not in ("-P", "-L", "-e", "-f", "-m", "-s", "--")]
+            words = [word.text for word in command if word.text not in IGNORED_OPTIONS]
             if words[0] in ("cd", "pushd") and len(words) == 2:
-                folder = posixpath.join(folder, words[1])
+                folder, printed = posixpath.join(folder, words[1]), ""
             elif words[0] == "pwd":
                 printed = posixpath.normpath(folder) if folder else "."
             else:
-                printed = _print(words) if words[0] in PRINTS else self.run_command(command)
-                if printed is None:
-                    return None
+                found = print_text(words, piped)
+                printed = self.run_command(command) if found is None and piped is None else found
+            if printed is None:
+                return None
+            piped = printed if token.operator == "|" else None
             command = []
         return printed
 
@@ -252,23 +262,6 @@ class Expansion:
         self.left -= characters
         if self.left < 0:
             raise CkptcheckError(f"{self.name}:{line} its variables grow beyond {MOST:,} characters")
-
-
-PRINTS = ("dirname", "basename", "realpath", "readlink", "echo")
-
-
-def _print(words: Sequence[str]) -> str | None:
-    """Return what one of the commands in `PRINTS` prints."""
-    program, *operands = words
-    if program == "echo":
-        return " ".join(operands)
-    if program == "basename" and len(operands) == 2:
-        return posixpath.basename(operands[0]).removesuffix(operands[1])
-    if len(operands) != 1:
-        return None
-    if program == "dirname":
-        return posixpath.dirname(operands[0]) or "."
-    return posixpath.basename(operands[0]) if program == "basename" else posixpath.normpath(operands[0])
 
 
 def _is_empty_list(token: ShellToken) -> bool:

@@ -59,7 +59,7 @@ class _Block:
 
 def read(
     text: str, name: str, folder: Path, *, follow: Follow, into: Script | None = None, run: Run | None = None,
-    decide: bool = True, line: int = 1,
+    decide: bool = True, line: int = 1, is_whole: bool = True,
 ) -> Script:  # fmt: skip
     """Read a script.
 
@@ -72,6 +72,7 @@ def read(
         run: Returns what a command in ``$(…)`` prints, where that is known.
         decide: Whether conditions that depend on the script's variables alone are decided.
         line: The line of the text's first character.
+        is_whole: Whether this is the whole script, so that functions which nothing has called are read at its end.
 
     Raises:
         CkptcheckError: A quote or bracket is never closed, or the script is too long to follow. The message has the line.
@@ -80,7 +81,7 @@ def read(
     reader.lines = text.split("\n")
     reader.first_line = line
     reader.run(list(tokenize(text, name, line)))
-    if into is None:
+    if is_whole:
         reader.read_uncalled_functions()
     return reader.script
 
@@ -108,7 +109,6 @@ class _Reader(Expansion):
         self.document: ShellToken | None = None
         # Whether a ``[[`` is open: its && and || split it into several commands.
         self.in_brackets = False
-        self.called: set[str] = set()
         self.steps, self.call_depth = MOST_STEPS, 0
 
     # --- tokens ---
@@ -202,13 +202,13 @@ class _Reader(Expansion):
     def read_uncalled_functions(self) -> None:
         """Read the functions that nothing calls: their commands may be the job's."""
         self.blocks = [_Block("group", None)]
-        for name in [name for name in self.script.functions if name not in self.called]:
-            if name not in self.called:
+        for name in [name for name in self.script.functions if name not in self.script.called]:
+            if name not in self.script.called:
                 self.call(name, [])
 
     def call(self, name: str, arguments: list[Word]) -> None:
         """Read the body of a function with its arguments."""
-        self.called.add(name)
+        self.script.called.add(name)
         if self.call_depth >= DEEPEST:
             return
         outer, blocks = self.script.arguments, self.blocks
@@ -364,7 +364,7 @@ class _Reader(Expansion):
             return
         here = next((at for at, token in enumerate(command) if token.operator == HERE_STRING), len(command))
         words = Command(word for token in command[:here] for word in self.expand(token))
-        words.end, words.is_dead = end, runs is False
+        words.begin, words.end, words.is_dead = command[0].line, end, runs is False
         place = end - self.first_line
         words.last_line = self.lines[place] if 0 <= place < len(self.lines) else ""
         if self.asks_for_document:
@@ -432,7 +432,7 @@ class _Reader(Expansion):
     def words_in(self, word: Word) -> list[Word]:
         """Return the words of a text, as ``read -a`` splits it."""
         parts = split_at_blanks(word)
-        return [replace(part, is_list=True) if part.reason and not part.text else part for part in parts]
+        return [replace(parts[0], is_list=True)] if len(parts) == 1 and parts[0].reason and not parts[0].text else parts
 
     def assign(self, token: ShellToken, conditional: bool, *, exported: bool = False) -> None:
         """Set a variable from ``NAME=…``, ``NAME+=…`` or ``NAME=( … )``; with `exported`, export it too.

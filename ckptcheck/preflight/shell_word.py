@@ -23,7 +23,7 @@ class Word:
     variable: str = ""
     """The variable that nothing sets, so that the word is not known; "" where that is not the reason."""
     is_list: bool = False
-    """Whether the word stands for several words, or for none: a list or an unquoted variable that is not known."""
+    """Whether the word stands for several words, or for none: a list that is not known."""
     marked: str = ""
     """The text with a `MARK` for each part that is not known; "" where that is the text itself."""
 
@@ -41,6 +41,8 @@ class Word:
 class Command(list[Word]):
     """The words of a command, and how its line ends."""
 
+    begin: int = 0
+    """The line where it begins, from 1; 0 where that is not known."""
     end: int = 0
     """The line where it ends, from 1; 0 where that is not known."""
     last_line: str = ""

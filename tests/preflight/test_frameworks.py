@@ -56,7 +56,7 @@ def test_verl_with_a_configuration_that_is_not_here_has_no_defaults(tmp_path: Pa
     job = opened(
         tmp_path, {"run.sh": "python -m verl.trainer.main_ppo --config-name=ours actor_rollout_ref.rollout.name=vllm\n"}
     )
-    assert job.notes == ["ours, the configuration that run.sh names, does not exist"]
+    assert job.notes == ["ours, the configuration that run.sh:1 names, does not exist"]
     assert job["rollout.temperature"].status == "unresolved"
 
 

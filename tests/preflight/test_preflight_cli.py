@@ -13,9 +13,10 @@ import jsonschema
 import pytest
 import typer.main
 
+from ckptcheck import preflight
 from ckptcheck.cli.app import build_app
 from ckptcheck.preflight.commands import suggest_commands
-from ckptcheck.preflight.open_job import open_job
+from ckptcheck.preflight.open_job import open_job, split_variables
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 from tests.factories.sample_reports import SARIF
 
@@ -60,6 +61,11 @@ def test_a_report_that_a_person_reads(folder: Path) -> None:
         == """job.yaml
 PipelineRL · deepspeed → vllm TP2
 
+  framework  PipelineRL 2026-04-22 (job.yaml:12 has vllm_config.use_v1)
+  engine     vllm (no file names its version)
+  files      job.yaml
+  settings   13 of the job, 17 defaults
+
   error   JOB002 temperature-mismatch
           job.yaml:7 finetune.rl.temperature
           the trainer computes logprobs at temperature 1 (job.yaml:7), and rollouts are sampled at 0.7 (job.yaml:2)
@@ -84,6 +90,79 @@ PipelineRL · deepspeed → vllm TP2
         "✗ 1 error · 0 rules passed · 1 skipped",
         "  ckptcheck rule JOB002 explains the first one",
     ]
+
+
+@pytest.mark.parametrize(
+    ("format", "beginning"),
+    [
+        ("github", "ckptcheck: job.yaml: read framework: PipelineRL"),
+        ("junit", '<property name="read: framework" value="PipelineRL'),
+        ("sarif", '"text": "read of job.yaml: framework: PipelineRL'),
+        ("json", '"read": {\n    "framework": "PipelineRL'),
+    ],
+)
+def test_every_format_says_first_what_was_read(format: str, beginning: str, folder: Path) -> None:
+    found = call("job.yaml", "--format", format, folder=folder).stdout
+    assert beginning in found
+    assert found.index(beginning) < found.index("JOB002" if format != "sarif" else "JOB017 skipped")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            'python run_grpo.py --config "$CONFIG" policy.generation.backend=vllm\n',
+            "the configuration that run.sh:1 names: ${CONFIG} is not set in the script; give its value with --env CONFIG=…",
+        ),
+        (
+            "python run_grpo.py --config grpo.yaml policy.generation.backend=vllm\n",
+            "grpo.yaml, the configuration that run.sh:1 names: it does not exist here; name its path before the script",
+        ),
+        (
+            "python train.py --hf-checkpoint m --rollout-batch-size 8 ${MODEL_ARGS[@]}\n",
+            "the arguments at run.sh:1: ${MODEL_ARGS[@]} is not set in the script; give its value with --env MODEL_ARGS=…",
+        ),
+        (
+            "python -m verl.trainer.main_ppo $OVERRIDES actor_rollout_ref.rollout.name=vllm\n",
+            "the arguments at run.sh:1: ${OVERRIDES} is not set in the script; give its value with --env OVERRIDES=…",
+        ),
+        ("python -m verl.trainer.main_ppo\n", "any setting: run.sh has none; name the job's configuration before it"),
+        (
+            "python run_grpo.py policy.generation.temperature=1\n",
+            "which engine the job has: policy.generation.backend: nothing sets it; give it after the file:"
+            " policy.generation.backend=…",
+        ),
+    ],
+)
+def test_nothing_passes_where_the_configuration_is_not_read(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    report = preflight(tmp_path / "run.sh")
+    assert (report.verdict, report.exit_code(), report.passed) == ("incomplete", 2, ())
+    assert report.error == f"could not read {sentence}"
+
+
+@pytest.mark.parametrize("text", ["python train.py $ARGS\n", "python train.py $1 $2\n"])
+def test_the_user_gives_what_a_script_takes_from_outside(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(text.replace("$ARGS", "${ARGS} --hf-checkpoint m"))
+    given = ["ARGS=--rollout-batch-size 8"] if "ARGS" in text else ["1=--hf-checkpoint=m", "2=--rollout-batch-size=8"]
+    report = preflight(tmp_path / "run.sh", env=given, framework="slime")
+    assert (report.verdict, report.error) == ("findings", None)
+    assert (
+        open_job([str(tmp_path / "run.sh")], framework="slime", environment=split_variables(given)).text(
+            "checkpoint.model"
+        )
+        == "m"
+    )
+
+
+def test_a_rule_whose_setting_is_not_resolved_has_not_passed(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.temperature=$T\n"
+    )
+    report = preflight(tmp_path / "run.sh")
+    reasons = dict(report.skipped)
+    assert "JOB002" not in report.passed
+    assert reasons["JOB002"] == "actor_rollout_ref.rollout.temperature is not resolved: ${T} is not set in the script"
 
 
 def test_json_names_file_and_line(folder: Path) -> None:
@@ -163,7 +242,7 @@ def test_nothing_to_read_is_said() -> None:
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     text = f"touch {tmp_path}/one\nA=$(touch {tmp_path}/two)\nB=`touch {tmp_path}/three`\nvllm serve org/model $A $B\n"
     (tmp_path / "serve.sh").write_text(text, encoding="utf-8")
-    assert call("serve.sh", folder=tmp_path).returncode == 0
+    assert call("serve.sh", folder=tmp_path).returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["serve.sh"]
 
 

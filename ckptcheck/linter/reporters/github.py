@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.locations import HUB, path_of
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
@@ -21,12 +21,19 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     """Write one workflow command per line, then one line of plain text per target."""
     lines: list[str] = []
     for report in reports:
+        lines += [_reading(report)] if report.read else []
         if report.error:
             lines.append(_command("error", {"title": "could not check"}, report.target, report.error))
         for code, error in report.other_reasons(report.crashed):
             lines.append(_command("error", {"title": f"{code} could not check"}, report.target, error))
         lines += [_annotation(report.target, finding) for finding in report.findings]
     return "\n".join([*lines, *map(_verdict, reports)]) + "\n"
+
+
+def _reading(report: Report) -> str:
+    """Say what was read, as a line of the log."""
+    text = "; ".join(f"{label}: {value}" for label, value in describe_reading(report))
+    return f"ckptcheck: {printable(report.target)}: read {printable(text)}".replace("##[", "## [")
 
 
 def _annotation(target: str, finding: Finding) -> str:

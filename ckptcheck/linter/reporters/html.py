@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from ckptcheck.linter.report import Cell, Report, Section
+from ckptcheck.linter.report import Cell, Report, Section, describe_reading
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.text.formatting import count
@@ -26,6 +26,7 @@ def _render_report(report: Report) -> str:
     parts = [
         f'<div style="font-family:sans-serif"><b>{_text(report.target)}</b>',
         f'<div style="opacity:.7">{_text(report.subject)}</div>' if report.subject else "",
+        _render_reading(report),
         _render_findings(report),
         *(_render_section(section) for section in report.sections),
         _render_table("consumers", tuple(report.consumers[0]), [tuple(row.values()) for row in report.consumers])
@@ -35,6 +36,11 @@ def _render_report(report: Report) -> str:
         "</div>",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _render_reading(report: Report) -> str:
+    rows = [f"<tr><td>{_text(label)}</td><td>{_text(text)}</td></tr>" for label, text in describe_reading(report)]
+    return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
 def _render_findings(report: Report) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from ckptcheck import __version__
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule
 
@@ -35,8 +35,9 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
 def _suite(report: Report, names: dict[str, str], *, several: bool) -> ET.Element:
     suite = ET.Element("testsuite", name=printable(report.target))
     properties = ET.SubElement(suite, "properties")
-    for name, value in (("version", __version__), ("verdict", report.verdict), ("known", str(report.known))):
-        ET.SubElement(properties, "property", name=name, value=value)
+    read = [(f"read: {label}", text) for label, text in describe_reading(report)]
+    for name, value in (*read, ("version", __version__), ("verdict", report.verdict), ("known", str(report.known))):
+        ET.SubElement(properties, "property", name=name, value=printable(value))
     # Some services tell tests apart by class and name alone, so with several targets the name has to say which.
     mark = f" [{printable(report.target)}]" if several else ""
     if report.error:

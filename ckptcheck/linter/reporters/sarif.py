@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any
 
 from ckptcheck import __version__
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.locations import HUB, encode_uri, path_of, path_on_hub, root_folder, select_side
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
@@ -141,6 +141,9 @@ def _bases(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
     where = {"locations": [_location(report.target, None)]}
+    if report.read:
+        text = "; ".join(f"{label}: {value}" for label, value in describe_reading(report))
+        yield {"level": "note", "message": {"text": _plain(f"read of {report.target}: {text}")}, **where}
     if report.error:
         text = f"{report.target} could not be checked: {report.error}"
         yield {"level": "error", "message": {"text": _plain(text)}, **where}

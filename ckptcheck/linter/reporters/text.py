@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters import tables
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
@@ -49,6 +49,7 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
     console.print(Text(printable(report.target), style="bold"))
     if report.subject:
         console.print(Text(printable(report.subject), style="dim"))
+    _reading(console, report)
     shown: dict[str, int] = {}
     for finding in report.findings:
         shown[finding.code] = shown.get(finding.code, 0) + 1
@@ -69,6 +70,17 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
     if report.findings:
         first = report.findings[0].code
         console.print(Text(f"  ckptcheck rule {first} explains the first one", style="dim"))
+
+
+def _reading(console: Console, report: Report) -> None:
+    """Print what was read, before what was found in it."""
+    rows = describe_reading(report)
+    wide = max((len(label) for label, _ in rows), default=0)
+    if rows:
+        console.print()
+    for label, text in rows:
+        line = Text("  ").append(label.ljust(wide), "dim").append("  ").append(printable(text))
+        console.print(line, soft_wrap=True)
 
 
 def _finding(console: Console, finding: Finding) -> None:

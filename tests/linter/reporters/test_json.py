@@ -31,10 +31,10 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
         for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
             yield from objects(child)
 
-    closed = [node for node in objects(FORM.schema) if "additionalProperties" in node]
+    closed = [node for node in objects(FORM.schema) if node.get("additionalProperties") is False]
     assert len(closed) == 7
     for node in closed:
-        optional = {"subject", "consumers", "sections", "error"} if "verdict" in node["properties"] else set()
+        optional = {"subject", "read", "consumers", "sections", "error"} if "verdict" in node["properties"] else set()
         optional |= {"columns", "rows", "lines"} if "columns" in node["properties"] else set()
         optional |= {"line"} if "hint" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional

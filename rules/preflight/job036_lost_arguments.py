@@ -1,0 +1,53 @@
+"""The launch line ends before its last arguments, which are never passed.
+
+## What it checks
+The command after the one that starts the job begins with an argument (`--flag`, `a.b=c`) and not with a program: the line before
+it was meant to go on. Its backslash is missing, a blank follows the backslash, or a comment stands between.
+
+## Why it matters
+The shell ends the command there. The job starts without these arguments and trains with defaults; only after it has ended does the
+shell say that it knows no command `--flag`.
+
+## How to fix
+End every line of the command but the last with a backslash and nothing after it, and put comments before the command.
+
+## When it can be wrong
+No program's name begins with two dashes or holds a dotted key with `=`.
+
+## Seen in
+The launch scripts of several training frameworks; a commented-out argument in the middle of a launch line is the usual cause.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.preflight.document import LostArguments
+from ckptcheck.preflight.job import Job
+
+
+@rule("JOB036", "lost-arguments", severity="error", on="job", when=lambda job: job.lost is not None)
+def check(job: Job) -> Iterator[Problem]:
+    lost = job.lost
+    if lost is None:
+        return
+    cause, hint = _explain(lost)
+    yield Problem(
+        f"{cause}, so the launch line ends there: the arguments from line {lost.begin} on ({clip(lost.first, 60)}, …) are never"
+        " passed",
+        file=lost.file,
+        line=lost.end,
+        hint=hint,
+    )
+
+
+def _explain(lost: LostArguments) -> tuple[str, str]:
+    """Return (why the line ends where it does, what to do)."""
+    written = lost.last_line.strip("\r\n")
+    if written.lstrip().startswith("#"):
+        return f"line {lost.end} is a comment in the middle of the command", "move the comment before the command"
+    if written.endswith("\\"):
+        return f"the backslash of line {lost.end} stands in a comment", "move the comment before the command"
+    if written.rstrip().endswith("\\"):
+        return f"a blank follows the backslash of line {lost.end}", f"remove the blanks at the end of line {lost.end}"
+    return f"line {lost.end} does not end with a backslash", f"end line {lost.end} with a backslash"
