@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse_distributed_tensor
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
@@ -33,9 +34,9 @@ MAX_PICKLE = 1 << 28
 def read_torch_file(path: Path) -> Any:
     """Return the object of a torch.save file or a plain pickle.
 
-    Dictionaries, lists and plain values stay as they are; tensors become arrays (bfloat16 as float32); an object of a
-    trainer's class becomes an `ObjectStub` whose state is plain. Raises CkptcheckError with one sentence where the file is
-    neither, is broken, or names a global that data does not need.
+    Dictionaries, lists and plain values stay as they are; tensors become arrays (bfloat16 as float32), a DTensor becomes a
+    `DistributedTensor`; an object of a trainer's class becomes an `ObjectStub` whose state is plain. Raises CkptcheckError
+    with one sentence where the file is neither, is broken, or names a global that data does not need.
     """
     try:
         with path.open("rb") as file:
@@ -107,6 +108,8 @@ def _known(module: str, name: str) -> Any:
         return _OURS[module, name]
     if (module, name) in _NAMED or (_OWN.match(module) and (name[:1].isupper() or name == "_rebuild_tensor_batch")):
         return make_stub(module, name)
+    if is_distributed_global(module, name):
+        return make_stub(module, name)
     return stubs.stub_for(module, name)
 
 
@@ -139,6 +142,12 @@ class _Plain:
             return self.of(value.arguments[1].get("_tensordict", {}), depth + 1)
         if value.name.endswith("_files_consolidated"):
             return self._consolidated(value, depth)
+        try:
+            distributed = parse_distributed_tensor(value, lambda entry: self.of(entry, depth + 1))
+        except (AttributeError, LookupError, TypeError, ValueError, StopIteration, OverflowError) as error:
+            raise UnreadableArchive("its DTensor is not laid out as PyTorch does it") from error
+        if distributed is not None:
+            return distributed
         value.state = self.of(value.state, depth + 1)
         return value
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import shutil
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +15,9 @@ from typing import Any
 import live
 import pytest
 
+from ckptcheck.checkpoint.distributed_tensor import Placement
+from ckptcheck.checkpoint.torch_file import read_torch_file
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
@@ -41,10 +47,12 @@ class Recorder:
         self.tensors.mkdir(parents=True)
         self.data: dict[str, Any] = {}
         self.handles: list[Any] = []
-        self.rename, self.fault, self.turns = rename, fault, False
+        self.rename, self.fault, self.turns, self.distributed = rename, fault, False, False
 
     def watch(self, module: Any, name: str) -> None:
-        self.handles.append(module.register_forward_hook(lambda *call: self._keep(name, *call), with_kwargs=True))
+        # first of all hooks, it sees the DTensors that parallelize_module turns into local tensors
+        hook = lambda *call: self._keep(name, *call)  # noqa: E731
+        self.handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=self.distributed))
 
     def _keep(self, name: str, module: Any, arguments: Any, keywords: Any, output: Any) -> Any:
         changed = output * self.fault[1] if self.fault and name == self.fault[0] else None
@@ -60,10 +68,13 @@ class Recorder:
     def _save(self, value: Any, name: str) -> Any:
         if not torch.is_tensor(value):
             return None
-        value = value.to_local() if hasattr(value, "to_local") else value
+        value = value.to_local() if hasattr(value, "to_local") and not self.distributed else value
         if self.turns and value.dim() == 3 and value.is_floating_point():
             value = value.transpose(0, 1)  # Megatron: [tokens, batch, width]
-        torch.save(value.detach().clone(), self.tensors / f"{name}.pt")
+        if hasattr(value, "trigger_wait"):
+            value.trigger_wait()
+        # a clone of a partial sum is the whole of it
+        torch.save(value.detach() if self.distributed else value.detach().clone(), self.tensors / f"{name}.pt")
         told = {"type": "torch.Tensor", "dtype": str(value.dtype), "shape": list(value.shape)}
         return told | {"data_name": f"{name}.pt"}
 
@@ -100,10 +111,12 @@ def run_one(
     padding: str = "",
     fault: tuple[str, float] | None = None,
     fault_rank: int | None = None,
+    distributed: bool = False,
 ) -> None:
     """Run one forward of one rank and dump it.
 
-    prompts: one for each data-parallel rank. fault: module, and factor of its output.
+    prompts: one for each data-parallel rank. fault: module, and factor of its output. distributed: DTensors are written as they
+    are.
     """
     model = load.__wrapped__(source) if how == "tensor" else load(source)
     fault = fault if fault_rank in (rank, None) else None
@@ -114,6 +127,7 @@ def run_one(
         if how == "tensor":
             shard(model, ranks)
         recorder = Recorder(out, rank, lambda name: name, fault)
+        recorder.distributed = distributed
         for name, module in model.named_modules():
             if name:
                 recorder.watch(module, name)
@@ -210,6 +224,8 @@ def run_together(how: str, ranks: int, source: Path, folder: Path) -> tuple[Path
         port = free.getsockname()[1]
     fault = {"fault": (DOWN, 1.05), "fault_rank": 1 if how == "tensor" else None}
     setups: dict[Path, dict[str, Any]] = {folder / "cut": {}, folder / "faulty": fault}
+    if how == "tensor":
+        setups |= {folder / "kept": {"distributed": True}, folder / "kept-faulty": fault | {"distributed": True}}
     mp.spawn(run_rank, (how, ranks, port, source, setups), ranks)
     return folder / "cut", folder / "faulty"
 
@@ -260,6 +276,43 @@ def test_one_of_two_tensor_parallel_ranks_is_wrong(
     assert "rank 1: 1.05 times what it should be" in found["LOC006"].message
     found, _ = judge(cut, faulty, config)
     assert found["LOC006"].key == DOWN
+
+
+def test_dtensors_are_read_with_their_placement(
+    run: Run, source: Path, tensor_parallel: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole, folder = run("trainer", 1), tensor_parallel[0].parent
+    tensors = folder / "kept" / "step0" / "rank1" / "dump_tensor_data"
+    partial = read_torch_file(tensors / f"Module.{DOWN}.Linear.forward.0.output.0.pt")
+    assert partial.placements == (Placement("partial", reduction="sum"),)
+    assert (partial.mesh, partial.coordinates) == ((2,), (1,))
+    columns = read_torch_file(tensors / "Module.model.layers.0.self_attn.q_proj.Linear.forward.0.output.0.pt")
+    assert columns.placements[0].kind == "shard"
+    assert columns.column_shards == 2
+    for config in (source, None):
+        found, report = judge(whole, folder / "kept", config)
+        assert (found, report.skipped) == ({}, ())
+        assert report.counts["tensors"] == LAYERS * 12 + 3
+        found, _ = judge(whole, folder / "kept-faulty", config)
+        assert found["LOC001"].key == DOWN
+    # without rank 1 a partial sum says nothing
+    shutil.copytree(folder / "kept", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "step0" / "rank1")
+    _, report = judge(whole, tmp_path / "half", source)
+    assert f"{2 * LAYERS} partial sums of rank 0, whose other ranks are not in the dump" in str(report.skipped)
+
+
+def test_a_broken_dtensor_is_a_sentence(tensor_parallel: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors = tensor_parallel[0].parent / "kept" / "step0" / "rank1" / "dump_tensor_data"
+    raw = (tensors / f"Module.{DOWN}.Linear.forward.0.output.0.pt").read_bytes()
+    draw = random.Random(0)
+    for _ in range(300):
+        broken = bytearray(raw)
+        for _ in range(3):
+            broken[draw.randrange(len(raw))] = draw.randrange(256)
+        (tmp_path / "x.pt").write_bytes(broken)
+        with contextlib.suppress(CkptcheckError):
+            read_torch_file(tmp_path / "x.pt")
 
 
 def test_one_of_two_data_parallel_ranks_is_wrong(run: Run, source: Path) -> None:

@@ -2,6 +2,7 @@
 
 msprobe.py    the folder of msProbe's PrecisionDebugger (task tensor, level L0), as the verl guide to consistency dumps makes it
 sglang.py     SGLang's dumper (a file for each tensor) and its --debug-tensor-dump-output-folder (a file for each pass)
+distributed.py  DTensors: the part of each rank, and sums that several ranks share
 rank.py       what a rank wrote, and the ranks that compute one batch together
 names.py      module names of transformers, vLLM, SGLang and Megatron → points
 stages.py     pipeline stages
@@ -19,6 +20,7 @@ from pathlib import Path
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.localize.dumps import msprobe, sglang
 from ckptcheck.parity.localize.dumps.alignment import Alignment, align_replicas
+from ckptcheck.parity.localize.dumps.distributed import resolve_distributed
 from ckptcheck.parity.localize.dumps.names import AttentionShape, read_points
 from ckptcheck.parity.localize.dumps.pairing import find_unequal_copy, pair_points
 from ckptcheck.parity.localize.dumps.positions import describe_positions
@@ -77,6 +79,7 @@ def compare_ranks(
         replicas, reasons = join_ranks([piece for dump in side for piece in read_points(dump, shape)])
         sides.append(replicas)
         not_compared += [f"{reason} ({name})" for reason in reasons]
+        not_compared += [f"{clause} ({name})" for dump in side for clause in dump.left_out]
         not_compared += [
             f"{count(dump.later_calls, 'later call')} of the modules on {dump.name} of {name} (further micro batches or tokens)"
             for dump in side
@@ -144,7 +147,7 @@ def _read_ranks(folder: Path) -> list[RankDump]:
     for reader in (msprobe, sglang):
         ranks: list[RankDump] = reader.read(folder)
         if ranks:
-            return ranks
+            return resolve_distributed(ranks)
     raise CkptcheckError(
         f"{folder} holds no dump that is known",
         hint="there should be dump.json of msProbe (task tensor, level L0), or *.pt of SGLang's dumper",

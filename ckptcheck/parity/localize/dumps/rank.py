@@ -20,6 +20,8 @@ class RankDump:
     """How many ranks share the columns of a matrix, where the dump says so."""
     later_calls: int = 0
     """Further calls of the modules in the same step (micro batches, tokens of the answer), which were not read."""
+    left_out: tuple[str, ...] = ()
+    """What of the rank is not compared: clauses for a reader."""
 
 
 @dataclass

@@ -1,0 +1,137 @@
+"""Reads a pickled DTensor: the part of one rank, and how the ranks of a mesh share the whole. Nothing of PyTorch is run.
+
+`torch.save` spells it as ``_rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …, (None, {"_local_tensor", "_spec"}))``; the
+spec has `mesh`, `placements` (one for each axis of the mesh) and `tensor_meta`. An `AsyncCollectiveTensor`, what a collective
+that runs gives, is spelled alike, with `elem`. Source: PyTorch 2.13 torch/distributed/tensor/_api.py, _dtensor_spec.py,
+placement_types.py, torch/distributed/device_mesh.py, _mesh_layout.py and _functional_collectives.py; until 2.8 the mesh is a
+tensor, and until 2.4 the modules begin with torch.distributed._tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckptcheck.checkpoint.unpickle import ObjectStub
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MODULES = re.compile(r"torch\.distributed\.(_?tensor|device_mesh|_mesh_layout)(\.\w+)*")
+"""Modules whose classes describe a DTensor."""
+WRAPPERS = frozenset(
+    (
+        ("torch._tensor", "_rebuild_from_type_v2"),
+        ("torch._utils", "_rebuild_wrapper_subclass"),
+        ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
+    )
+)
+"""Functions by which `torch.save` spells a tensor of a class of its own, and another such class."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one axis of the mesh shares a tensor."""
+
+    kind: Literal["shard", "replicate", "partial"]
+    """shard: each rank has a part along `axis`; replicate: each has all; partial: the whole is what `reduction` makes of all."""
+    axis: int | None = None
+    """Axis of the tensor, for shards."""
+    reduction: str = ""
+    """``sum``, ``avg``, ``max``, …, for partial ones."""
+
+
+@dataclass(frozen=True)
+class DistributedTensor:
+    """The part of a tensor that one rank has."""
+
+    local: NDArray[Any]
+    placements: tuple[Placement, ...]
+    """One for each axis of the mesh."""
+    mesh: tuple[int, ...]
+    """Number of ranks along each axis of the mesh."""
+    coordinates: tuple[int, ...] | None
+    """The rank's place in the mesh; None where the file does not say."""
+
+    @property
+    def column_shards(self) -> int:
+        """How many ranks share the last axis."""
+        last = self.local.ndim - 1
+        return prod(
+            size
+            for size, placement in zip(self.mesh, self.placements, strict=True)
+            if placement.kind == "shard" and placement.axis in (last, -1)
+        )
+
+
+def is_distributed_global(module: str, name: str) -> bool:
+    """Whether a global is needed to describe a DTensor: such a class, or one of WRAPPERS."""
+    return (module, name) in WRAPPERS or (
+        MODULES.fullmatch(module) is not None and name.lstrip("_")[:1].isupper() and name.isidentifier()
+    )
+
+
+def parse_distributed_tensor(stub: ObjectStub, plain: Callable[[Any], Any]) -> DistributedTensor | NDArray[Any] | None:
+    """Return the tensor that a call of `_rebuild_from_type_v2` describes; None for anything else.
+
+    plain: converts what the pickle describes; tensors become arrays. Raises AttributeError, LookupError, TypeError and ValueError
+    for a description that PyTorch does not write.
+    """
+    import numpy as np
+
+    if not stub.name.endswith("._rebuild_from_type_v2") or len(stub.arguments) != 4:
+        return None
+    _, kind, _, state = stub.arguments
+    name = str(getattr(kind, "name", "")).rpartition(".")[2]
+    own_field = {"DTensor": "_spec", "AsyncCollectiveTensor": "elem"}.get(name)
+    if own_field is None:
+        return None
+    parts = state if isinstance(state, tuple) else (state,)
+    fields = next(part for part in parts if isinstance(part, dict) and own_field in part)
+    if own_field == "elem":
+        whole: NDArray[Any] = plain(fields["elem"])
+        return whole
+    spec = fields["_spec"].state
+    mesh = spec["mesh"].state
+    local = plain(fields["_local_tensor"])
+    placements = tuple(map(_read_placement, spec["placements"]))
+    sizes = _read_mesh(mesh, plain)
+    if not isinstance(local, np.ndarray) or len(sizes) != len(placements):
+        raise ValueError("a DTensor has a placement for each axis of its mesh")
+    coordinates = mesh.get("_coordinate_on_dim")
+    is_known = isinstance(coordinates, (list, tuple)) and len(coordinates) == len(sizes)
+    return DistributedTensor(local, placements, sizes, tuple(map(int, coordinates)) if is_known else None)
+
+
+def _read_placement(stub: ObjectStub) -> Placement:
+    name = stub.name.rpartition(".")[2]
+    state = stub.state if isinstance(stub.state, dict) else {}
+    if name in ("Shard", "_StridedShard"):
+        return Placement("shard", axis=int(state["dim"]))
+    if name in ("Partial", "_Partial", "_NormPartial", "_MaskPartial"):
+        return Placement("partial", reduction=str(state.get("reduce_op", "sum")))
+    if name == "Replicate":
+        return Placement("replicate")
+    raise ValueError(f"{name} is no placement that is known")
+
+
+def _read_mesh(mesh: dict[str, Any], plain: Callable[[Any], Any]) -> tuple[int, ...]:
+    """Return the number of ranks along each axis of a mesh."""
+    if "_layout" not in mesh:
+        return tuple(plain(mesh["mesh"]).shape)
+    layout = mesh["_layout"].state
+    if "axes" not in layout:
+        return tuple(_count(size) for size in _as_tuple(layout["shape"]))
+    return tuple(_count(axis.state["shape"]) for axis in layout["axes"])
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _count(size: Any) -> int:
+    """Return the product of nested sizes: an axis may be made of several."""
+    return prod(map(_count, size)) if isinstance(size, tuple) else int(size)
