@@ -25,7 +25,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "nemo-rl": ("data.train_data_path", "data.val_data_path", "data.train.data_path", "data.validation.data_path"),
     "roll": ("actor_train.data_args.file_name", "validation.data_args.file_name"),
     "skyrl": ("data.train_data", "data.val_data"),
-    "openrlhf": ("prompt_data", "eval_dataset"),
+    "openrlhf": ("data.prompt_dataset", "eval.dataset", "prompt_data", "eval_dataset"),
     "areal": ("train_dataset.path", "valid_dataset.path"),
     "ms-swift": ("dataset", "val_dataset"),
 }
@@ -43,6 +43,7 @@ PORTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "prime-rl": (("inference.server.port", ""),),
     "pipelinerl": (("world.actor_group_port", ""),),
+    "trl": (("server.port", ""),),
     "skyrl": (("generator.http_endpoint_port", "generator.enable_http_endpoint"),),
 }  # fmt: skip
 """Framework → (key of a port on which the job itself listens, key that has to be on for that; with ! one that is not written)."""

@@ -186,3 +186,10 @@ def test_what_is_not_python_is_one_sentence() -> None:
         read("a = 1\nb = = 2\n")
     with pytest.raises(CkptcheckError, match=r"nests too deeply|too many nested"):
         read("(" * 5000 + ")" * 5000)
+
+
+@pytest.mark.parametrize("change", ["X = {0!r} + X", "X = [{0!r}, *X]"])
+def test_a_value_that_every_branch_writes_anew_does_not_double_with_each(change: str) -> None:
+    branches = [f"if opaque():\n    {change.format('a')}\nelse:\n    {change.format('b')}" for _ in range(60)]
+    start = "X = ['x']" if "[" in change else "X = 'x'"
+    assert "set under a condition" in str(shown("\n".join([start, *branches, "use(X)"])))

@@ -109,6 +109,10 @@ class Reference:
     name: str
 
 
+MOST_DIFFERENT = 300
+"""Most pieces in which two branches may differ: a value that every branch writes anew would double with each of them."""
+
+
 def unknown_if(value: Value, reason: str) -> Value:
     """Return a value as it is where the branch of a condition that nobody can tell sets it: the value with this reason."""
     if isinstance(value, Text):
@@ -126,6 +130,8 @@ def merge(one: Value, other: Value, reason: str) -> Value:
         return one
     if isinstance(one, Text) and isinstance(other, Text):
         same, rests = _split_common(one.pieces, other.pieces)
+        if len(rests) > MOST_DIFFERENT:
+            return Unknown(reason)
         return Text((*same, *(replace(piece, reason=piece.reason or reason) for piece in rests)))
     if isinstance(one, Items) and isinstance(other, Items):
         return Items.of(merge_items(one.items, other.items, reason))
@@ -135,6 +141,8 @@ def merge(one: Value, other: Value, reason: str) -> Value:
 def merge_items(one: tuple[Value, ...], other: tuple[Value, ...], reason: str) -> tuple[Value, ...]:
     """Return the common beginning of two lists, and the rest of both with the reason."""
     same, rests = _split_common(one, other)
+    if len(rests) > MOST_DIFFERENT:
+        return (*same, Unknown(reason))
     return (*same, *(unknown_if(item, reason) for item in rests))
 
 
