@@ -67,6 +67,8 @@ class UnknownKey:
     """A known key with a similar name; "" where there is none."""
     dropped_by: str = ""
     """The program that drops a key which it does not know, without a word; "" where it refuses it, or that is not known."""
+    refused_by: str = ""
+    """The program that stops at a key which it does not know; "" where it does not, or that is not known."""
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,13 @@ class KeyTable:
         known = [sum(self.find(path, number) is not None for path in names) for number in range(len(self.releases))]
         return max(range(len(known)), key=lambda number: (known[number], number))
 
-    def list_unknown_keys(self, document: Document, release: int, sections: Iterable[str]) -> list[UnknownKey]:
-        """Return the keys of a document, below these sections, that a release does not have."""
+    def list_unknown_keys(
+        self, document: Document, release: int, sections: Iterable[str], refused_by: str = ""
+    ) -> list[UnknownKey]:
+        """Return the keys of a document, below these sections, that a release does not have.
+
+        refused_by: the framework, where it stops at such a key.
+        """
         unknown = []
         for path, leaf in document.leaves.items():
             if path.partition(".")[0] not in sections or self.find(path, release) is not None:
@@ -163,7 +168,13 @@ class KeyTable:
                 continue
             parent, _, name = path.rpartition(".")
             near = find_closest_name(name, self.names_below(parent, release))
-            unknown.append(UnknownKey(leaf, near=f"{parent}.{near}" if near and parent else near))
+            # A slip of the pen changes a letter or two; a longer difference is rather a key of another version.
+            is_slip = abs(len(near) - len(name)) <= 2
+            unknown.append(
+                UnknownKey(
+                    leaf, near=f"{parent}.{near}" if near and parent else near, refused_by=refused_by if is_slip else ""
+                )
+            )
         return unknown
 
     def names_below(self, path: str, release: int) -> frozenset[str]:

@@ -2,7 +2,8 @@
 
 ## What it checks
 Keys of the rollout and of the engine's arguments are keys that the framework or the engine has, and hold values of the right
-kind. A flag that is almost one of slime's is a warning: slime and miles drop flags that they do not know.
+kind. A key that is almost one of the framework's is a warning where the framework is known to drop keys that it does not know
+(slime, miles, TRL's own scripts) or to stop at them (SkyRL, AReaL, open-instruct).
 
 ## Why it matters
 - Some frameworks ignore a misspelt key, and what it should have set keeps its default.
@@ -15,7 +16,8 @@ Correct the spelling, or leave the key as it is.
 For keys of newer versions and of patched frameworks.
 
 ## Seen in
-slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py)
+slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py); SkyRL raises "Invalid fields"
+(`validate_dict_keys_against_dataclass`)
 """
 
 from collections.abc import Iterator
@@ -31,17 +33,20 @@ MOST = 6
 
 @rule("JOB023", "key-not-understood", severity="info", on="job")
 def check(job: Job) -> Iterator[Problem]:
+    unknown_keys = []
     for unknown_key in job.unknown_keys:
-        if unknown_key.dropped_by:
-            leaf = unknown_key.leaf
-            yield Problem(
-                f"{unknown_key.dropped_by} has no {clip(leaf.key)}, and drops it without a word: did you mean {unknown_key.near}?",
-                file=leaf.file,
-                line=leaf.line if leaf.file else None,
-                severity="warning",
-                hint=f"write {unknown_key.near}",
-            )
-    unknown_keys = [unknown_key for unknown_key in job.unknown_keys if not unknown_key.dropped_by]
+        program = unknown_key.dropped_by or unknown_key.refused_by
+        if not program or not unknown_key.near:
+            unknown_keys.append(unknown_key)
+            continue
+        leaf, end = unknown_key.leaf, "drops it without a word" if unknown_key.dropped_by else "stops at it"
+        yield Problem(
+            f"{program} has no {clip(leaf.key)}, and {end}: did you mean {unknown_key.near}?",
+            file=leaf.file,
+            line=leaf.line if leaf.file else None,
+            severity="warning",
+            hint=f"write {unknown_key.near}",
+        )
     if not unknown_keys:
         return
     parts = []

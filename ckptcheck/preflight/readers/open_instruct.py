@@ -71,7 +71,7 @@ def _finish(job: Job, document: Document) -> None:
     table = load_key_table("open_instruct")
     _normalize(document, table)
     release = table.date_job(job, document.leaves)
-    job.unknown_keys += table.list_unknown_keys(document, release, frozenset(document.leaves))
+    job.unknown_keys += table.list_unknown_keys(document, release, frozenset(document.leaves), TITLE)
     default = f"{TITLE} {table.describe(release)}"
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, release, default)

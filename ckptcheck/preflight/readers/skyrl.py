@@ -121,7 +121,7 @@ def _finish(job: Job, document: Document) -> None:
     """Read the job by the release that knows its keys, and set the fields that depend on several of them."""
     table = load_key_table("skyrl")
     release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in SECTIONS))
-    unknown = table.list_unknown_keys(document, release, SECTIONS)
+    unknown = table.list_unknown_keys(document, release, SECTIONS, SKYRL)
     # A script of the user's may add keys to SkyRL's (``make_config``), so that only those which are almost SkyRL's are reported.
     job.unknown_keys += (
         unknown if OWN_PROGRAM.search(document.script) else [key for key in unknown if key.near or key.why]
