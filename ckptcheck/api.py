@@ -87,6 +87,8 @@ RANGES = {
     "sleep_level": NumberRange(1, 2, is_whole=True),
     "bucket_mb": NumberRange(0.001),
     "top_p": NumberRange(0, 1),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NumberRange(-2, 2)),
+    "repetition_penalty": NumberRange(0.01),
 }
 """Argument → the numbers that it takes, in every function that has no range of its own for it."""
 
@@ -1008,6 +1010,9 @@ def record_rollouts(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     full: int = 0,
     routing: bool = False,
@@ -1035,6 +1040,9 @@ def record_rollouts(
         temperature: sampling temperature; 0: greedy.
         top_p: nucleus sampling; 1: off.
         top_k: sampling from the k most likely tokens; 0: off.
+        presence_penalty: taken from the logits of tokens that the response has already; 0: off.
+        frequency_penalty: taken as often as the response has a token already; 0: off.
+        repetition_penalty: divides positive logits of tokens that are there already, and multiplies negative ones; 1: off.
         seed: seed of the first prompt; every further prompt adds 1.
         full: response tokens of which the logprobs of the whole vocabulary are kept.
         routing: also keep which experts tokens went to.
@@ -1052,6 +1060,7 @@ def record_rollouts(
     switch = _wrap_single(switch)
     _require_ranges(
         number=number, length=length, response=response, batch=batch, temperature=temperature, top_p=top_p, top_k=top_k,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, repetition_penalty=repetition_penalty,
         seed=seed, full=full, step=step, engine_tp=engine_tp, timeout=timeout,
     )  # fmt: skip
     from ckptcheck.parity.default_prompts import DefaultPrompts
@@ -1076,7 +1085,9 @@ def record_rollouts(
     registry.require_engine(engine)
     require_writable(_path(output))
     switches = parse_switches(list(switch))
-    sampling = Sampling(temperature, top_p, top_k, response, seed, ignore_eos)
+    sampling = Sampling(
+        temperature, top_p, top_k, response, seed, ignore_eos, presence_penalty, frequency_penalty, repetition_penalty
+    )
     with open_live_session(
         os.fspath(source), timeout=timeout, engine_python=_path(engine_python), observer=observer
     ) as live:
@@ -1571,6 +1582,8 @@ def parity_probe(
     temperature: float = 0.7,
     top_p: float = 1.0,
     top_k: int = 0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     dtype: Dtype = "float32",
     head_fp32: bool = False,
     floor: StrPath | None = None,
@@ -1598,6 +1611,8 @@ def parity_probe(
         temperature: sampling temperature.
         top_p: nucleus sampling; 1: off.
         top_k: sampling from the k most likely tokens; 0: off.
+        presence_penalty: taken from the logits of tokens that the response has already; 0: off.
+        frequency_penalty: taken as often as the response has a token already; 0: off.
         dtype: what both sides compute in.
         head_fp32: the trainer's output head computes in float32.
         floor: a file of `calibrate_floor`, or rollouts with equal weights: a gap of a few times that is no error (PRB005).
@@ -1612,7 +1627,10 @@ def parity_probe(
     only = _wrap_single(only)
     without = _wrap_single(without)
     switch = _wrap_single(switch)
-    _require_ranges(temperature=temperature, top_p=top_p, top_k=top_k, timeout=timeout)
+    _require_ranges(
+        temperature=temperature, top_p=top_p, top_k=top_k, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, timeout=timeout,
+    )  # fmt: skip
     _require_range("length", length, NumberRange(16, is_whole=True))
     for name, number in (("response", response), ("long", long)):
         _require_range(name, number, NumberRange(4, is_whole=True))
@@ -1662,7 +1680,9 @@ def parity_probe(
 
         environment = ProbeEnvironment(
             default_prompts.choose(length, 4, _path(prompts)), default_prompts.vocabulary, live.folder,
-            start_trainer=start_trainer, sampling=Sampling(temperature, top_p, top_k),
+            start_trainer=start_trainer, sampling=Sampling(
+                temperature, top_p, top_k, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty
+            ),
             setup=EngineSetup(parse_switches(list(switch))), stop_tokens=default_prompts.stop_tokens,
             conversation=default_prompts.conversation, length=room, response=response, long=long, timeout=timeout, dtype=dtype,
             head_fp32=head_fp32, say=observer.log,

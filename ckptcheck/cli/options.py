@@ -120,6 +120,18 @@ Prompts = Annotated[
 Temperature = Annotated[float, typer.Option(min=0, callback=finite, help="Sampling temperature; 0: greedy.")]
 TopP = Annotated[float, typer.Option(min=0, max=1, callback=finite, help="Nucleus sampling; 1: off.")]
 TopK = Annotated[int, typer.Option(min=0, help="Sampling from the k most likely tokens; 0: off.")]
+PresencePenalty = Annotated[
+    float,
+    typer.Option(min=-2, max=2, callback=finite, help="Taken from the logits of tokens in the response; 0: off."),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(min=-2, max=2, callback=finite, help="Taken as often as a token is in the response; 0: off."),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(min=0.01, callback=finite, help="Divides positive logits of tokens that are there already; 1: off."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the first prompt; every further prompt adds 1.")]
 FloorFile = Annotated[
     Path | None,

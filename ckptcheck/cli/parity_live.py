@@ -15,9 +15,12 @@ from ckptcheck.cli.options import (
     EnginePython,
     EngineSwitches,
     EngineTp,
+    FrequencyPenalty,
     HeadFp32,
     OutputFile,
+    PresencePenalty,
     Prompts,
+    RepetitionPenalty,
     Seed,
     Source,
     Temperature,
@@ -49,6 +52,9 @@ def record(
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     full: Annotated[
         int, typer.Option(min=0, help="Response tokens of which the logprobs of the whole vocabulary are kept.")
@@ -69,7 +75,9 @@ def record(
     reject_unused_length(WrittenOptions(ctx), has_prompts=prompts is not None)
     api.record_rollouts(
         source, output, engine=engine, prompts=prompts, number=number, length=length, response=response, batch=batch,
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, full=full, routing=routing, ignore_eos=ignore_eos,
+        temperature=temperature, top_p=top_p, top_k=top_k, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, repetition_penalty=repetition_penalty, seed=seed, full=full, routing=routing,
+        ignore_eos=ignore_eos,
         step=step, dtype=dtype, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
         engine_python=engine_python, timeout=timeout, observer=out.TERMINAL,
     )  # fmt: skip

@@ -72,6 +72,9 @@ def complete_metadata(engine: Running, metadata: Metadata, sampling: Sampling) -
             sampling.max_tokens,
             sampling.seed,
             sampling.ignore_eos or None,
+            sampling.presence_penalty or None,
+            sampling.frequency_penalty or None,
+            None if sampling.repetition_penalty == 1 else sampling.repetition_penalty,
         ),
         sampled_by="engine",
     )

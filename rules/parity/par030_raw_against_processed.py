@@ -3,7 +3,8 @@
 ## What it checks
 - The metadata agree: the temperature that the engine sampled with, whether its logprobs are raw or processed, and the
   temperature by which the trainer divides.
-- Processed logprobs do not come from a truncated distribution (top-p, top-k) that the trainer does not compute.
+- Processed logprobs do not come from a truncated distribution (top-p, top-k) or one with penalties (presence, frequency,
+  repetition), which the trainer does not compute.
 
 ## Why it matters
 Raw logprobs are those of the model, processed ones those of the distribution that was sampled from. At a temperature other than
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import join_words
 
 
 @rule("PAR030", "raw-against-processed", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
@@ -38,6 +40,20 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if metadata.logprobs == "processed" and is_truncated:
         text = "the engine reports processed logprobs of a distribution truncated by top-p or top-k, which no trainer computes"
         yield Problem(text, hint="sample with top_p 1 and top_k off, or take raw logprobs")
+    penalties = [
+        name
+        for name, value in (
+            ("presence", sampling.presence_penalty or 0.0),
+            ("frequency", sampling.frequency_penalty or 0.0),
+            ("repetition", 0.0 if sampling.repetition_penalty is None else sampling.repetition_penalty - 1.0),
+        )
+        if value
+    ]
+    if metadata.logprobs == "processed" and penalties:
+        text = (
+            f"the engine reports processed logprobs with a {join_words(penalties)} penalty, which no trainer computes"
+        )
+        yield Problem(text, hint="sample without penalties, or take raw logprobs")
     trainer_temperature = trainer.temperature if trainer is not None else None
     if sampling.temperature is None or trainer_temperature is None:
         return

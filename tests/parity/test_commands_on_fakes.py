@@ -91,6 +91,15 @@ def test_processed_logprobs_are_scored_at_their_temperature(here: Path) -> None:
     assert (scored.metadata.logprobs, scored.metadata.trainer.temperature) == ("processed", 0.5)
 
 
+def test_penalties_are_recorded_and_named(here: Path) -> None:
+    penalties = ("--presence-penalty", "0.5", "--repetition-penalty", "1.1")
+    parity("record", "tiny", "-o", "r.safetensors", *penalties, "--switch", "logprobs=processed", "--number", "2")
+    parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
+    sampling = read_rollouts(here / "s.safetensors").metadata.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, None, 1.1)
+    assert "processed logprobs with a presence and repetition penalty" in parity("judge", "s.safetensors", code=1)
+
+
 def test_a_floor_is_written_and_shown(here: Path) -> None:
     said = parity("calibrate", "tiny", "-o", "floor.json", "--number", "3", "--length", "20", "--response", "6")
     assert "The floor of this model" in said

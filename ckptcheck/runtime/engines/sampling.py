@@ -29,6 +29,8 @@ class Sampling:
     """Taken from the logit of each token that the response has already; 0 is off."""
     frequency_penalty: float = 0.0
     """Taken from the logit of a token as often as the response has it already; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that the prompt or the response has, and multiplies the negative ones; 1 is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,7 @@ def _settings(sampling: dict[str, Any], **more: Any) -> Any:
         ignore_eos=sampling.get("ignore_eos", False),
         presence_penalty=sampling.get("presence_penalty", 0.0),
         frequency_penalty=sampling.get("frequency_penalty", 0.0),
+        repetition_penalty=sampling.get("repetition_penalty", 1.0),
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.CUMULATIVE,
