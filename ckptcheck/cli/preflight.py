@@ -15,13 +15,14 @@ def preflight(
         list[str],
         typer.Argument(
             metavar="JOB...",
-            help="The job's .yaml, .toml or .sh file (several: in order), and key=value overrides.",
+            help="The job's .yaml, .toml, .sh or .py file (several: in order), and key=value overrides.",
         ),
     ],
     framework: Annotated[
         str | None,
         typer.Option(
-            help="verl, slime, nemo-rl, pipelinerl, roll, prime-rl, vllm or sglang.",
+            help="verl, slime, nemo-rl, pipelinerl, roll, prime-rl, skyrl, areal, trl, openrlhf, ms-swift, open-instruct, vllm or"
+            " sglang.",
             show_default="detected by the keys",
         ),
     ] = None,

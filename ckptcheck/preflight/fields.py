@@ -91,7 +91,7 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "engine.renders_chats": ("flag", "it renders conversations itself, for clients that send messages"),
     "engine.keeps_encoder_cache": ("flag", "outputs of its vision or audio encoder are kept over an update"),
     "engine.colocated": ("flag", "it shares its GPUs with the trainer"),
-    "update.undone_by": ("text", "the program and version that loads the first checkpoint over every update"),
+    "update.undone_by": ("text", "the program and version that loads the first checkpoint over every update; none"),
     "update.in_flight": ("flag", "weights change while requests are running"),
     "update.mode": ("text", "what is sent: full, delta"),
     "update.transport": ("text", "how it is sent, in the framework's own words"),

@@ -26,9 +26,6 @@ HIGHEST = 6
 PINNED = {
     "vllm": re.compile(r"\bvllm==(\d+(?:\.\d+)+)|vllm/vllm-openai:v(\d+(?:\.\d+)+)"),
     "sglang": re.compile(r"\bsglang(?:\[\w+\])?==(\d+(?:\.\d+)+)|lmsysorg/sglang:v(\d+(?:\.\d+)+)"),
-    "ms_swift": re.compile(r"\bms[-_]swift(?:\[[\w,\- ]+\])?==(\d+(?:\.\d+)+)"),
-    "openrlhf": re.compile(r"\bopenrlhf(?:\[[\w,\- ]+\])?==(\d+(?:\.\d+)+)"),
-    "trl": re.compile(r"\btrl(?:\[[\w,\- ]+\])?==(\d+(?:\.\d+)+)"),
     "transformer_engine": re.compile(r"\btransformer[_-]engine(?:\[\w+\])?==(\d+(?:\.\d+)+)"),
 }
 ENVIRONMENT = re.compile(r"(?:^|\.)(?:system_envs|env_vars)\.(\w+)$")

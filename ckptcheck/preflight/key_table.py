@@ -87,22 +87,24 @@ class KeyTable:
         numbers = [number for number in range(len(self.releases)) if () < self.version(number) <= wanted]
         return numbers[-1] if numbers else 0
 
-    def pick_release(self, document: Document, package: str, ignored: frozenset[str] = frozenset()) -> tuple[int, int]:
+    def pick_release(self, job: Job, document: Document, ignored: frozenset[str] = frozenset()) -> tuple[int, int]:
         """Return (the release whose keys and defaults hold, the release whose behaviour does).
 
-        Both are the one that the job pins. Without a pin the first is the newest that knows the most of the job's keys, and the
+        Both are the one that the job names. Otherwise the first is the newest that knows the most of the job's keys, and the
         second the newest of all, so that no mistake of an old release is reported that the job may not have.
 
         Args:
+            job: The job, whose dated defaults know the version that it names.
             document: The configuration.
-            package: The name of the framework's package in `Document.versions`.
             ignored: Keys that say nothing of the release.
         """
-        if (pin := document.versions.get(package)) is not None:
-            number = self.find_release(str(pin.value))
-            return number, number
-        paths = [path for path in document.leaves if path not in ignored]
-        return self.choose_release(paths), self.newest
+        version = job.defaults.version if job.defaults is not None else FrameworkVersion()
+        if version.date is not None:
+            older = [number for number, entry in enumerate(self.releases) if entry[2] <= version.date.isoformat()]
+            return (max(older, default=0),) * 2
+        if version.is_known:
+            return (self.find_release(version.text),) * 2
+        return self.choose_release([path for path in document.leaves if path not in ignored]), self.newest
 
     def date_job(self, job: Job, paths: Iterable[str]) -> int:
         """Return the release by which a job is read: that of the version it names, or the newest that knows the most of its keys.

@@ -7,7 +7,7 @@
         # export() gives pairs (name, tensor); sync.sent passes them through
         push(sync.sent(export()))
 
-See docs/watch.md for slime, verl and NeMo-RL.
+See docs/watch.md for slime, verl, NeMo-RL and TRL.
 """
 
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers

@@ -30,7 +30,7 @@ from ckptcheck.preflight.job import Job
 def check(job: Job) -> Iterator[Problem]:
     if job.number("engine.sleep_level") != 2:
         return
-    if (program := job.text("update.undone_by")) is not None:
+    if (program := job.text("update.undone_by")) not in (None, "none"):
         yield job.problem(
             f"{program} loads the first checkpoint into the engine again after every update, where the engine sleeps"
             f" ({job['update.undone_by'].place}): all rollouts come from the weights of the start",

@@ -16,7 +16,7 @@ import typer.main
 from ckptcheck import preflight
 from ckptcheck.cli.app import build_app
 from ckptcheck.preflight.commands import suggest_commands
-from ckptcheck.preflight.open_job import open_job, split_variables
+from ckptcheck.preflight.open_job import FRAMEWORKS, open_job, split_variables
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 from tests.factories.sample_reports import SARIF
 
@@ -294,3 +294,8 @@ def test_a_job_that_dumps_ends_with_the_comparison_of_its_dumps(how: str, tmp_pa
     assert suggest_commands(job)[-1] == f"ckptcheck parity localize ./model {dumps}"
     (tmp_path / "run.sh").write_text(f"{command}\n")
     assert not any("localize" in line for line in suggest_commands(open_job([str(tmp_path / "run.sh")])))
+
+
+def test_the_help_names_every_framework(folder: Path) -> None:
+    text = "".join(call("--help", folder=folder).stdout.replace("│", "").split())
+    assert [name for name in FRAMEWORKS if name not in text] == []

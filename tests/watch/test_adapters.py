@@ -1,4 +1,4 @@
-"""The adapters for slime, verl and NeMo-RL, around stand-ins of the interfaces that they were written against."""
+"""The adapters for slime, verl, NeMo-RL and TRL, around stand-ins of the interfaces that they were written against."""
 
 from __future__ import annotations
 
@@ -315,3 +315,79 @@ def test_nemo_rl_sends_positionally_and_on_other_ranks(tmp_path: Path) -> None:
     watch = Watch()
     adapters.nemo_rl(packed_broadcast_producer, watch)(trainer.export(), engine, 0, lambda each: each[1])
     assert set(watch.last[0].sent) == set(NAMES)
+
+
+class TrlGeneration:
+    """As TRL 1.16.0 has it: VLLMGeneration, which walks the parameters twice at the first sync with a server."""
+
+    def __init__(self, trainer: Trainer, engine: Engine, mode: str) -> None:
+        self.trainer, self.engine, self.mode = trainer, engine, mode
+        self._weight_metadata: list[Any] | None = None
+        self.walks = 0
+
+    def _iter_named_params(self) -> Iterator[tuple[str, Any]]:
+        self.walks += 1
+        yield from self.trainer.export()
+
+    def sync_weights(self) -> None:
+        if self.mode == "server" and self._weight_metadata is None:
+            self._weight_metadata = [name for name, _ in self._iter_named_params()]
+        self.engine.update(self._iter_named_params())
+
+
+class OldTrlGeneration:
+    """As TRL 0.28 to 1.10 has it, which pushes parameter by parameter."""
+
+    def __init__(self, trainer: Trainer, engine: Engine, mode: str) -> None:
+        self.trainer, self.engine, self.mode = trainer, engine, mode
+
+    def _push_param_to_vllm(self, name: str, param: Any) -> None:
+        self.engine.update([(name, param)])
+
+    def sync_weights(self) -> None:
+        for name, param in self.trainer.export():
+            self._push_param_to_vllm(name, param)
+
+
+class TrlTrainer:
+    """As TRL's GRPOTrainer: its generation, and the state with the global step."""
+
+    class State:
+        global_step = 0
+
+    def __init__(self, generation: Any) -> None:
+        self.vllm_generation, self.state = generation, self.State()
+
+
+@pytest.mark.parametrize("mode", ["server", "colocate"])
+@pytest.mark.parametrize("made", [TrlGeneration, OldTrlGeneration])
+def test_trl(made: Any, mode: str) -> None:
+    weights, engine = Trainer(), Engine()
+    watch = Watch(engine, on="raise")
+    trainer = adapters.trl(TrlTrainer(made(weights, engine, mode)), watch)
+    for step in range(3):
+        trainer.state.global_step = step
+        trainer.vllm_generation.sync_weights()
+        weights.step()
+    assert [sync.step for sync in watch.last] == [0, 1, 2]
+    assert all(set(sync.sent) == set(NAMES) for sync in watch.last)
+    if made is TrlGeneration:
+        assert trainer.vllm_generation.walks == (4 if mode == "server" else 3)
+    engine.deaf = (NAMES[0],)
+    trainer.state.global_step = 3
+    with pytest.raises(SyncError, match="HIS001 step 3"):
+        trainer.vllm_generation.sync_weights()
+
+
+def test_trl_of_another_version_goes_on_and_is_told() -> None:
+    class Other:
+        mode = "colocate"
+        synced = 0
+
+        def sync_weights(self) -> None:
+            self.synced += 1
+
+    trainer = adapters.trl(TrlTrainer(Other()), Watch())
+    with pytest.warns(SyncWarning, match="neither _iter_named_params nor _push_param_to_vllm"):
+        trainer.vllm_generation.sync_weights()
+    assert trainer.vllm_generation.synced == 1

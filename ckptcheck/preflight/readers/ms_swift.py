@@ -33,6 +33,7 @@ from ckptcheck.preflight.framework import (
     find_written,
     is_switched_on,
     normalize_dtype,
+    read_setting,
     set_default,
     set_derived,
     split_names,
@@ -53,6 +54,8 @@ OTHER_KEYS = split_names("""
     generation_num_beams generation_config
 """)
 """Keys of Ray's YAML, and those of transformers' `Seq2SeqTrainingArguments`."""
+DATED = ("engine.logprobs", "update.clears_cache", "update.in_flight", "update.mode")
+"""Fields that no key sets; ``defaults/ms-swift.toml`` has their values by version."""
 ENGINE_OPTIONS = "vllm_engine_kwargs"
 
 
@@ -96,8 +99,8 @@ def _finish(job: Job, document: Document) -> None:
     is_megatron = "megatron" in document.script.lower() or document.has("micro_batch_size")
     table = load_key_table("swift_megatron" if is_megatron else "swift")
     _normalize(document, table)
-    number, behaviour = table.pick_release(document, "ms_swift", TRAINING_ARGUMENTS)
-    release, of = table.version(behaviour), f"{SWIFT} {table.describe(number).removeprefix('v')}"
+    number, _ = table.pick_release(job, document, TRAINING_ARGUMENTS)
+    of = f"{SWIFT} {table.describe(number).removeprefix('v')}"
     _add_unknown_keys(job, document, table, number)
     for name, source in {**PATHS, **(MEGATRON if is_megatron else {})}.items():
         set_from_table(job, document, name, source, table, number, of)
@@ -113,7 +116,7 @@ def _finish(job: Job, document: Document) -> None:
         for name in [name for name in job.settings if name.startswith("rollout.")]:
             del job.settings[name]
         return
-    set_default(job, "trainer.filters", False, SWIFT)
+    job.settings["trainer.filters"] = read_setting(job, document, "trainer.filters", FieldSource())
     set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
     _set_router_replay(job, document, is_megatron, of)
     use = find_written(document, "use_vllm")
@@ -123,7 +126,7 @@ def _finish(job: Job, document: Document) -> None:
             "transformers", "default", f"default of {of}: generate() of the trained model"
         )
         return
-    _read_engine(job, document, table, number, release, of)
+    _read_engine(job, document, table, number, of)
     _set_correction(job, document, table, number, of)
 
 
@@ -189,11 +192,8 @@ def _set_router_replay(job: Job, document: Document, is_megatron: bool, of: str)
     job.settings["engine.routed_experts"] = derive_setting(mode, mode.value == "R3")
 
 
-def _read_engine(job: Job, document: Document, table: KeyTable, number: int, release: tuple[int, ...], of: str) -> None:
-    """Set vLLM's fields: from the trainer's own keys where it is colocated, or else from those of ``swift rollout``.
-
-    number: the release whose defaults hold; release: the one whose behaviour does.
-    """
+def _read_engine(job: Job, document: Document, table: KeyTable, number: int, of: str) -> None:
+    """Set vLLM's fields: from the trainer's own keys where it is colocated, or else from those of ``swift rollout``."""
     mode = find_written(document, "vllm_mode")
     default_mode = table.find("vllm_mode", number)
     addresses = ("vllm_server_host", "vllm_server_base_url")
@@ -206,10 +206,8 @@ def _read_engine(job: Job, document: Document, table: KeyTable, number: int, rel
         return
     set_default(job, "engine.colocated", is_colocated, of if default_mode else SWIFT)
     set_default(job, "engine.quantization", "none", of)
-    set_default(job, "engine.logprobs", "processed" if release >= (3, 11) else "raw", of)
-    set_default(job, "update.clears_cache", True, SWIFT)
-    set_default(job, "update.in_flight", False, SWIFT)
-    set_default(job, "update.mode", "full", SWIFT)
+    for name in DATED:
+        job.settings[name] = read_setting(job, document, name, FieldSource())
     prefix = f"{SERVER}." if is_server else ""
     dtype = find_written(document, f"{prefix}torch_dtype")
     if dtype is not None:

@@ -5,7 +5,7 @@ Facts, from OpenRLHF/OpenRLHF (3c3be6234, the releases named) and the package 0.
 
 - vLLM computes in bfloat16 whatever the trainer does (``vllm_engine.py``), and its weights must have that dtype.
 - vLLM's logprobs are asked for only where the importance correction is on (since 0.8.9), and then they are processed ones.
-- The trainer divides its logits by the temperature since 0.7 (``models/actor.py``), and computes over the whole vocabulary.
+- The trainer divides its logits by the temperature since 0.6.2 (``models/actor.py``), and computes over the whole vocabulary.
 - The context of vLLM is ``max_len``. Before 0.9.8 it was the sum of the two lengths where ``max_len`` was not written.
 - Each step sends all weights and, where prefix caching is on, clears its cache. With partial rollouts requests are paused and
   keep their blocks, and vLLM clears no cache that is in use (``BlockPool.reset_prefix_cache``); nothing reads its answer.
@@ -29,6 +29,7 @@ from ckptcheck.preflight.framework import (
     find_written,
     is_switched_on,
     normalize_dtype,
+    read_setting,
     remove_unused_critic,
     set_default,
     set_derived,
@@ -44,6 +45,11 @@ def _is_positive(value: object) -> object:
     return value > 0 if isinstance(value, (int, float)) else None
 
 
+DATED = (
+    "trainer.backend", "trainer.filters", "engine.name", "engine.dtype", "engine.quantization", "engine.lora", "rollout.top_k",
+    "update.mode", "update.merges_lora",
+)  # fmt: skip
+"""Fields that no flag sets; ``defaults/openrlhf.toml`` has their values."""
 PATHS: Mapping[str, FieldSource] = {
     "trainer.dtype": FieldSource(("ds.param_dtype", "param_dtype"), read=normalize_dtype),
     "trainer.tp": FieldSource(("ds.tensor_parallel_size", "ds_tensor_parallel_size")),
@@ -70,19 +76,19 @@ PATHS: Mapping[str, FieldSource] = {
 def _finish(job: Job, document: Document) -> None:
     """Read the job by its release, and set what follows from several keys."""
     table = load_key_table("openrlhf")
-    number, behaviour = table.pick_release(document, "openrlhf")
-    release = table.version(behaviour)
+    number, _ = table.pick_release(job, document)
     of = f"{OPENRLHF} {table.describe(number).removeprefix('v')}"
     sections = {path.partition(".")[0] for path in document.leaves}
     job.unknown_keys += table.list_unknown_keys(document, number, sections)
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, number, of)
-    job.settings["trainer.backend"] = Setting("deepspeed", "default", OPENRLHF)
+    for name in DATED:
+        job.settings[name] = read_setting(job, document, name, FieldSource())
     if is_switched_on(document, "bf16"):
         found = find_written(document, "bf16")
         job.settings["trainer.dtype"] = derive_setting(found, "bfloat16") if found else Setting()
-    set_default(job, "trainer.filters", False, OPENRLHF)
-    if release >= (0, 7):
+    # Releases before 0.6.2 computed at temperature 1.
+    if job.defaults is None or (job.defaults.version.release or (1,)) >= (0, 6, 2):
         set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
     else:
         set_default(job, "trainer.temperature", 1.0, of)
@@ -103,13 +109,6 @@ def _set_engine_and_update(job: Job, document: Document, of: str) -> None:
     is_asynchronous = is_switched_on(document, "train.async_enable", "async_train")
     partial = find_written(document, "train.partial_rollout_enable", "partial_rollout")
     is_partial = is_switched_on(document, "train.partial_rollout_enable", "partial_rollout")
-    set_default(job, "engine.name", "vllm", OPENRLHF)
-    set_default(job, "engine.dtype", "bfloat16", OPENRLHF)
-    set_default(job, "engine.quantization", "none", OPENRLHF)
-    set_default(job, "engine.lora", False, OPENRLHF)
-    set_default(job, "rollout.top_k", -1, OPENRLHF)
-    set_default(job, "update.mode", "full", OPENRLHF)
-    set_default(job, "update.merges_lora", False, OPENRLHF)
     is_colocated = is_switched_on(document, "train.colocate_all", "colocate_all_models")
     set_default(job, "engine.colocated", is_colocated and not is_asynchronous, of)
     sleep = find_written(document, "vllm.enable_sleep", "vllm_enable_sleep")

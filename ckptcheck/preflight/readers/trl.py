@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import apply_engine_arguments, arguments_in_section
@@ -29,6 +30,7 @@ from ckptcheck.preflight.framework import (
     find_written,
     is_switched_on,
     normalize_dtype,
+    read_setting,
     set_default,
     set_derived,
 )
@@ -81,14 +83,13 @@ def _finish(job: Job, document: Document) -> None:
     table = load_key_table(f"trl_{trainer}")
     _normalize(document, table)
     # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
-    number, behaviour = table.pick_release(document, "trl", TRAINING_ARGUMENTS)
+    number, behaviour = table.pick_release(job, document, TRAINING_ARGUMENTS)
     release = table.version(behaviour)
     of = f"{TRL} {table.describe(number).removeprefix('v')}"
     _add_unknown_keys(job, document, table, number)
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, number, of)
-    set_default(job, "trainer.filters", False, TRL)
-    set_default(job, "update.merges_lora", True, TRL)
+    job.settings["trainer.filters"] = read_setting(job, document, "trainer.filters", FieldSource())
     if release >= (0, 16):
         set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
     else:
@@ -213,12 +214,13 @@ def _read_engine(
         return
     for name, source in COLOCATED.items():
         set_from_table(job, document, name, source, table, number, of)
-    set_default(job, "engine.logprobs", "processed" if release >= (0, 24) else "raw", of)
+    _set_logprobs(job, document, "colocate")
     if is_switched_on(document, "vllm_enable_sleep_mode"):
         sleep = resolve(document, "vllm_enable_sleep_mode")
         leaf = sleep.leaf if sleep else None
         job.settings["engine.sleep_level"] = Setting(2, "set", "", leaf)
-        if (0, 28) <= release < (1, 10):
+        undone = read_setting(job, document, "update.undone_by", FieldSource())
+        if undone.value != "none":
             job.settings["update.undone_by"] = Setting(of, "set", "", leaf)
 
 
@@ -233,12 +235,20 @@ def _read_server(job: Job, document: Document, release: tuple[int, ...], of: str
             job, "vllm", arguments, beside=frozenset(("vllm_model_impl", "model", "log_level", "config"))
         )
     if is_own or (release < (1, 11) and not document.engine_script):
-        set_default(job, "engine.logprobs", "processed" if release >= (0, 27, 1) else "raw", f"{of}: trl vllm-serve")
+        _set_logprobs(job, document, "server")
     elif not document.engine_script:
         url = find_written(document, "vllm_server_base_url", "vllm_server_host")
         leaf = mode.leaf if mode else url.leaf if url else Leaf(None, "vllm_server_base_url", job.files[0])
         for name in ("engine.logprobs", "engine.prefix_caching"):
             job.settings[name] = Setting(None, "unresolved", "the command that starts vLLM's server sets it", leaf)
+
+
+def _set_logprobs(job: Job, document: Document, mode: str) -> None:
+    """Set whether vLLM's logprobs are raw, by the release and the mode, unless a command of the job says it."""
+    if job.defaults is not None:
+        job.defaults = replace(job.defaults, script=f"vllm_mode={mode}")
+    if job["engine.logprobs"].status == "unknown":
+        job.settings["engine.logprobs"] = read_setting(job, document, "engine.logprobs", FieldSource())
 
 
 def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
