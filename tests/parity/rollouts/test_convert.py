@@ -522,6 +522,9 @@ def test_nemo_rl_steps(tmp_path: Path) -> None:
     masked, _ = convert([write_nemo_step(tmp_path / "train_data_step1.jsonl", sample_loss_mask=[0.0, 1.0])])
     assert masked.metadata.step == 0
     assert masked.columns["response_mask"].tolist() == [False] * 6 + [True] * 3
+    # with dynamic sampling, `rewards` are of the batch before it was filtered
+    filtered, _ = convert([write_nemo_step(tmp_path / "filtered.jsonl", filtered_rewards=[0.25, 0.75])])
+    assert filtered.columns["rewards"].tolist() == [0.25, 0.75]
     zeros = [[0.0] * 5] * 2
     on_policy, _ = convert([write_nemo_step(tmp_path / "other.jsonl", prev_logprobs=zeros)])
     assert on_policy.metadata.step is None

@@ -240,7 +240,7 @@ def write_trl(path: Path, **changes: Any) -> Path:
 
 def test_batches_of_trl(tmp_path: Path) -> None:
     found, kind = convert([write_trl(tmp_path / "a.pkl")])
-    assert kind == "trl"
+    assert (kind, found.metadata.logprobs) == ("trl", "processed")
     assert found.tokens.tolist() == [1, 2, 7, 8, 9, 3, 5, 6]
     assert found.prompt_lengths.tolist() == [2, 1]
     assert found.columns["trainer_logprobs"].tolist() == [0, 0, -1.5, -2, -3, 0, -4, -5]

@@ -5,7 +5,8 @@ TRL writes no file that holds tokens. ``completions/completions_N.parquet`` (`lo
 `GRPOTrainer._generate_and_score_completions` returns has them, and ``torch.save(batch, FILE)`` keeps it: `prompt_ids` and
 `prompt_mask` [B, P] padded on the left, `completion_ids` and `completion_mask` [B, C] padded on the right;
 `sampling_per_token_logps` (the engine's), `old_per_token_logps` (the trainer's), `ref_per_token_logps` and `tool_mask` (0 for the
-tokens of tools) are [B, C]. Source: huggingface/trl trl/trainer/grpo_trainer.py at f2cd577, and trl 1.16.0 of PyPI.
+tokens of tools) are [B, C]. vLLM gives processed logprobs. Source: huggingface/trl trl/trainer/grpo_trainer.py and
+trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence],
         mask=trained,
         logprobs={side: of_tokens(name) for side, name in SIDES.items() if content.get(name) is not None},
     )
+    is_sampled = content.get(SIDES["engine"]) is not None
     metadata = Metadata(
-        engine=ScorerInfo("vllm") if content.get(SIDES["engine"]) is not None else None,
+        engine=ScorerInfo("vllm") if is_sampled else None,
+        logprobs="processed" if is_sampled else "unknown",
         trainer=ScorerInfo("trl") if content.get(SIDES["trainer"]) is not None else None,
         source="TRL batch",
     )
