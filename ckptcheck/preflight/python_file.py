@@ -67,12 +67,12 @@ def find_modules_beside(folder: Path, shown: Callable[[Path], str], read: Callab
         if not all(part.isidentifier() for part in parts):
             return None
         for start in folders:
-            file = start.joinpath(*parts[:-1], f"{parts[-1]}.py")
-            try:
-                if file.is_file():
-                    return read(file), shown(file)
-            except (OSError, CkptcheckError):
-                return None
+            for file in (start.joinpath(*parts[:-1], f"{parts[-1]}.py"), start.joinpath(*parts, "__init__.py")):
+                try:
+                    if file.is_file():
+                        return read(file), shown(file)
+                except (OSError, CkptcheckError):
+                    return None
         return None
 
     return find

@@ -1,4 +1,4 @@
-"""Finds the job in a Python script: the first framework that recognises the script's calls as its own."""
+"""Finds the job in a Python script: the first framework that recognises the script's calls, or a command that they run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.files import JobFiles, find_pinned_versions
 from ckptcheck.preflight.framework import Framework
 from ckptcheck.preflight.python_file import find_modules_beside, read_python_file
+from ckptcheck.preflight.python_launcher import NO_SETTINGS, read_python_launch
 from ckptcheck.preflight.python_source.values import to_plain
 
 
@@ -29,18 +30,30 @@ def read_python_job(
     text = files.text(path, shown)
     name = files.name(path)
     script = read_python_file(
-        text, name, find=find_modules_beside(path.parent, files.name, lambda file: files.text(file, files.name(file)))
+        text,
+        name,
+        find=find_modules_beside(path.parent, files.name, lambda file: files.text(file, files.name(file))),
+        environment=files.given,
+        results=NO_SETTINGS,
     )
+    frameworks = list(frameworks)
     for framework in frameworks:
         document = framework.read_python(script) if framework.read_python is not None else None
         if document is not None:
-            document.notes += script.notes
-            document.versions |= find_pinned_versions(text, name)
-            for variable, value in script.environment.items():
-                plain, reason = to_plain(value)
-                document.environment[variable] = Leaf(plain, variable, name, None, reason)
-            return document, framework
-    return None
+            found = document, framework
+            break
+    else:
+        launched = read_python_launch(script, files, path, frameworks)
+        if launched is None:
+            return None
+        found = launched
+    document, framework = found
+    document.notes += script.notes
+    document.versions |= find_pinned_versions(text, name)
+    for variable, value in script.environment.items():
+        plain, reason = to_plain(value)
+        document.environment.setdefault(variable, Leaf(plain, variable, name, None, reason))
+    return document, framework
 
 
 def require_python_job(
@@ -50,7 +63,7 @@ def require_python_job(
     found = read_python_job(path, shown, files, frameworks)
     if found is None:
         raise CkptcheckError(
-            f"{shown} builds no configuration that ckptcheck knows, such as trl.GRPOConfig(…)",
+            f"{shown} builds no configuration that ckptcheck knows, such as trl.GRPOConfig(…), and starts no job that it knows",
             hint="name the launch script or the configuration file that the job takes",
         )
     return found

@@ -10,7 +10,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.python_source.calls import Calls
 from ckptcheck.preflight.python_source.script import Find, PythonCall, PythonScript, parse_python
 from ckptcheck.preflight.python_source.state import MISSING, Class, Frame, Function, Missing, ModuleInfo, Outcome
-from ckptcheck.preflight.python_source.values import Instance, Items, Reference, Table, Unknown, Value
+from ckptcheck.preflight.python_source.values import Instance, Items, Reference, Table, Text, Unknown, Value
 
 MOST_STEPS = 200_000
 """Largest number of statements and expressions that are followed: loops and functions can call each other for ever."""
@@ -225,8 +225,9 @@ class Evaluator(Calls):
 
     def _do_ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> Outcome:
         """Name what is imported from a module: its value where the module lies beside the script and sets it."""
+        base = _package_of(frame, node.level) if node.level else ""
         for alias in node.names:
-            dotted = f"{node.module or ''}.{alias.name}".lstrip(".")
+            dotted = ".".join(part for part in (base, node.module, alias.name) if part)
             self.heap.write(frame, alias.asname or alias.name, self.imported(dotted))
         return None
 
@@ -344,6 +345,18 @@ class Evaluator(Calls):
             some = _any(_negate(self.matches(each, item, frame)) for each, item in pairs)
             return _negate(some)
         return None
+
+
+def _package_of(frame: Frame, level: int) -> str:
+    """Return the package that ``from .x import y`` means: ``a.b`` in the module a.b.c, for one dot."""
+    outermost: Frame | None = frame
+    while outermost is not None and outermost.parent is not None:
+        outermost = outermost.parent
+    name = outermost.slots.get("__name__") if outermost is not None else None
+    parts = name.shown.split(".") if isinstance(name, Text) else []
+    is_package = frame.module is not None and frame.module.file.endswith("__init__.py")
+    up = level - is_package
+    return ".".join(parts[: len(parts) - up] if up else parts)
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:

@@ -232,7 +232,9 @@ FRAMEWORK = Framework(
     sources=SOURCES,
     signs=(("hf_checkpoint", "rollout_batch_size"), ("hf_checkpoint", "rollout_num_gpus_per_engine")),
     launches=re.compile(
-        r"\btrain(_async)?\.py\b.*--(hf-checkpoint|rollout-|sglang-|actor-num|advantage-estimator)", re.DOTALL
+        # From the beginning only, so that the time does not grow with the square of a command's length.
+        r"\A(?=.*?\s--(hf-checkpoint|rollout-|sglang-|actor-num|advantage-estimator)).*?\btrain(_\w+)?\.py\b",
+        re.DOTALL,
     ),
     finish=_finish,
     fork=_fork,

@@ -301,7 +301,7 @@ FRAMEWORK = Framework(
     sources=SOURCES,
     signs=(("actor_rollout_ref",),),
     launches=re.compile(
-        r"\bverl\.\S*main_\w+|\bmain_ppo\b|\bmain_dapo\b|one_step_off\w*\.main|fully_async\w*\.\w*main|(^|\s)[+]{0,2}actor_rollout_ref\."
+        r"\s-m\s+(verl|recipe)\.[\w.]*main\w*|\b(verl|recipe)/\S*main\w*\.py\b|\s[+]{0,2}actor_rollout_ref\.\w"
     ),
     standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
     known_keys={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
