@@ -253,7 +253,7 @@ def _hash(rows: NDArray[Any]) -> NDArray[Any]:
     weights = np.random.default_rng(0).integers(1 << 62, (1 << 63) - 1, rows.shape[1] * rows.shape[2]) | 1
     with np.errstate(over="ignore"):
         total = np.zeros(len(rows), np.int64)
-        for column, weight in zip(rows.reshape(len(rows), -1).T, weights, strict=True):
+        for column, weight in zip(rows.reshape(len(rows), len(weights)).T, weights, strict=True):
             total += (column.astype(np.int64) + 1) * weight
     return total
 
