@@ -46,6 +46,8 @@ class Refusal:
     """Why, as a sentence."""
     is_override: bool = True
     """Whether it is an override of a command line; else it is in a configuration file."""
+    missing: str = ""
+    """The key that the configuration does not have, where that is why."""
 
 
 @dataclass(frozen=True)

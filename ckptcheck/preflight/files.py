@@ -98,28 +98,32 @@ class JobFiles:
         Returns the document and the overrides that set values; those have to be applied still.
         """
         root = root or path.parent
-        primary = self.config(path, shown, standard)
+        standards: tuple[Path, ...] = () if standard is None else (standard,)
+        primary = self.config(path, shown, standards)
         listed = primary.document.leaves.get("hydra.searchpath")
         searched = [folder for entry in _as_list(listed) if (folder := self.search_folder(entry, path.parent))]
+        if standard is not None and standard in path.resolve().parents:
+            # What a program's own configuration searches is the program's too.
+            standards = (standard, *(folder.resolve() for folder in searched))
         known = {path: primary}
         groups = ConfigFolders(
             [root, *folders, *searched],
-            lambda file: known[file] if file in known else self.config(file, self.name(file), standard),
+            lambda file: known[file] if file in known else self.config(file, self.name(file), standards),
         )
         composer = Composer(groups, overrides, self.budget)
         document = composer.compose(path.relative_to(root).as_posix())
         document.environment |= find_environment(document)
         return document, composer.values
 
-    def config(self, path: Path, shown: str, standard: Path | None = None) -> Config:
+    def config(self, path: Path, shown: str, standards: Sequence[Path] = ()) -> Config:
         """Read the own content of one YAML file. Raises CkptcheckError.
 
         Args:
             path: The file.
             shown: Its name in error messages.
-            standard: The folder of the program's own configurations; the values of its files are defaults.
+            standards: The folders of the program's own configurations; the values of their files are defaults.
         """
-        is_standard = standard is not None and standard in path.resolve().parents
+        is_standard = not set(standards).isdisjoint(path.resolve().parents)
         text = read_text_file(path, shown) if is_standard else self.text(path, shown)
         name = self.name(path)
         is_empty = all(line.strip() in ("", "---") or line.lstrip().startswith("#") for line in text.splitlines())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
@@ -320,7 +320,7 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
         copy_referred_section(into, full_path)
         if what := find_list_conflict(into, full_path, leaf.value):
             into.refusals.append(Refusal(leaf, f"{clip(full_path)} cannot be merged: {what}", is_override=False))
-        into.put(full_path, leaf)
+        into.put(full_path, replace(leaf, key=full_path) if leaf.is_default else leaf)
     into.environment |= values.environment
     into.versions |= values.versions
 

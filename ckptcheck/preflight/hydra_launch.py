@@ -21,6 +21,7 @@ from ckptcheck.preflight.shell_script import Word
 
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp")
+CONFIG_FILE = ("--config", "--config-file")
 CONFIG_FOLDER = ("--config-dir", "--config_dir", "-cd")
 MULTIRUN = ("--multirun",)
 
@@ -56,17 +57,24 @@ def compose_launch(words: Sequence[Word], into: Document, files: JobFiles, scrip
     primary = find_primary(words, files, script)
     if primary is None:
         return None
-    begin = next(
-        (index + 1 for index, word in enumerate(words) if word.text.endswith(".py") or _is_module(words, index)), 0
-    )
+    begin = find_arguments(words)
     overrides, rest = launch.parse_overrides(words[begin:], into, files.name(script))
     document, values = files.compose(
         primary.file, files.name(primary.file), overrides, primary.folders, primary.root, primary.standard
     )
     into.update(document)
+    into.is_composed &= not takes_new_keys(words, script)
     into.has_sweeps = any(word.text in MULTIRUN for word in words)
     launch.apply_parsed_overrides(values, into)
     return [*words[:begin], *rest]
+
+
+def find_arguments(words: Sequence[Word]) -> int:
+    """Return where the arguments of the Python program begin; what stands before it are words of launchers and shells."""
+    for index, word in enumerate(words):
+        if word.text.endswith(".py") or _is_module(words, index):
+            return index + 1
+    return 0
 
 
 def _is_module(words: Sequence[Word], index: int) -> bool:
@@ -82,11 +90,15 @@ def find_primary(words: Sequence[Word], files: JobFiles, script: Path) -> Primar
         files: The job's files.
         script: The file that has the command.
     """
-    options = [launch.option(words, *names) for names in (CONFIG_NAME, CONFIG_PATH, CONFIG_FOLDER)]
+    options = [launch.option(words, *names) for names in (CONFIG_NAME, CONFIG_PATH, CONFIG_FOLDER, CONFIG_FILE)]
     if any(word is not None and word.reason for word in options):
         return None
-    name, path, further = (word.text if word is not None else "" for word in options)
+    name, path, further, file_name = (word.text if word is not None else "" for word in options)
+    if file_name:
+        return None
     program = find_program_source(words, script)
+    if not name and program is not None and (default := read_default_file(program, files.name(program))) is not None:
+        return PrimaryConfiguration(default, default.parent, (), default.parent.resolve())
     own = read_decorator(program, files.name(program)) if program is not None else None
     standard = (program.parent / own[0]).resolve() if program is not None and own is not None else None
     folders = tuple(folder for folder in [_find_folder(further, script)] if folder is not None)
@@ -145,6 +157,44 @@ def read_decorator(file: Path, shown: str) -> tuple[str, str] | None:
                 if isinstance(path, str):
                     return path, name if isinstance(name, str) else ""
     return None
+
+
+def read_default_file(file: Path, shown: str) -> Path | None:
+    """Return the configuration that a program takes where ``--config`` is not given, or None where it says none.
+
+    NeMo-RL's programs say it as ``args.config = os.path.join(os.path.dirname(__file__), "configs", "grpo.yaml")``.
+
+    shown: the program in error messages.
+    """
+    try:
+        tree = parse_python(read_text_file(file, shown), shown)
+    except CkptcheckError:
+        return None
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "args.config"
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "os.path.join"
+            and node.value.args
+            and ast.unparse(node.value.args[0]) == "os.path.dirname(__file__)"
+        ):
+            parts = [part.value for part in node.value.args[1:] if isinstance(part, ast.Constant)]
+            if all(isinstance(part, str) for part in parts) and len(parts) == len(node.value.args) - 1:
+                default = file.parent.joinpath(*map(str, parts))
+                return default if default.is_file() else None
+    return None
+
+
+def takes_new_keys(words: Sequence[Word], script: Path) -> bool:
+    """Return whether a program merges its arguments with ``OmegaConf.from_cli``, which refuses no key (NeMo-RL's run_eval.py)."""
+    program = find_program_source(words, script)
+    if program is None:
+        return any(word.text.endswith("run_eval.py") for word in words)
+    try:
+        return "from_cli(" in read_text_file(program, program.name)
+    except CkptcheckError:
+        return True
 
 
 def _find_folder(name: str, beside: Path) -> Path | None:

@@ -68,8 +68,11 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
         key = override.key
         if key.startswith(("hydra.", "hydra/")):
             continue
-        if into.is_composed and not override.reason and (why := _find_refusal(override, into)):
-            into.refusals.append(Refusal(leaf, why))
+        if into.is_composed and not override.reason:
+            if missing := _find_missing_key(override, into):
+                into.refusals.append(Refusal(leaf, f"the configuration has no key {missing}", missing=missing))
+            elif why := _find_refusal(override, into):
+                into.refusals.append(Refusal(leaf, why))
         if override.kind == "~":
             _remove(key, into, leaf)
         elif override.is_sweep:
@@ -80,9 +83,21 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
             into.put_value(key, leaf)
 
 
+def _find_missing_key(override: Override, document: Document) -> str:
+    """Return the key that an override changes and a composed configuration does not have, "" where there is none."""
+    key = override.key
+    if override.kind or override.package is not None or (override.is_sweep and not document.has_sweeps):
+        return ""
+    if not document.has(key) and not _has_item(key, document):
+        return key
+    if isinstance(override.value, dict) and document.has_section(key):
+        return next((path for path in list_paths(override.value, key) if not document.has(path)), "")
+    return ""
+
+
 def _find_refusal(override: Override, document: Document) -> str:
     """Return why Hydra refuses to set a value in a composed configuration, "" where it does not."""
-    key, written = override.key, clip(override.key, 60)
+    key, written = override.key, clip(override.key, 120)
     if override.is_sweep and not document.has_sweeps:
         return f"{written} is given several values, which Hydra takes with --multirun only"
     if override.package is not None:
@@ -90,12 +105,6 @@ def _find_refusal(override: Override, document: Document) -> str:
     exists = document.has(key) or _has_item(key, document)
     current = resolve(document, key) if exists else None
     is_empty = not exists or (current is not None and current.value is None)
-    if override.kind == "" and not exists:
-        return f"the configuration has no key {written}, and Hydra takes a new one as +{written}=… only"
-    if override.kind == "" and isinstance(override.value, dict) and document.has_section(key):
-        for path in list_paths(override.value, key):
-            if not document.has(path):
-                return f"the configuration has no key {clip(path, 60)}, and Hydra takes new ones as +{written}=… only"
     if override.kind == "+" and not is_empty and not isinstance(override.value, (dict, list)):
         return f"the configuration has the key {written} already, which Hydra refuses after +"
     if override.kind == "~" and is_empty:

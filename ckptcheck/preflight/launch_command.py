@@ -15,7 +15,7 @@ from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT
 from ckptcheck.preflight.files import YAML, JobFiles
 from ckptcheck.preflight.framework import Framework
-from ckptcheck.preflight.hydra_launch import compose_launch
+from ckptcheck.preflight.hydra_launch import compose_launch, find_arguments, takes_new_keys
 from ckptcheck.preflight.shell_word import MARK, Word
 
 CONFIG_FILE = ("--config", "--config-file")
@@ -65,7 +65,9 @@ def read_launch_command(
         launch.option(kept, *CONFIG_FILE) or config_name, launch.option(kept, *CONFIG_PATH) if config_name else None,
         document, files, path, given, standard=framework.standard,
     )  # fmt: skip
-    rest = launch.apply_overrides(kept, document, script_name)
+    document.is_composed &= not takes_new_keys(kept, path)
+    begin = find_arguments(kept)
+    rest = [*kept[:begin], *launch.apply_overrides(kept[begin:], document, script_name)]
     document.script = " ".join(word.text for word in rest)
     return document
 

@@ -29,10 +29,12 @@ with `+` that the configuration has since (examples/tuning/lora/run_qwen3_8b_mer
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.job import Job
+from ckptcheck.text.formatting import count, join_truncated
 
-MOST = 8
-"""Largest number of findings."""
+MOST = 6
+"""Largest number of findings, and of keys in one."""
 
 
 @rule(
@@ -44,13 +46,19 @@ MOST = 8
 )
 def check(job: Job) -> Iterator[Problem]:
     refused = [refusal for refusal in job.refusals if refusal.is_override]
-    for number, refusal in enumerate(refused[:MOST]):
-        rest = len(refused) - MOST
-        more = f"; and {rest} more are refused" if number == MOST - 1 and rest > 0 else ""
-        leaf = refusal.leaf
+    missing = [refusal for refusal in refused if refusal.missing]
+    if missing:
+        keys = join_truncated(list(dict.fromkeys(clip(refusal.missing, 120) for refusal in missing)), MOST)
         yield Problem(
-            f"Hydra refuses an override: {refusal.why}{more}",
-            file=leaf.file,
-            line=leaf.line,
+            f"Hydra refuses {count(len(missing), 'override')}: the configuration has no key {keys}",
+            file=missing[0].leaf.file,
+            line=missing[0].leaf.line,
+            hint="correct the key, or write +key=… where the program reads one that its configuration does not have",
+        )
+    for refusal in [refusal for refusal in refused if not refusal.missing][:MOST]:
+        yield Problem(
+            f"Hydra refuses an override: {refusal.why}",
+            file=refusal.leaf.file,
+            line=refusal.leaf.line,
             hint="the job stops before it starts; correct the launch line",
         )
