@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
-from ckptcheck.refit.compute_path import Capturing, ModuleDifference, find_first_difference
+from ckptcheck.refit.compute_path import Capturing, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.inflight import InflightUpdate
-from ckptcheck.refit.noise_floor import TrialNoise, measure_noise_floor, measure_rounding
+from ckptcheck.refit.noise_floor import measure_noise_floor, measure_rounding
+from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
-from ckptcheck.refit.source_comparison import SourceComparison, compare_with_source
+from ckptcheck.refit.source_comparison import compare_with_source
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
-from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
-from ckptcheck.runtime.engines.base import Engine, EngineInfo, ScrambleResult, SequenceScores, TensorDigests
+from ckptcheck.runtime.engines.base import Engine, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
 from ckptcheck.runtime.process.deadlines import time_budget
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
-from ckptcheck.runtime.trainers.base import OptimizerStep, Trainer, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -51,59 +52,6 @@ class StartEngine(Protocol):
     def __call__(self, checkpoint: Path) -> Engine:
         """Start it. Raises what the engine's worker raises."""
         ...
-
-
-@dataclass
-class _Observations:
-    """What a trial has measured so far. It grows while the trial runs; `to_trace` builds the trace from it at the end."""
-
-    target: str
-    cache_unused_reason: str
-    engine: EngineInfo | None = None
-    trainer: TrainerInfo | None = None
-    weights: tuple[Weight, ...] = ()
-    stream_transport: str = ""
-    ignored_options: Mapping[str, str] = field(default_factory=dict)
-    source_comparison: SourceComparison | None = None
-    cold_manifest: TensorDigests = field(default_factory=dict)
-    noise_floor: TrialNoise = field(default_factory=TrialNoise)
-    scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
-    scrambled_manifest: TensorDigests = field(default_factory=dict)
-    syncs: list[Sync] = field(default_factory=list)
-    scorings: list[Scoring] = field(default_factory=list)
-    module_differences: dict[int, ModuleDifference] = field(default_factory=dict)
-    steps: list[OptimizerStep] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
-    replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    sleep_check: SleepCheck | None = None
-    sleep_skipped: str = ""
-    failed_phases: dict[str, str] = field(default_factory=dict)
-
-    def to_trace(self) -> RefitTrace:
-        """Return the evidence for the rules."""
-        return RefitTrace(
-            self.target,
-            engine=self.engine,
-            trainer=self.trainer,
-            weights=self.weights,
-            stream_transport=self.stream_transport,
-            ignored_options=self.ignored_options,
-            source_comparison=self.source_comparison,
-            cold_manifest=self.cold_manifest,
-            noise_floor=self.noise_floor,
-            scrambled=self.scrambled,
-            scrambled_manifest=self.scrambled_manifest,
-            syncs=tuple(self.syncs),
-            scorings=tuple(self.scorings),
-            module_differences=self.module_differences,
-            steps=tuple(self.steps),
-            memory=tuple(self.memory),
-            replica_mismatch=self.replica_mismatch,
-            sleep_check=self.sleep_check,
-            sleep_skipped=self.sleep_skipped,
-            cache_unused_reason=self.cache_unused_reason,
-            failed_phases=self.failed_phases,
-        )
 
 
 class RefitTrial:
@@ -140,7 +88,7 @@ class RefitTrial:
         self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
-        self._observations = _Observations(target, too_short if block and not self._inputs.probe else "")
+        self._observations = TrialObservations(target, too_short if block and not self._inputs.probe else "")
 
     def run(self) -> RefitTrace:
         """Run the trial and return its evidence.

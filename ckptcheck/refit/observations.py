@@ -1,0 +1,67 @@
+"""What a trial has measured so far, until it becomes the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptcheck.refit.compute_path import ModuleDifference
+from ckptcheck.refit.noise_floor import TrialNoise
+from ckptcheck.refit.sleep_cycle import SleepCheck
+from ckptcheck.refit.source_comparison import SourceComparison
+from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.runtime.engines.base import EngineInfo, ScrambleResult, TensorDigests
+from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+
+
+@dataclass
+class TrialObservations:
+    """What a trial has measured so far. It grows while the trial runs; `to_trace` builds the trace from it at the end."""
+
+    target: str
+    cache_unused_reason: str
+    engine: EngineInfo | None = None
+    trainer: TrainerInfo | None = None
+    weights: tuple[Weight, ...] = ()
+    stream_transport: str = ""
+    ignored_options: Mapping[str, str] = field(default_factory=dict)
+    source_comparison: SourceComparison | None = None
+    cold_manifest: TensorDigests = field(default_factory=dict)
+    noise_floor: TrialNoise = field(default_factory=TrialNoise)
+    scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
+    scrambled_manifest: TensorDigests = field(default_factory=dict)
+    syncs: list[Sync] = field(default_factory=list)
+    scorings: list[Scoring] = field(default_factory=list)
+    module_differences: dict[int, ModuleDifference] = field(default_factory=dict)
+    steps: list[OptimizerStep] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    sleep_check: SleepCheck | None = None
+    sleep_skipped: str = ""
+    failed_phases: dict[str, str] = field(default_factory=dict)
+
+    def to_trace(self) -> RefitTrace:
+        """Return the evidence for the rules."""
+        return RefitTrace(
+            self.target,
+            engine=self.engine,
+            trainer=self.trainer,
+            weights=self.weights,
+            stream_transport=self.stream_transport,
+            ignored_options=self.ignored_options,
+            source_comparison=self.source_comparison,
+            cold_manifest=self.cold_manifest,
+            noise_floor=self.noise_floor,
+            scrambled=self.scrambled,
+            scrambled_manifest=self.scrambled_manifest,
+            syncs=tuple(self.syncs),
+            scorings=tuple(self.scorings),
+            module_differences=self.module_differences,
+            steps=tuple(self.steps),
+            memory=tuple(self.memory),
+            replica_mismatch=self.replica_mismatch,
+            sleep_check=self.sleep_check,
+            sleep_skipped=self.sleep_skipped,
+            cache_unused_reason=self.cache_unused_reason,
+            failed_phases=self.failed_phases,
+        )
