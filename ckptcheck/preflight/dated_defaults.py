@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend: str = ""
     """The training backend for which the row holds; "" for all."""
     entry: str = ""
-    """A part of the launched module's name for which the row holds; "" for all. Such a row counts before one for all."""
+    """A part of the launched module's or configuration's name for which the row holds; "" for all. It counts before one for all."""
     since: Change | None = None
     """When the default became this value; None for as long as is known."""
     until: Change | None = None
@@ -140,7 +140,7 @@ class DatedDefaults:
     version: FrameworkVersion
     """The job's version of it; the newest version that was read holds where it is not known."""
     script: str = ""
-    """The module or program that the job launches."""
+    """The module or program that the job launches, and the names of its files."""
 
     def find(self, name: str, backend: str = "") -> Default | None:
         """Return the default of a field, or None where the table has none. name: in `FIELDS`; backend: what trains."""

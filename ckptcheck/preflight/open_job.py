@@ -153,7 +153,7 @@ def _set_defaults(job: Job, document: Document, framework: Framework, version: s
         }
         dated = date_by_removed_keys(table, places)
         named = dated if dated.is_known else named
-    job.defaults = DatedDefaults(table, named, document.script)
+    job.defaults = DatedDefaults(table, named, " ".join([document.script, *job.files]))
 
 
 def split_variables(pairs: Sequence[str]) -> dict[str, str]:

@@ -129,6 +129,9 @@ def _finish(job: Job, document: Document) -> None:
     )
     if (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
+    if job["trainer.max_length"].status == "set" and job["rollout.prompt_length"].status == "default":
+        # An agent's turns end at sequence_length, whatever the default of prompt_length.
+        del job.settings["rollout.prompt_length"]
     prompt, response = job.number("rollout.prompt_length"), resolve(document, "response_length")
     if (
         job["trainer.max_length"].status == "unknown"

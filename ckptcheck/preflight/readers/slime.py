@@ -99,6 +99,14 @@ MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
 """Fields that slime's scripts/models/*.sh set: they stay unknown where a script sources such a file and it is missing."""
 
+MODEL_ARGUMENTS = (
+    "trainer.mla",
+    "trainer.moe_permute_fusion",
+    "trainer.router_bias",
+    "trainer.router_bias_update_rate",
+)
+"""Fields that the model's own arguments set beside --num-experts."""
+
 
 def _finish(job: Job, document: Document) -> None:
     """Set the engine's arguments and the fields that depend on several keys."""
@@ -141,6 +149,10 @@ def _finish(job: Job, document: Document) -> None:
                 del job.settings[name]
     if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
+        # Experts without --num-experts: what the model's own arguments set was not read.
+        for name in MODEL_ARGUMENTS:
+            if job[name].status == "default":
+                del job.settings[name]
     # A file that could not be read may set what is missing.
     if job.flag("debug.rollout_only") and not document.notes:
         sizes = ("colocate", "rollout_num_gpus", "rollout_external_engine_addrs")
