@@ -19,7 +19,8 @@ from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
-from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
+from ckptcheck.checkpoint.pickled_storage import PickledTensor, load_storage, rebuild_tensor
+from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, make_stub, unpickle
 from ckptcheck.errors import CkptcheckError
 
@@ -88,7 +89,11 @@ def _encoded(text: Any, coding: Any = "utf-8") -> bytes:
     return text.encode("latin1")
 
 
-_OURS = {("_codecs", "encode"): CallableStub(_encoded)}
+_OURS = {
+    ("_codecs", "encode"): CallableStub(_encoded),
+    ("torch.storage", "_load_from_bytes"): CallableStub(load_storage),
+    ("torch._utils", "_rebuild_tensor_v2"): CallableStub(rebuild_tensor),
+}
 _NAMED = frozenset(
     (
         ("tensordict._reductions", "_make_td"),
@@ -124,6 +129,11 @@ class _Plain:
             raise UnreadableArchive("its containers are nested too deep")
         if isinstance(value, StoredTensor):
             return self._tensor(value)
+        if isinstance(value, PickledTensor):
+            elements = value.elements
+            record = ArchiveRecord(0, len(elements), 0)
+            archive = Archive({value.tensor.record: record}, b"")
+            return _Plain(lambda start, length: elements[start : start + length], archive).of(value.tensor)
         if isinstance(value, dict):
             return {key: self.of(entry, depth + 1) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):

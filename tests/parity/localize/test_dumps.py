@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -215,6 +216,28 @@ def test_tensors_are_read_as_torch_reads_them(dtype: str, kind: str, tmp_path: P
 class Bomb:
     def __reduce__(self) -> Any:
         return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "uint8"])
+def test_tensors_of_a_plain_pickle_are_read(dtype: str, tmp_path: Path) -> None:
+    whole = (torch.arange(24).reshape(4, 6) % 2 if dtype == "bool" else torch.arange(24).reshape(4, 6)).to(
+        getattr(torch, dtype)
+    )
+    content = {"whole": whole, "part": whole[1:, ::2], "turned": whole.T, "empty": whole[:0], "same": [whole, whole]}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    found = read_torch_file(tmp_path / "x.pkl")
+    for name in ("whole", "part", "turned", "empty"):
+        assert np.array_equal(found[name], content[name].to(torch.float32).numpy()), name
+    assert np.array_equal(found["same"][1], whole.to(torch.float32).numpy())
+    raw = (tmp_path / "x.pkl").read_bytes()
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        broken = bytearray(raw)
+        for at in draw.integers(0, len(raw), 3):
+            broken[at] = int(draw.integers(0, 256))
+        (tmp_path / "y.pkl").write_bytes(broken)
+        with contextlib.suppress(CkptcheckError):
+            read_torch_file(tmp_path / "y.pkl")
 
 
 def test_nothing_in_a_torch_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ckptcheck.checkpoint.torch_file import read_torch_file
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics import compute_metrics
@@ -85,11 +88,20 @@ def _rebuild_tensor_batch(cls: Any, state: Any) -> Any:
 TrainingInputBatch.__module__ = _rebuild_tensor_batch.__module__ = "skyrl.backends.skyrl_train.training_batch"
 
 
+class OldBatch(dict[str, Any]):
+    """Pickles as SkyRL's did before c7348d0: the tensors once as items, and once in the state."""
+
+    state: dict[str, Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.state
+
+
+OldBatch.__module__, OldBatch.__qualname__ = TrainingInputBatch.__module__, "TrainingInputBatch"
+
+
 def write_skyrl(path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], **metadata: Any) -> Path:
     """Write a batch of two sequences: tokens 1 2 | 7 8 9 and 3 | 5 6, all padding on the left."""
-    import sys
-    import types
-
     module: Any = types.ModuleType("skyrl.backends.skyrl_train.training_batch")
     module._rebuild_tensor_batch, module.TrainingInputBatch = _rebuild_tensor_batch, TrainingInputBatch
     for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", module.__name__):
@@ -132,6 +144,20 @@ def test_skyrl_of_responses_that_are_padded_on_the_right(tmp_path: Path, monkeyp
     assert found.tokens.tolist() == [1, 2, 7, 8, 9, 3, 5, 6]
     assert found.columns["engine_logprobs"].tolist() == [0, 0, -1, -2, -3, 0, -4, -5]
     assert mean_gap(found) == pytest.approx(0.5 / 4)
+
+
+def test_skyrl_of_a_pickle_that_holds_the_tensors_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    new, _ = convert([write_skyrl(tmp_path / "new.pkl", monkeypatch, {})])
+    monkeypatch.setattr(sys.modules[TrainingInputBatch.__module__], "TrainingInputBatch", OldBatch)
+    state = read_torch_file(tmp_path / "new.pkl").arguments[1]
+    batch = OldBatch(sequences=torch.zeros(2, 5, dtype=torch.long), loss_mask=torch.zeros(2, 3))
+    batch.state = state
+    (tmp_path / "old.pkl").write_bytes(pickle.dumps(batch))
+    old, kind = convert([tmp_path / "old.pkl"])
+    assert kind == "skyrl"
+    assert old.tokens.tolist() == new.tokens.tolist()
+    assert old.columns["engine_logprobs"].tolist() == new.columns["engine_logprobs"].tolist()
 
 
 def test_skyrl_without_a_forward_pass_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
