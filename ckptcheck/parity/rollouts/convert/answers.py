@@ -38,6 +38,7 @@ class Choice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
+    routed_experts: Any = None
     logprobs: ChoiceLogprobs | None = None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ckptcheck.parity.rollouts.build import Rollout, UnusableSequence
 from ckptcheck.parity.rollouts.convert.answers import Answer, Choice, ChoiceLogprobs, MetaInfo
+from ckptcheck.parity.rollouts.convert.routing_payload import decode_routing
 from ckptcheck.parity.rollouts.convert.streams import first_nonempty, join_events
 from ckptcheck.parity.rollouts.json_text import WrongType, convert_json, to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo, Whole
@@ -145,7 +146,14 @@ def _convert_choice(choice: Choice, answer: Answer, request: Request) -> Rollout
     if logprobs and output is not None and len(logprobs) > len(output):
         # with "echo" the logprobs of the prompt come first
         logprobs = logprobs[len(logprobs) - len(output) :]
-    return _build_rollout(prompt, output, logprobs, choice.finish_reason, answer.metadata or MetaInfo())
+    rollout = _build_rollout(prompt, output, logprobs, choice.finish_reason, answer.metadata or MetaInfo())
+    if isinstance(rollout, Rollout):
+        try:
+            start = request.get("routed_experts_prompt_start")
+            rollout.engine_routing = decode_routing(choice.routed_experts, len(rollout.tokens), start)
+        except UnusableSequence as error:
+            return error
+    return rollout
 
 
 def _as_token_ids(ids: Any) -> list[int] | None:

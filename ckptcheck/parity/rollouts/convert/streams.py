@@ -152,6 +152,7 @@ def _join_choice(number: int, parts: Sequence[Choice]) -> Choice:
         prompt_token_ids=first_nonempty([part.prompt_token_ids for part in parts]),
         token_ids=_concatenate([part.token_ids for part in parts]),
         response_token_ids=_concatenate([part.response_token_ids for part in parts]),
+        routed_experts=first_nonempty([part.routed_experts for part in reversed(parts)]),
         logprobs=_join_logprobs([part.logprobs for part in parts if part.logprobs is not None]),
     )
 
