@@ -30,6 +30,7 @@ from ckptcheck.preflight.framework import (
     leave_out_unresolved,
     normalize_dtype,
     read_setting,
+    remove_unused_critic,
     set_derived,
 )
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
@@ -88,6 +89,9 @@ PATHS: dict[str, FieldSource] = {
     "update.directory": FieldSource((f"{ENGINE}.delta_weight_sync.sync_dir",)),
     "save.directory": FieldSource(("trainer.ckpt_path",)),
     "save.interval": FieldSource(("trainer.ckpt_interval",)),
+    "critic.enabled": FieldSource((f"{ALGORITHM}.advantage_estimator",), read=lambda value: value == "gae"),
+    "critic.backend": FieldSource(("trainer.strategy",), read=_backend),
+    "checkpoint.critic": FieldSource(("trainer.critic.model.path",)),
     "checkpoint.model": FieldSource(("trainer.policy.model.path",)),
 }
 """Field → where SkyRL has it. The default is the one of the job's release at the first path that the release knows."""
@@ -152,6 +156,7 @@ def _finish(job: Job, document: Document) -> None:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
     elif job.text("trainer.router_replay") == "rollout":
         set_derived(job, "trainer.moe", True, job["trainer.router_replay"])
+    remove_unused_critic(job)
     leave_out_unresolved(job, "save.directory", "update.directory")
     _set_correction(job, document)
     if resolve(document, f"{SAMPLING}.logprobs") is None and table.find(f"{SAMPLING}.logprobs", release):
