@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import launch, shell_script
-from ckptcheck.preflight.document import Document, Leaf, LostArguments
-from ckptcheck.preflight.files import JobFiles
+from ckptcheck.preflight import launch, shell_script, yaml_file
+from ckptcheck.preflight.document import Document, Leaf, LostArguments, read_text_file
+from ckptcheck.preflight.files import YAML, JobFiles
 from ckptcheck.preflight.framework import Framework
-from ckptcheck.preflight.launch_command import read_engine_command, read_launch_command
+from ckptcheck.preflight.launch_command import CONFIG_FILE, read_engine_command, read_launch_command
 from ckptcheck.preflight.python_job import read_python_job
 from ckptcheck.preflight.shell_expansion import Script
 from ckptcheck.preflight.shell_word import MARK, Command, Word
@@ -79,6 +79,9 @@ def _find_and_read(
             return words, read_launch_command(words, framework, files, path, given), framework
         if group is trainers and (in_python := _find_python_launch(commands, trainers, files, path)) is not None:
             return in_python
+        if group is trainers and (configured := _find_configured_launch(commands, trainers, files, path)) is not None:
+            words, framework = configured
+            return words, read_launch_command(words, framework, files, path, given), framework
     return None
 
 
@@ -101,6 +104,25 @@ def _find_python_launch(
             script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
             if script is not None and (found := read_python_job(script, files.name(script), files, frameworks)):
                 return command, *found
+    return None
+
+
+def _find_configured_launch(
+    commands: Sequence[Command], frameworks: Sequence[Framework], files: JobFiles, path: Path
+) -> tuple[Command, Framework] | None:
+    """Return the last command with ``--config FILE`` whose file has the keys of one framework: a program of the user's own."""
+    for command in reversed(commands):
+        name = launch.option(command, *CONFIG_FILE)
+        file = files.beside(name.text, path.parent) if name is not None and not name.reason else None
+        if file is None or file.suffix not in YAML:
+            continue
+        try:
+            document = yaml_file.read(read_text_file(file, files.name(file)), files.name(file))
+        except CkptcheckError:
+            continue
+        claims = [framework for framework in frameworks if framework.style == "hydra" and framework.matches(document)]
+        if len(claims) == 1:
+            return command, claims[0]
     return None
 
 

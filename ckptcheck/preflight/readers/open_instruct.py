@@ -129,6 +129,7 @@ FRAMEWORK = Framework(
     style="flags",
     sources={},
     launches=re.compile(r"\bopen_instruct/grpo(_fast)?\.py\b|-m\s+open_instruct\.grpo(_fast)?\b"),
+    config_options=("--config",),  # it has no such option, and takes a YAML file before its flags
     program=re.compile(r"(\S*/)?open_instruct(/|\.)grpo(_fast)?(\.py)?$"),
     finish=_finish,
 )
