@@ -47,7 +47,10 @@ def parse_overrides(
         kind, key = match[1], match[2]
         place = Leaf(None, key, word.file or file, word.line or None, word.reason)
         try:
-            override = parse_override(word.text)
+            # The shell has replaced a ~ by the home before Hydra reads it.
+            override = parse_override(word.text.replace("=~/", "=/", 1))
+            if "=~/" in word.text and isinstance(override.value, str):
+                override = replace(override, value=f"~{override.value}")
         except GrammarError as error:
             value = parse_override_value(match[3] if kind != "~" and len(match.groups()) > 2 else "")
             override = Override(kind, key, None, value)  # type: ignore[arg-type]
