@@ -54,7 +54,7 @@ def download(requirement: str, folder: Path) -> zipfile.ZipFile:
         if any(phrase in result.stderr.lower() for phrase in OUT_OF_REACH):
             pytest.skip(f"no package index is reachable: {result.stderr.strip().splitlines()[-1][:200]}")
         pytest.fail(result.stderr)
-    return zipfile.ZipFile(next(folder.glob("verl-*.whl")))
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
 def read_configuration(wheel: zipfile.ZipFile, name: str) -> dict[str, Any]:
