@@ -13,7 +13,7 @@ clears the outputs of its encoder too, where the encoder is trained.
 ## How to fix
 - NeMo-RL: `recompute_kv_cache_after_weight_updates: true`; with images, `reset_encoder_cache_after_weight_update: true` and
   `in_flight_weight_updates: false`.
-- prime-rl: `use_prefix_cache_salt`.
+- prime-rl: `use_prefix_cache_salt`; with images, `model.vlm.freeze_vision_encoder`.
 - slime and miles: a pause mode other than `in_place`.
 - PipelineRL: `enable-prefix-caching: false`.
 
@@ -59,9 +59,11 @@ def _check_encoder(job: Job) -> Iterator[Problem]:
             f"outputs of the engine's vision or audio encoder are kept when weights change ({place}): later requests with the same"
             " image reuse those of older weights",
             at="engine.keeps_encoder_cache" if job["engine.keeps_encoder_cache"].leaf else "engine.prefix_caching",
-            hint="set reset_encoder_cache_after_weight_update to true, or freeze the encoder",
+            hint="set reset_encoder_cache_after_weight_update to true, or freeze the encoder"
+            if job.framework == "NeMo-RL"
+            else "freeze the encoder",
         )
-    elif keeps is False and job.flag("update.in_flight"):
+    elif keeps is False and job.flag("update.in_flight") and job.framework == "NeMo-RL":
         yield job.problem(
             f"the engine's encoder outputs are cleared at an update ({place}) while requests that need them run"
             f" ({job['update.in_flight'].place})",

@@ -50,7 +50,15 @@ FOLDERS = {
     ),
 )
 def check(job: Job) -> Iterator[Problem]:
+    at = "update.mode" if job["update.mode"].status == "set" else "update.transport"
     job.require_resolved("update.mode", "update.transport", "update.base", "update.directory", "engine.colocated")
+    if job.flag("trainer.lora") and job.framework in ("slime", "miles", "SkyRL"):
+        yield job.problem(
+            f"updates are deltas ({job[at].place}), and the trainer trains an adapter ({job['trainer.lora'].place}): miles"
+            " and SkyRL refuse the two together",
+            at=at,
+            hint="send whole weights",
+        )
     if job.framework in ("slime", "miles"):
         yield from _check_slime(job)
     elif job.framework == "verl" and job.engine == "vllm":

@@ -65,6 +65,10 @@ def _finish(job: Job, document: Document) -> None:
     arguments = arguments_in_section(document.leaves, lambda path: resolve(document, path), "vllm_config.vllm_kwargs")
     apply_engine_arguments(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
     _set_defaults_of_v0(job, document)
+    kind = resolve(document, "finetune.model_class")
+    if kind is not None and str(kind.value).startswith("vision"):
+        # All weights are trained, and updates pause vLLM with ``clear_cache=False``.
+        job.settings["engine.keeps_encoder_cache"] = Setting(True, "set", "", kind.leaf)
     quantization = resolve(document, "vllm_config.quantization")
     if quantization is not None and quantization.value == "bf16_last_layer_fp32":
         job.settings["engine.fp32_head"] = Setting(True, "set", "", quantization.leaf)

@@ -98,6 +98,12 @@ def _finish(job: Job, document: Document) -> None:
         # `auto_setup_router_replay`; an inference server started by hand has its own line.
         set_derived(job, "engine.routed_experts", True, job["trainer.router_replay"])
     job.settings["trainer.lora"] = _read_lora(document)
+    for section in ("trainer.model.vlm", "model.vlm"):
+        # Updates pause vLLM with ``clear_cache=False``, and nothing else resets its encoder's outputs.
+        frozen = resolve(document, f"{section}.freeze_vision_encoder")
+        if frozen is not None and isinstance(frozen.value, bool):
+            job.settings["engine.keeps_encoder_cache"] = Setting(not frozen.value, "set", "", frozen.leaf)
+            break
     salt = next((value for path in SALTS if (value := resolve(document, path)) is not None), None)
     reset = resolve(document, RESET)
     if salt is not None and salt.value is False and not (reset is not None and reset.value is True):

@@ -205,6 +205,9 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.backend") == "fsdp" and job["trainer.router_replay"].status == "set":
         # Only the engines for Megatron and VeOmni have it (`engine_workers.py`).
         job.settings["trainer.router_replay"] = Setting("none", "default", "verl's FSDP engine does not replay")
+    fused = resolve(document, "actor_rollout_ref.model.use_fused_kernels")
+    if job.text("trainer.dtype") == "bfloat16" and not (fused is not None and (fused.value is True or fused.reason)):
+        set_default(job, "trainer.fp32_head", False, VERL)
     _set_draft(job, document)
     _set_moe(job)
     if job.flag("algorithm.bypass") and (v1 := job.flag("trainer.v1")) is not None:
