@@ -162,6 +162,10 @@ SEQUENCE_PARALLEL = (
     f"{ACTOR}.automodel.cp_size",
 )
 """Keys that spread a sequence over ranks, one for each training engine; Megatron's is trainer.cp."""
+ASCEND = ("ASCEND_", "HCCL_", "VLLM_ASCEND_")
+"""Beginnings of the environment variables that scripts for Huawei's processors export."""
+OWN_TRAINER = re.compile(r"one_step_off|fully_async")
+"""Entry points that do not ask trainer.use_v1."""
 METRICS_OF_BYPASS = {
     True: ("training/rollout_probs_diff_* and rollout_corr/*", "actor/ppo_kl"),
     False: ("training/rollout_probs_diff_*", "rollout_corr/*"),
@@ -210,6 +214,10 @@ def _finish(job: Job, document: Document) -> None:
         set_default(job, "trainer.fp32_head", False, VERL)
     _set_draft(job, document)
     _set_moe(job)
+    if job.defaults is not None and OWN_TRAINER.search(job.defaults.script):
+        job.settings["trainer.v1"] = Setting(
+            False, "default", "default of this entry point, which has a trainer of its own"
+        )
     if job.flag("algorithm.bypass") and (v1 := job.flag("trainer.v1")) is not None:
         lost, left = METRICS_OF_BYPASS[v1]
         set_derived(job, "metrics.lost", lost, job["algorithm.bypass"])
@@ -240,6 +248,9 @@ def _finish(job: Job, document: Document) -> None:
             else Setting(int(length.value * ranks), "set", "", length.leaf)
         )
     _remove_trainer_of_generation(job, document)
+    if any(name.startswith(ASCEND) for name in document.environment):
+        # Transformer Engine, whose faults these settings avoid, does not run there.
+        remove_settings(job, "trainer.attention_backend", "trainer.moe_permute_fusion")
 
 
 def _remove_trainer_of_generation(job: Job, document: Document) -> None:
