@@ -45,6 +45,10 @@ class JobFiles:
         self.given = given or {}
         # The names of the files that were read.
         self.read: list[str] = []
+        # The overrides that the user gives beside the files, each with its place: some may choose configurations.
+        self.overrides: list[tuple[Override, Leaf]] = []
+        # Those among them that chose one.
+        self.choices: list[Override] = []
         # The work that all files of the job may still cause.
         self.budget = WorkBudget()
 
@@ -110,7 +114,13 @@ class JobFiles:
             [root, *folders, *searched],
             lambda file: known[file] if file in known else self.config(file, self.name(file), standards),
         )
-        composer = Composer(groups, overrides, self.budget)
+        chosen = [
+            (override, leaf)
+            for override, leaf in self.overrides
+            if isinstance(override.value, str) and groups.find(f"{override.key}/{override.value}") is not None
+        ]
+        self.choices += [override for override, _ in chosen]
+        composer = Composer(groups, [*overrides, *chosen], self.budget)
         document = composer.compose(path.relative_to(root).as_posix())
         document.environment |= find_environment(document)
         return document, composer.values

@@ -85,11 +85,14 @@ def open_job(
         raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
     paths = [Path(expand_home(name)) for name in names]
     files = JobFiles(paths[0], environment)
+    words = [Word(text, 0) for text in overrides]
+    files.overrides = launch.parse_overrides(words, Document(), None)[0]
     document, reader = _read_document(files, paths, names, framework)
     if reader is None:
         reader = _recognize_framework(document, names[0])
     document.budget = files.budget
-    _apply_overrides(document, overrides, reader)
+    values = [word for word, (override, _) in zip(words, files.overrides, strict=True) if override not in files.choices]
+    _apply_overrides(document, values, reader)
     document.environment |= find_environment(document)
     document.environment |= {variable: Leaf(value, variable) for variable, value in (environment or {}).items()}
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
@@ -237,9 +240,8 @@ def _recognize_framework(document: Document, name: str) -> Framework:
     )
 
 
-def _apply_overrides(document: Document, overrides: Sequence[str], framework: Framework) -> None:
+def _apply_overrides(document: Document, words: Sequence[Word], framework: Framework) -> None:
     """Apply the user's ``key=value`` arguments to the document, in the style of the framework."""
-    words = [Word(text, 0) for text in overrides]
     # What the user gives ckptcheck is not a command line of Hydra: it may name keys that no file has.
     document.is_composed = False
     if framework.style == "flags":

@@ -109,3 +109,13 @@ def test_a_program_that_takes_new_keys(tmp_path: Path) -> None:
     }
     script = f"python {tmp_path / 'run_eval.py'} --config {tmp_path / 'eval.yaml'} policy.new=1\n"
     assert not open_script(tmp_path, files, script).refusals
+
+
+def test_the_user_chooses_a_configuration(tmp_path: Path) -> None:
+    open_script(tmp_path, VERL, RUN.format(module="verl.trainer.main_ppo", more=""))
+    script = str(tmp_path / "examples" / "grpo" / "run.sh")
+    assert open_job([script]).text("trainer.backend") == "fsdp"
+    assert open_job([script, "model_engine=megatron"]).text("trainer.backend") == "megatron"
+    config = str(tmp_path / "verl" / "trainer" / "config" / "ppo_trainer.yaml")
+    job = open_job([config, "model_engine=megatron", "data.max_prompt_length=9", "new.key=1"])
+    assert (job.text("trainer.backend"), job.number("rollout.prompt_length"), job.refusals) == ("megatron", 9, [])
