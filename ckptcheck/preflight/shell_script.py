@@ -34,8 +34,8 @@ UNDER_CONDITION = "set under a condition"
 DECLARING = ("export", "declare", "readonly", "local", "typeset")
 STARTERS = ("[", "[[", "test", "true", "false", ":", "getopts")
 """Commands that are true or false without running anything."""
-MOST_STEPS = 300_000
-"""Largest number of words and operators that are read: functions can call each other for ever."""
+MOST_STEPS = 50_000
+"""Largest number of words and operators of functions that are read beyond the script's own: they can call each other for ever."""
 DEEPEST = 8
 """Largest depth of functions that call each other."""
 Kind = Literal["if", "case", "loop", "group"]
@@ -80,7 +80,9 @@ def read(
     reader = _Reader(name, folder, into or Script(), follow, run or (lambda words: None), decide)
     reader.lines = text.split("\n")
     reader.first_line = line
-    reader.run(list(tokenize(text, name, line)))
+    tokens = list(tokenize(text, name, line))
+    reader.steps += len(tokens)
+    reader.run(tokens)
     if is_whole:
         reader.read_uncalled_functions()
     return reader.script

@@ -335,3 +335,24 @@ def test_the_framework_can_be_told(tmp_path: Path) -> None:
 def test_every_reader_fills_known_fields_only() -> None:
     for framework in FRAMEWORKS.values():
         assert framework.sources.keys() <= FIELDS.keys(), framework.name
+
+
+def test_nemo_rl_reads_the_configuration_that_its_program_names(tmp_path: Path) -> None:
+    program = """
+def main():
+    if not args.config:
+        args.config = os.path.join(os.path.dirname(__file__), "configs", "grpo.yaml")
+"""
+    config = "policy:\n  generation: {backend: vllm, temperature: 0.7}\ngrpo: {num_prompts_per_step: 8}\n"
+    job = opened(
+        tmp_path,
+        {
+            "run.sh": "uv run examples/run_grpo.py grpo.num_prompts_per_step=4\n",
+            "examples/run_grpo.py": program,
+            "examples/configs/grpo.yaml": config,
+        },
+    )
+    assert (job.engine, job.number("batch.train"), job.describe("rollout.temperature")) == (
+        "vllm", 4, "0.7 (examples/configs/grpo.yaml:2)",
+    )  # fmt: skip
+    assert job.gaps == {}
