@@ -186,8 +186,10 @@ class JobFiles:
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {word.reason or 'it has no name'}")
+                    script.missing.append(notes[-1])
                 elif not sourced.is_file():
                     notes.append(f"{self.name(sourced)}, {place}, does not exist")
+                    script.missing.append(notes[-1])
                 elif depth < DEEPEST:
                     read_script(sourced, self.name(sourced), script, depth + 1)
 

@@ -11,12 +11,11 @@ import msgspec
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight import launch
-from ckptcheck.preflight.default_config import find_default_config
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT
 from ckptcheck.preflight.files import YAML, JobFiles
 from ckptcheck.preflight.framework import Framework
-from ckptcheck.preflight.hydra_launch import compose_launch, find_arguments, find_program_source, takes_new_keys
+from ckptcheck.preflight.hydra_launch import compose_launch, find_arguments, takes_new_keys
 from ckptcheck.preflight.shell_word import MARK, Word
 
 CONFIG_FILE = ("--config", "--config-file")
@@ -62,11 +61,6 @@ def read_launch_command(
         document.script = " ".join(word.text for word in others)
         return document
     config_name = launch.option(kept, *CONFIG_NAME)
-    if launch.option(kept, *CONFIG_FILE) is None and config_name is None:
-        program = find_program_source(kept, path)
-        default = find_default_config(program, files.name(program)) if program is not None else None
-        if default is not None:
-            document.update(files.document(default, files.name(default)))
     _read_named_config(
         launch.option(kept, *CONFIG_FILE) or config_name, launch.option(kept, *CONFIG_PATH) if config_name else None,
         document, files, path, given, standard=framework.standard,

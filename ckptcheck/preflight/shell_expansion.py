@@ -46,6 +46,8 @@ class Script:
     """The arguments of the script: none, unless ``set --`` sets them; of a function, while it is read."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Values that the user gives for variables of the environment."""
+    missing: list[str] = field(default_factory=list)
+    """One sentence for each sourced file that could not be read: it may set anything."""
     program: str = ""
     """The path of the script that the user starts: ``$0``, in the files that it sources too."""
     passes_arguments: list[Word] = field(default_factory=list)
@@ -98,7 +100,8 @@ class Expansion:
 
     def value(self, chunk: ShellChunk, line: int, in_test: bool = False) -> list[Word]:
         """Return the words that ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` or ``$(…)`` expands to."""
-        expression = clip(f"${{{chunk.text}}}" if chunk.kind == "parameter" else f"$({chunk.text})", 60)
+        written = chunk.text.replace(MARK, "…")
+        expression = clip(f"${{{written}}}" if chunk.kind == "parameter" else f"$({written})", 60)
         unknown = self.word("", line, f"{expression} is known only when the script runs")
         self.depth += 1
         try:
@@ -142,7 +145,11 @@ class Expansion:
         if words is None:
             if in_test:
                 return [self.word("", line)]
-            reason = f"${{{clip(chunk.text, 60)}}} is not set in the script"
+            if is_all and not self.script.missing:
+                # A shell passes nothing for a list that nothing sets, and an environment holds no lists.
+                return []
+            missing = f", and {self.script.missing[-1]}" if self.script.missing else ""
+            reason = f"${{{clip(chunk.text, 60)}}} is not set in the script{missing}"
             return [self.word("", line, reason, variable=name, is_list=is_all)]
         if not operator:
             return words if is_all else words[:1] or [self.word("", line)]

@@ -59,6 +59,7 @@ def last(text: str) -> list[str]:
         ('go() {\n  local n=$1\n  run $n "${@:2}"\n}\ngo 4', ["run", "4"]),
         ("function go {\n  run $1\n}\ngo 4", ["run", "4"]),
         ("for m in only; do run $m; done", ["run", "only"]),
+        ('run ${NEVER[@]} "${SET[@]}"', ["run"]),
         ('A=(1)\nif [ -z "$X" ]; then A+=(2); fi\nrun ${A[@]}', ["run", "1", "2"]),
         ("f() {\n case $1 in\n a) A=1;;\n esac\n run $A\n}\nf a", ["run", "1"]),
     ],
