@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.preflight.framework import FieldSource
-from ckptcheck.preflight.key_table import load_key_table
-from ckptcheck.preflight.readers import ms_swift, openrlhf, trl
+from ckptcheck.preflight.key_table import KeyTable, load_key_table
+from ckptcheck.preflight.readers import areal, ms_swift, openrlhf, skyrl, trl
 from tests.factories.checkpoint_cases import ROOT
 from tests.preflight.test_defaults_of_packages import download
 
@@ -39,6 +39,13 @@ SWITCHES = (
     "async_generate", "router_replay_mode",
 )  # fmt: skip
 """Keys that the readers ask for besides."""
+
+
+NESTED: dict[str, Mapping[str, FieldSource]] = {
+    "skyrl": {**skyrl.PATHS, **skyrl.BY_MEGATRON},
+    "areal": {**areal.PATHS, **areal.BY_ENGINE["sglang"], **areal.BY_ENGINE["vllm"]},
+}
+"""Table and package → the fields that are read by it, for configurations with sections. The tables go beyond the packages."""
 
 
 def learn_newest(name: str, package: Path) -> dict[str, dict[str, Any]]:
@@ -84,3 +91,28 @@ def test_no_key_has_moved(name: str, tmp_path: Path) -> None:
     assert find_moved(name, sections) == {}
     sections = {section: dict.fromkeys(keys, 0.123) for section, keys in sections.items()}
     assert find_moved(name, sections), "a default that moved is found"
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_no_nested_key_has_moved(name: str, tmp_path: Path) -> None:
+    if name == "areal" and sys.version_info < (3, 12):
+        pytest.skip("AReaL's sources have the syntax of Python 3.12")
+    wheel = download(name, tmp_path)
+    for member in wheel.namelist():
+        if member.endswith(".py"):
+            file = tmp_path / "package" / member
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(wheel.read(member))
+    sections = learn_newest(name, tmp_path / "package")
+    version = Path(str(wheel.filename)).name.split("-")[1]
+    table = load_key_table(name)
+    release = table.find_release(version)
+    spans = {section: {key: [(0, 0, entry)] for key, entry in keys.items()} for section, keys in sections.items()}
+    package = KeyTable(table.repository, ((version, "", ""),), (table.roots[release],), spans)
+    assert table.version(release) == tuple(int(part) for part in version.split(".")[:3]), (
+        "the newest release is in the table"
+    )
+    paths = {path for source in NESTED[name].values() for path in source.paths}
+    moved = {path for path in paths if package.find(path, 0) != table.find(path, release)}
+    assert moved == set()
+    assert sum(package.find(path, 0) is not None for path in paths) > len(paths) // 2, "the package is read"
