@@ -19,6 +19,8 @@ from ckptcheck.preflight.document import Document, Leaf, Refusal
 from ckptcheck.preflight.hydra_override import Override
 from ckptcheck.preflight.interpolation import find_reference, resolve
 
+ENTRY_STEPS = 50
+"""Steps that one entry of a defaults list takes."""
 DEEPEST = 20
 """Largest depth of configurations that include each other."""
 
@@ -145,7 +147,7 @@ class Composer:
     def _enter(self, node: Node, above: list[str], *, is_interpolated: bool) -> None:
         """Find the configurations that a configuration includes, and enter them in turn. above: those that include it."""
         entry = node.entry
-        self.budget.spend(VALUE_STEPS, "the defaults list")
+        self.budget.spend(ENTRY_STEPS, "the defaults list")
         if entry.group_path.startswith("hydra/") or entry.group_path == "hydra":
             entry.value = None
             return

@@ -17,6 +17,8 @@ from ckptcheck.preflight.yaml_file import parse_scalar
 
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w.@/\-]*)=(.*)", re.DOTALL)
 REMOVAL = re.compile(r"(~)([A-Za-z_][\w.@/\-]*)")
+LONGEST = 20_000
+"""Characters of an override that is still read."""
 FLAG = re.compile(r"--?[A-Za-z]")
 
 
@@ -45,6 +47,8 @@ def parse_overrides(
             rest.append(word)
             continue
         kind, key = match[1], match[2]
+        if len(word.text) > LONGEST:
+            word = replace(word, text=f"{kind}{key}=", reason=f"it has more than {LONGEST:,} characters")
         place = Leaf(None, key, word.file or file, word.line or None, word.reason)
         try:
             # The shell has replaced a ~ by the home before Hydra reads it.

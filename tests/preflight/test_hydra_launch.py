@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.job import Job
 from ckptcheck.preflight.open_job import open_job
 
@@ -119,3 +120,19 @@ def test_the_user_chooses_a_configuration(tmp_path: Path) -> None:
     config = str(tmp_path / "verl" / "trainer" / "config" / "ppo_trainer.yaml")
     job = open_job([config, "model_engine=megatron", "data.max_prompt_length=9", "new.key=1"])
     assert (job.text("trainer.backend"), job.number("rollout.prompt_length"), job.refusals) == ("megatron", 9, [])
+
+
+def test_defaults_that_multiply_are_refused(tmp_path: Path) -> None:
+    for number in range(1, 19):
+        text = f"defaults: [{', '.join(f'f{number - 1}@{name}' for name in 'abc')}]\n"
+        (tmp_path / f"f{number}.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "f0.yaml").write_text("x: 1\n", encoding="utf-8")
+    (tmp_path / "job.yaml").write_text("defaults: [f18, _self_]\npolicy: {generation: {}}\n", encoding="utf-8")
+    with pytest.raises(CkptcheckError, match="the defaults list comes to more than 1,000,000 steps of work"):
+        open_job([str(tmp_path / "job.yaml")])
+
+
+def test_a_very_long_override_is_not_read(tmp_path: Path) -> None:
+    script = RUN.format(module="verl.trainer.main_ppo", more="actor_rollout_ref.rollout.temperature=" + "1" * 30_000)
+    job = open_script(tmp_path, VERL, script)
+    assert job["rollout.temperature"].source == "it has more than 20,000 characters"
