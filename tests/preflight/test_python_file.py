@@ -181,6 +181,18 @@ def test_a_script_that_runs_for_ever_is_not(text: str) -> None:
     assert len(read(text + "use(1)").notes) <= 1
 
 
+def test_values_that_double_themselves_stay_small() -> None:
+    doubling = "A = A + A\n" * 60
+    nested = "A = [A] * 100\n" * 60
+    dicts = "A = {'a': A, 'b': A}\n" * 60
+    for text in ("A = [1]\n" + doubling, "A = [1]\n" + "A += A\n" * 60, "A = 'x'\n" + doubling, nested, dicts):
+        script = read(f"A = 1\n{text}use(A, a=A)\nB = str(A)\nC = A == A\nD = len(A)\n")
+        call = next(call for call in script.calls if call.ends_with("use"))
+        assert len(call.to_document().leaves) <= 5000
+        plain, reason = to_plain(call.arguments[0])
+        assert reason or (isinstance(plain, list) and len(plain) == 5000)
+
+
 def test_what_is_not_python_is_one_sentence() -> None:
     with pytest.raises(CkptcheckError, match=r"run\.py:2 is not Python: "):
         read("a = 1\nb = = 2\n")

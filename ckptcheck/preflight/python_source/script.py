@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.document import Document, Leaf
-from ckptcheck.preflight.python_source.values import Instance, Table, Text, Unknown, Value, to_plain
+from ckptcheck.preflight.python_source.values import MOST_ITEMS, Instance, Table, Text, Unknown, Value, to_plain
+
+DEEPEST = 10
+"""Largest depth of dicts inside the keywords of a call."""
 
 
 @dataclass
@@ -44,6 +47,8 @@ class PythonCall:
         return document
 
     def _put(self, document: Document, path: str, value: Value, line: int) -> None:
+        if len(document.leaves) >= MOST_ITEMS or path.count(".") > DEEPEST:
+            return
         if isinstance(value, Table) and value.slots:
             for key, item in value.slots.items():
                 self._put(document, f"{path}.{key}", item, line)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckptcheck.preflight.python_source.values import Slots, Unknown, Value, merge, merge_items, unknown_if
+from ckptcheck.preflight.python_source.values import MOST_ITEMS, Slots, Unknown, Value, merge, merge_items, unknown_if
 
 Outcome = Literal["return", "raise", "break", "continue"] | None
 """How a block of statements ends; None: it goes on."""
@@ -102,6 +102,8 @@ class Heap:
         """Set a slot; MISSING removes it."""
         if self.trails:
             self.trails[-1].append((target, key, target.slots.get(key, MISSING)))
+        if isinstance(value, tuple):
+            value = value[:MOST_ITEMS]
         if value is MISSING:
             target.slots.pop(key, None)
         else:

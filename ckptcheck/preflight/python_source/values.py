@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 T = TypeVar("T")
+MOST_ITEMS = 5000
+"""Largest number of items of a list, and of values that `to_plain` follows: a list can double itself repeatedly."""
 UNDER_CONDITION = "set under a condition"
 Value = object
 """A number, True, False or None as Python has them; a `Text`, `Items`, `Table`, `Instance` or `Reference`; or an `Unknown`."""
@@ -80,8 +82,8 @@ class Items(Slots):
 
     @staticmethod
     def of(items: Sequence[Value]) -> Items:
-        """Make a list of these items."""
-        return Items({"items": tuple(items)})
+        """Make a list of these items; of a longer one than `MOST_ITEMS`, the first of them."""
+        return Items({"items": tuple(items[:MOST_ITEMS])})
 
     @property
     def items(self) -> tuple[Value, ...]:
@@ -118,7 +120,7 @@ def unknown_if(value: Value, reason: str) -> Value:
     if isinstance(value, Text):
         return Text(tuple(replace(piece, reason=piece.reason or reason) for piece in value.pieces))
     if isinstance(value, Items):
-        return Items.of([unknown_if(item, reason) for item in value.items])
+        return Items.of([item if isinstance(item, Slots) else unknown_if(item, reason) for item in value.items])
     if isinstance(value, (Slots, Reference)) or callable(value):
         return value
     return value if isinstance(value, Unknown) else Unknown(reason)
@@ -156,15 +158,23 @@ def _split_common(one: tuple[T, ...], other: tuple[T, ...]) -> tuple[tuple[T, ..
 
 def to_plain(value: Value) -> tuple[object, str]:
     """Return (a value in plain Python: text, number, bool, None, list, dict; why it is not known or "")."""
+    return _to_plain(value, [MOST_ITEMS])
+
+
+def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:
+    """Return what `to_plain` does. left: how many values may still be followed."""
+    left[0] -= 1
+    if left[0] < 0:
+        return None, f"it has more than {MOST_ITEMS:,} values"
     if isinstance(value, Text):
         return value.shown, value.reason
     if isinstance(value, Unknown):
         return None, value.reason
     if isinstance(value, Items):
-        items = [to_plain(item) for item in value.items]
+        items = [_to_plain(item, left) for item in value.items if left[0] >= 0]
         return [item for item, _ in items], next((reason for _, reason in items if reason), "")
     if isinstance(value, Table):
-        pairs = {str(key): to_plain(item) for key, item in value.slots.items()}
+        pairs = {str(key): _to_plain(item, left) for key, item in value.slots.items() if left[0] >= 0}
         return {key: item for key, (item, _) in pairs.items()}, next((why for _, why in pairs.values() if why), "")
     if isinstance(value, Reference):
         return value.name, ""
