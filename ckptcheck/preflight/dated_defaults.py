@@ -96,6 +96,8 @@ class FrameworkVersion:
     """A release (0.7.1, 0.8.0.dev), a date (2026-06-05) or a commit; "" where nothing names one."""
     place: str = ""
     """Where it is written: ``requirements.txt:3``; "" for the user's own word."""
+    is_latest: bool = False
+    """Whether it is only the latest version that the job can have, by a key that later ones lack."""
 
     @property
     def date(self) -> datetime.date | None:
@@ -201,7 +203,7 @@ def date_by_removed_keys(table: Table, places: Mapping[str, str]) -> FrameworkVe
     if not lost:
         return FrameworkVersion()
     date, key = min(lost)
-    return FrameworkVersion((date - datetime.timedelta(days=1)).isoformat(), f"{places[key]} has {key}")
+    return FrameworkVersion((date - datetime.timedelta(days=1)).isoformat(), f"{places[key]} has {key}", is_latest=True)
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -227,7 +229,8 @@ def describe_version(defaults: DatedDefaults) -> str:
     """Say in one phrase which version's defaults hold: ``verl 0.7.1 (requirements.txt:3)``."""
     version, table = defaults.version, defaults.table
     if version.is_known:
-        return f"{table.title} {version.text}" + (f" ({version.place})" if version.place else "")
+        text = f"of {version.text} or earlier" if version.is_latest else version.text
+        return f"{table.title} {text}" + (f" ({version.place})" if version.place else "")
     named = (
         f"commit {version.text} ({version.place}) is not in ckptcheck's table"
         if version.text

@@ -12,6 +12,7 @@ gradient norm is not small, although the weights have not moved.
 `--moe-permute-fusion`; in verl `+actor_rollout_ref.actor.megatron.override_transformer_config.moe_permute_fusion=True`.
 
 ## When it can be wrong
+Adapters of experts need it off: the rule stays quiet where the trainer trains adapters.
 Your versions do not have the fault: the first step's KL is exactly 0.
 
 ## Seen in
@@ -37,7 +38,8 @@ def check(job: Job) -> Iterator[Problem]:
     fusion = job.flag("trainer.moe_permute_fusion")
     if job.moe and fusion is None:
         raise Skip("the model has experts, and the configuration does not say whether Megatron fuses their permutation")
-    if job.moe and not fusion:
+    # Adapters of experts need the permutation unfused.
+    if job.moe and not fusion and not job.flag("trainer.lora"):
         yield job.problem(
             f"the model has experts, and --moe-permute-fusion is off ({job['trainer.moe_permute_fusion'].place}): some versions of"
             " Megatron and Transformer Engine then compute wrong results from the first step on",

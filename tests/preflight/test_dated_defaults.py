@@ -125,7 +125,7 @@ def test_a_key_that_was_removed_dates_the_job(tmp_path: Path) -> None:
     job.write_text("finetune: {rl: {}}\nllm: {}\nvllm_config: {use_v1: false}\n", encoding="utf-8")
     defaults = open_job([str(job)]).defaults
     assert defaults is not None
-    assert defaults.version == FrameworkVersion("2026-04-22", "job.yaml:3 has vllm_config.use_v1")
+    assert defaults.version == FrameworkVersion("2026-04-22", "job.yaml:3 has vllm_config.use_v1", is_latest=True)
 
 
 def test_what_is_no_version_is_refused(tmp_path: Path) -> None:

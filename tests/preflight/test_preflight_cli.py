@@ -67,7 +67,7 @@ def test_a_report_that_a_person_reads(folder: Path) -> None:
         == """job.yaml
 PipelineRL · deepspeed → vllm TP2
 
-  framework  PipelineRL 2026-04-22 (job.yaml:12 has vllm_config.use_v1)
+  framework  PipelineRL of 2026-04-22 or earlier (job.yaml:12 has vllm_config.use_v1)
   engine     vllm (no file names its version)
   files      job.yaml
   settings   N of the job, N defaults
