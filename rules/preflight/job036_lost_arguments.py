@@ -2,7 +2,7 @@
 
 ## What it checks
 The command after the one that starts the job begins with an argument (`--flag`, `a.b=c`) and not with a program: the line before
-it was meant to go on. Its backslash is missing, a blank follows the backslash, or a comment stands between.
+it was meant to go on. Its backslash is missing, a blank follows the backslash, or a comment or an empty line stands between.
 
 ## Why it matters
 The shell ends the command there. The job starts without these arguments and trains with defaults; only after it has ended does the
@@ -44,6 +44,8 @@ def check(job: Job) -> Iterator[Problem]:
 def _explain(lost: LostArguments) -> tuple[str, str]:
     """Return (why the line ends where it does, what to do)."""
     written = lost.last_line.strip("\r\n")
+    if not written.strip():
+        return f"line {lost.end} is empty", f"remove line {lost.end}"
     if written.lstrip().startswith("#"):
         return f"line {lost.end} is a comment in the middle of the command", "move the comment before the command"
     if written.endswith("\\"):
