@@ -70,7 +70,10 @@ def test_mutated_jobs_are_jobs_or_one_sentence(tmp_path: Path, seed: int) -> Non
             sentences.append(trouble.message)
             continue
         report = run_rules(found, RULES)
-        assert not report.crashed, (report.crashed, changed["job"])
+        # what could not be read makes a report incomplete: it is no crash of a rule
+        crashes = [(code, why) for code, why in report.crashed if not why.startswith("could not read ")]
+        assert not crashes, (crashes, changed["job"])
+        assert report.verdict == "incomplete" or not report.crashed
     assert not [sentence for sentence in sentences if "\n" in sentence or not sentence]
 
 
