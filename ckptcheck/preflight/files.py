@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import shell_script, toml_file, yaml_file
+from ckptcheck.preflight import toml_file, yaml_file
 from ckptcheck.preflight.budget import WorkBudget
-from ckptcheck.preflight.defaults_entry import read_package_header
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
-from ckptcheck.preflight.hydra_defaults import Composer, Config, ConfigFolders
-from ckptcheck.preflight.hydra_override import Override
+from ckptcheck.preflight.hydra.defaults_entry import read_package_header
+from ckptcheck.preflight.hydra.defaults_list import Composer, Config, ConfigFolders
+from ckptcheck.preflight.hydra.override import Override
 from ckptcheck.preflight.model_arguments import print_model_arguments
-from ckptcheck.preflight.shell_script import Script, Word
+from ckptcheck.preflight.shell import script as shell_script
+from ckptcheck.preflight.shell.script import Script, Word
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 DEEPEST, MOST = 8, 100

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.document import Document, Leaf
-from ckptcheck.preflight.value_grammar import GrammarError, ValueParser
+from ckptcheck.preflight.hydra.value_grammar import GrammarError, ValueParser
 from ckptcheck.preflight.yaml_file import parse_scalar
 
 DEEPEST = 60

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.document import Document, Leaf, Refusal
-from ckptcheck.preflight.hydra_override import Override, parse_override
+from ckptcheck.preflight.hydra.override import Override, parse_override
+from ckptcheck.preflight.hydra.value_grammar import GrammarError
 from ckptcheck.preflight.interpolation import resolve
-from ckptcheck.preflight.shell_word import MARK, Word
-from ckptcheck.preflight.value_grammar import GrammarError
+from ckptcheck.preflight.shell.word import MARK, Word
 from ckptcheck.preflight.yaml_file import parse_scalar
 
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w.@/\-]*)=(.*)", re.DOTALL)

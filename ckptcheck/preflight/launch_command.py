@@ -15,8 +15,8 @@ from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import SHORT
 from ckptcheck.preflight.files import YAML, JobFiles
 from ckptcheck.preflight.framework import Framework
-from ckptcheck.preflight.hydra_launch import compose_launch, find_arguments, takes_new_keys
-from ckptcheck.preflight.shell_word import MARK, Word
+from ckptcheck.preflight.hydra.launch_line import compose_launch, find_arguments, takes_new_keys
+from ckptcheck.preflight.shell.word import MARK, Word
 
 CONFIG_FILE = ("--config", "--config-file")
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")

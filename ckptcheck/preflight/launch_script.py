@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import launch, shell_script, yaml_file
+from ckptcheck.preflight import launch, yaml_file
 from ckptcheck.preflight.document import Document, Leaf, LostArguments, read_text_file
 from ckptcheck.preflight.files import YAML, JobFiles
 from ckptcheck.preflight.framework import Framework
 from ckptcheck.preflight.launch_command import CONFIG_FILE, read_engine_command, read_launch_command
-from ckptcheck.preflight.python_job import read_python_job
-from ckptcheck.preflight.shell_expansion import Script
-from ckptcheck.preflight.shell_word import MARK, Command, Word
+from ckptcheck.preflight.python_source.python_job import read_python_job
+from ckptcheck.preflight.shell import script as shell_script
+from ckptcheck.preflight.shell.expansion import Script
+from ckptcheck.preflight.shell.word import MARK, Command, Word
 
 LONGEST_WORD, LONGEST_COMMAND = 400, 100_000
 """Characters of a word, and of a command, in which a launch is looked for."""

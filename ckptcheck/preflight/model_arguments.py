@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.python_file import read_python_file
+from ckptcheck.preflight.python_source.python_file import read_python_file
 from ckptcheck.preflight.python_source.values import Text
-from ckptcheck.preflight.shell_word import MARK, Word
+from ckptcheck.preflight.shell.word import MARK, Word
 
 PRINTER = "model_args_utils.py"
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -10,7 +10,6 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
 from ckptcheck.preflight import launch
-from ckptcheck.preflight.commands import suggest_commands
 from ckptcheck.preflight.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.engine_flags import apply_engine_defaults
@@ -21,7 +20,7 @@ from ckptcheck.preflight.job import Job, Setting, UnknownKey
 from ckptcheck.preflight.launch_script import read_launch_script
 from ckptcheck.preflight.model_defaults import apply_model_defaults
 from ckptcheck.preflight.named_checkpoints import scan_named_checkpoints
-from ckptcheck.preflight.python_job import require_python_job
+from ckptcheck.preflight.python_source.python_job import require_python_job
 from ckptcheck.preflight.readers import (
     areal,
     engine_line,
@@ -37,7 +36,8 @@ from ckptcheck.preflight.readers import (
     trl,
     verl,
 )
-from ckptcheck.preflight.shell_word import Word
+from ckptcheck.preflight.shell.commands import suggest_commands
+from ckptcheck.preflight.shell.word import Word
 from ckptcheck.preflight.this_machine import Probe, look_at_machine
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated

@@ -16,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import yaml_file
-from ckptcheck.preflight.hydra_override import parse_override
+from ckptcheck.preflight.hydra.override import parse_override
+from ckptcheck.preflight.hydra.value_grammar import GrammarError
 from ckptcheck.preflight.interpolation import resolve
-from ckptcheck.preflight.value_grammar import GrammarError
 
 THOROUGH = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PARSER = OverridesParser.create()

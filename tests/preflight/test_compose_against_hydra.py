@@ -19,7 +19,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.files import JobFiles
 from ckptcheck.preflight.launch import apply_parsed_overrides, parse_overrides
-from ckptcheck.preflight.shell_word import Word
+from ckptcheck.preflight.shell.word import Word
 
 TREES: dict[str, dict[str, str]] = {
     "groups and packages": {

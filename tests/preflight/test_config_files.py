@@ -10,7 +10,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import launch, toml_file, yaml_file
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
 from ckptcheck.preflight.interpolation import resolve
-from ckptcheck.preflight.shell_script import Word
+from ckptcheck.preflight.shell.script import Word
 
 
 def values(document: Document) -> dict[str, object]:

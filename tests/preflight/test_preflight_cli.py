@@ -16,8 +16,8 @@ import typer.main
 
 from ckptcheck import preflight
 from ckptcheck.cli.app import build_app
-from ckptcheck.preflight.commands import suggest_commands
 from ckptcheck.preflight.open_job import FRAMEWORKS, open_job, split_variables
+from ckptcheck.preflight.shell.commands import suggest_commands
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 from tests.factories.sample_reports import SARIF
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.preflight import launch, shell_script, toml_file, yaml_file
+from ckptcheck.preflight import launch, toml_file, yaml_file
 from ckptcheck.preflight.document import Document
 from ckptcheck.preflight.open_job import open_job
-from ckptcheck.preflight.shell_script import Word
+from ckptcheck.preflight.shell import script as shell_script
+from ckptcheck.preflight.shell.script import Word
 from tests.factories.checkpoint_cases import ROOT
 from tests.factories.job_cases import read_job as read_job_case
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.python_file import PythonScript, find_modules_beside, read_python_file
+from ckptcheck.preflight.python_source.python_file import PythonScript, find_modules_beside, read_python_file
 from ckptcheck.preflight.python_source.values import Text, to_plain
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.shell_script import Script, Word, read
+from ckptcheck.preflight.shell.script import Script, Word, read
 
 
 def script(text: str, folder: Path = Path("/jobs"), found: list[Word] | None = None) -> Script:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight import shell_script
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.files import JobFiles
 from ckptcheck.preflight.framework import Framework
@@ -22,8 +21,9 @@ from ckptcheck.preflight.launch_command import read_launch_command
 from ckptcheck.preflight.model_arguments import read_model_arguments
 from ckptcheck.preflight.python_source.script import PythonCall, PythonScript
 from ckptcheck.preflight.python_source.values import Items, Piece, Table, Text, Unknown, Value, to_plain
-from ckptcheck.preflight.shell_expansion import Script
-from ckptcheck.preflight.shell_word import MARK, Command, Word
+from ckptcheck.preflight.shell import script as shell_script
+from ckptcheck.preflight.shell.expansion import Script
+from ckptcheck.preflight.shell.word import MARK, Command, Word
 
 EXECUTE = "execute_train"
 NO_SETTINGS: dict[str, Value] = {EXECUTE: None, "get_default_wandb_args": Text()}

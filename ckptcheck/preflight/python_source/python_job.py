@@ -9,8 +9,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.files import JobFiles, find_pinned_versions
 from ckptcheck.preflight.framework import Framework
-from ckptcheck.preflight.python_file import find_modules_beside, read_python_file
-from ckptcheck.preflight.python_launcher import NO_SETTINGS, read_python_launch
+from ckptcheck.preflight.python_source.python_file import find_modules_beside, read_python_file
+from ckptcheck.preflight.python_source.python_launcher import NO_SETTINGS, read_python_launch
 from ckptcheck.preflight.python_source.values import to_plain
 
 

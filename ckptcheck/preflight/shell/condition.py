@@ -6,7 +6,7 @@ import fnmatch
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from ckptcheck.preflight.shell_word import Word
+from ckptcheck.preflight.shell.word import Word
 
 TESTS = ("[", "[[", "test")
 NUMBERS: Mapping[str, Callable[[int, int], bool]] = {

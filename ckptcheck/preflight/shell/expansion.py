@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.arithmetic import evaluate
-from ckptcheck.preflight.shell_lexer import ShellChunk, ShellToken, tokenize
-from ckptcheck.preflight.shell_output import print_text
-from ckptcheck.preflight.shell_pattern import apply_pattern
-from ckptcheck.preflight.shell_word import MARK, Command, Word
+from ckptcheck.preflight.shell.arithmetic import evaluate
+from ckptcheck.preflight.shell.lexer import ShellChunk, ShellToken, tokenize
+from ckptcheck.preflight.shell.output import print_text
+from ckptcheck.preflight.shell.pattern import apply_pattern
+from ckptcheck.preflight.shell.word import MARK, Command, Word
 
 PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)

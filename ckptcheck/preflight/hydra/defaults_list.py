@@ -14,9 +14,9 @@ from pathlib import Path
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget
-from ckptcheck.preflight.defaults_entry import SELF, DefaultsError, Entry, parse_entries
 from ckptcheck.preflight.document import Document, Leaf, Refusal
-from ckptcheck.preflight.hydra_override import Override
+from ckptcheck.preflight.hydra.defaults_entry import SELF, DefaultsError, Entry, parse_entries
+from ckptcheck.preflight.hydra.override import Override
 from ckptcheck.preflight.interpolation import find_reference, resolve
 
 ENTRY_STEPS = 50

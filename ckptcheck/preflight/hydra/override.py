@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptcheck.preflight.value_grammar import FunctionCall, GrammarError, ValueParser
+from ckptcheck.preflight.hydra.value_grammar import FunctionCall, GrammarError, ValueParser
 
 NAME = r"[A-Za-z_$][A-Za-z0-9_$-]*"
 NUMBER = r"(?:0|[1-9](?:_?\d)*)"

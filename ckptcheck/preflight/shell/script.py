@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.shell_condition import decide_test
-from ckptcheck.preflight.shell_expansion import Expansion, Follow, Run, Script, join_parts, split_at_blanks
-from ckptcheck.preflight.shell_lexer import (
+from ckptcheck.preflight.shell.condition import decide_test
+from ckptcheck.preflight.shell.expansion import Expansion, Follow, Run, Script, join_parts, split_at_blanks
+from ckptcheck.preflight.shell.lexer import (
     DOCUMENT_FOLLOWS,
     HERE_DOCUMENT,
     HERE_STRING,
@@ -23,7 +23,7 @@ from ckptcheck.preflight.shell_lexer import (
     ShellToken,
     tokenize,
 )
-from ckptcheck.preflight.shell_word import Command, Word
+from ckptcheck.preflight.shell.word import Command, Word
 
 __all__ = ["Command", "Follow", "Script", "Word", "read"]
 

@@ -17,7 +17,7 @@ from ckptcheck.preflight import launch
 from ckptcheck.preflight.document import Document, read_text_file
 from ckptcheck.preflight.files import HIGHEST, JobFiles
 from ckptcheck.preflight.python_source.script import parse_python
-from ckptcheck.preflight.shell_word import Word
+from ckptcheck.preflight.shell.word import Word
 
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp")

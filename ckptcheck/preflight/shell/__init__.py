@@ -1,0 +1,1 @@
+"""Reads shell scripts: words, expansions and conditions, as far as the script itself decides them. Nothing is run."""
