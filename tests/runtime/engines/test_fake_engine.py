@@ -156,6 +156,9 @@ def test_faults_of_ranks_drafts_buckets_and_places() -> None:
 
 
 def test_answers_may_not_be_true() -> None:
+    stopped = FakeEngine(weights(0), [Fault("stops", OUT)])
+    assert refit(stopped).ok
+    assert {(0, OUT)} <= differing(stopped)
     silent = FakeEngine(weights(0), [Fault("silent")])
     assert refit(silent).ok
     assert differing(silent)
