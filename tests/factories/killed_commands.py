@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import uuid
@@ -76,15 +74,6 @@ class Command:
     def of(self, module: str) -> list[int]:
         """Return the processes of a far side, the guardian first, then it, then its ranks."""
         return sorted(process for process, words in self.running().items() if f"ckptcheck_worker.{module}" in words)
-
-    def kill_worker(self, module: str) -> None:
-        """Kill the process of a far side that serves, if there is one now; its guardian lives on."""
-        found = self.of(module)
-        for process in found:
-            with contextlib.suppress(OSError):
-                parent = int((Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent in found:
-                    os.kill(process, signal.SIGKILL)
 
     def report(self) -> dict[str, Any]:
         """Return the report once it has ended, and see that nothing is left."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.process.client import WorkerClient
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
 
 class PreparedWorker:
@@ -17,28 +18,36 @@ class PreparedWorker:
         self._start = start
         self._worker: WorkerClient | None = None
         self._is_closed = False
+        self._error: Exception | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._prepare, daemon=True)
         self._thread.start()
 
     def _prepare(self) -> None:
-        # whatever fails here fails again, and with its reason, when the engine is started
-        with contextlib.suppress(CkptcheckError, OSError):
+        try:
             worker = self._start()
             with self._lock:
                 if not self._is_closed:
                     self._worker = worker
             if self._is_closed:
                 worker.close(0)
-            else:
+                return
+            # an import that fails here fails again when the engine starts, which says more
+            with contextlib.suppress(RemoteError):
                 worker.call("prepare")
+        except (CkptcheckError, OSError) as error:
+            self._error = error
 
-    def take(self) -> WorkerClient | None:
-        """Wait for the worker and return it, once; None if it did not start."""
+    def take(self) -> WorkerClient:
+        """Wait for the worker and return it, once. Raises what `WorkerClient` raises, also where it died while it imported."""
         self._thread.join()
         with self._lock:
             worker, self._worker = self._worker, None
-        return worker if worker is not None and worker.is_alive else None
+        if self._error is not None:
+            raise self._error
+        if worker is None:
+            raise WorkerDied("the prepared worker was taken or closed before")
+        return worker
 
     def close(self) -> None:
         """End the worker, unless it was taken, and wait until it has ended. May be called twice."""

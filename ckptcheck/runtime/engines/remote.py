@@ -88,7 +88,7 @@ class RemoteEngine(ABC, Generic[Options]):
         if self.options.transport and find_interpreter(self.name, python).is_cpu_build:
             require_device(self.name, self.options.transport, "cpu")
         self._start_worker = self.worker_starter(self.options.ranks, python, gpus, log, scratch)
-        self._worker = (prepared.take() if prepared is not None else None) or self._start_worker()
+        self._worker = self._start_worker() if prepared is None else prepared.take()
         self._needs_new_worker = False
         try:
             self.restart(checkpoint, timeout=timeout)

@@ -74,11 +74,6 @@ class WorkerClient:
         """A private folder that the client and the worker share until `close`."""
         return self._process.folder
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it was not closed, and its process runs."""
-        return not self._closed and self._process.is_alive
-
     def __enter__(self) -> WorkerClient:
         return self
 
