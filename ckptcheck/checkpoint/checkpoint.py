@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.document import Defect, detect_foreign_format
 from ckptcheck.checkpoint.file_reader import FileReader
 from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.index import Index, find_index_file, read_index
-from ckptcheck.checkpoint.layout import Layout, parse_layout
+from ckptcheck.checkpoint.layout import INDEX, Layout, parse_layout
 from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
 from ckptcheck.checkpoint.shard_set import ShardSet, find_shard_sets, select_files_without_index, select_globbed_files
@@ -221,6 +221,14 @@ class Checkpoint(EvidenceDefaults):
             if name in self.shards:
                 tensors.update(self.shards[name].tensors)
         return tensors
+
+    @cached_property
+    def names_by_template(self) -> dict[str, list[str]]:
+        """The loaded tensors by their name with {} for each number, in their order: a rule then looks at each kind once."""
+        names: dict[str, list[str]] = {}
+        for name in self.tensors:
+            names.setdefault(INDEX.sub("{}", name), []).append(name)
+        return names
 
     @cached_property
     def layout(self) -> Layout:

@@ -22,12 +22,13 @@ No public report: configs that lost a key.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count, format_shape
 
@@ -56,11 +57,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return setting.value if setting is not None and type(setting.value) is int else None
 
     odd: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for name, tensor in ckpt.tensors.items():
-        if name in elsewhere or not tensor.is_plain or (is_family and COMMON.search(name)):
-            continue
-        expected = table.expect_shape(name, size_of)
-        if expected is None or len(expected) != len(tensor.shape):
+    for name, tensor, expected in _iter_expected(ckpt, table, size_of, is_family):
+        if name in elsewhere or not tensor.is_plain or len(expected) != len(tensor.shape):
             continue
         for axis, (size, stored) in enumerate(zip(expected, tensor.shape, strict=True)):
             if size is not None and size != stored:
@@ -80,3 +78,19 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=name,
             hint="use the config of this model",
         )
+
+
+def _iter_expected(
+    ckpt: Checkpoint, table: WeightsTable, size_of: Callable[[str], int | None], is_family: bool
+) -> Iterator[tuple[str, Tensor, tuple[int | None, ...]]]:
+    """Yield the tensors whose shape is not the expected one, with that; names with other numbers have the same one."""
+    for names in ckpt.names_by_template.values():
+        if is_family and COMMON.search(names[0]):
+            continue
+        expected = table.expect_shape(names[0], size_of)
+        if expected is None:
+            continue
+        for name in names:
+            tensor = ckpt.tensors[name]
+            if tensor.shape != expected:
+                yield name, tensor, expected

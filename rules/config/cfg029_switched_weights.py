@@ -28,7 +28,6 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
-from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 
@@ -44,10 +43,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     table, config = WeightsTable.of(ckpt.config), ckpt.config
     if table is None or config is None or config.resolved is None or not ckpt.tensors:
         return
-    stored: dict[str, list[str]] = {}
-    for name, tensor in ckpt.tensors.items():
-        if tensor.is_plain:
-            stored.setdefault(INDEX.sub("{}", name), []).append(name)
+    stored = {
+        template: plain
+        for template, names in ckpt.names_by_template.items()
+        if (plain := [name for name in names if ckpt.tensors[name].is_plain])
+    }
     is_whole = all(pattern in stored for pattern in table.required)
     for switch in table.switches:
         setting = config.resolved.at(switch.name)

@@ -49,11 +49,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     kinds, resolved = table.layer_kinds, config.resolved
     depth = config.resolved.find("num_hidden_layers")
     found: dict[str, dict[int, set[bool]]] = {}
-    for name in ckpt.tensors:
-        if (match := LAYER.fullmatch(name)) is None:
+    for names in ckpt.names_by_template.values():
+        if (first := LAYER.fullmatch(names[0])) is None:
             continue
-        module = INDEX.sub("{}", match[3])
-        if module in kinds.experts or module in kinds.dense:
+        module = INDEX.sub("{}", first[3])
+        if module not in kinds.experts and module not in kinds.dense:
+            continue
+        for name in names:
+            match = LAYER.fullmatch(name)
+            assert match is not None
             found.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(module in kinds.experts)
     for by, paths in kinds.by:
         settings = [setting for path in paths if (setting := resolved.at(path)) is not None]
