@@ -31,7 +31,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.views import LayeredCheckpoint
 from ckptcheck.text.formatting import count, join_truncated, list_unless_single
 
@@ -47,10 +46,14 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     anatomy = ckpt.components
     ours = anatomy.stack.prefix + "."
     found: dict[tuple[str, tuple[int, ...] | None], dict[str, list[str]]] = {}
-    for name, tensor in ckpt.tensors.items():
+    for template, names in ckpt.names_by_template.items():
         # Scales of quantized weights come by the hundred thousand and belong to the quantization rules.
-        if tensor.dtype in FLOATS | BYTES and name.startswith(ours) and "scale" not in name:
-            template = INDEX.sub("{}", name)
+        if "scale" in template:
+            continue
+        for name in names:
+            tensor = ckpt.tensors[name]
+            if tensor.dtype not in FLOATS | BYTES or not name.startswith(ours):
+                continue
             # A layer that was left unquantized among quantized ones has its own dtype, and one that is packed its own shape.
             found.setdefault((template, tensor.shape if tensor.dtype in BYTES else None), {}).setdefault(
                 tensor.dtype, []

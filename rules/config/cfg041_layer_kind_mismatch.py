@@ -55,10 +55,11 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         module = INDEX.sub("{}", first[3])
         if module not in kinds.experts and module not in kinds.dense:
             continue
+        # names of one template differ in their numbers only; with a number in front of the layers they are matched one by one
         for name in names:
-            match = LAYER.fullmatch(name)
-            assert match is not None
-            found.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(module in kinds.experts)
+            prefix = first[1] if name.startswith(first[1]) else name[: LAYER.fullmatch(name).end(1)]  # type: ignore[union-attr]
+            number = int(name[len(prefix) + 1 :].partition(".")[0])
+            found.setdefault(prefix, {}).setdefault(number, set()).add(module in kinds.experts)
     for by, paths in kinds.by:
         settings = [setting for path in paths if (setting := resolved.at(path)) is not None]
         if len(settings) == len(paths) and by.has_experts(0, [setting.value for setting in settings]) is not None:
