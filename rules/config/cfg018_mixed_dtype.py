@@ -48,7 +48,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     found: dict[tuple[str, tuple[int, ...] | None], dict[str, list[str]]] = {}
     for template, names in ckpt.names_by_template.items():
         # Scales of quantized weights come by the hundred thousand and belong to the quantization rules.
-        if "scale" in template:
+        if "scale" in template or len({ckpt.tensors[name].dtype for name in names}) == 1:
             continue
         for name in names:
             tensor = ckpt.tensors[name]
