@@ -134,6 +134,8 @@ class _Sides:
     def _read_previous(
         self, expected: Mapping[str, tuple[TensorPart, Read]], now: Path | None, earlier: Path | None
     ) -> dict[str, Read]:
+        from ckptcheck.compare.diagnosis import TensorBits
+
         if now is None or earlier is None:
             return {}
         try:
@@ -144,7 +146,7 @@ class _Sides:
         for name, (_, read) in expected.items():
             bits = read_earlier(name, read(), after, before, read_bits)
             if bits is not None:
-                found[name] = partial(_identity, bits)
+                found[name] = partial(TensorBits, bits.dtype, bits.patterns)
         return found
 
 
@@ -154,10 +156,6 @@ def _readers(parts: Mapping[str, tuple[TensorPart, Read]]) -> dict[str, Read]:
 
 def _extract(part: TensorPart, whole: Read) -> TensorBits:
     return part.extract(whole())
-
-
-def _identity(bits: TensorBits) -> TensorBits:
-    return bits
 
 
 def _name_step(verdict: Verdict, checkpoint: Path | None) -> Verdict:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.noise_floor import TrialNoise
@@ -41,27 +42,9 @@ class TrialObservations:
     failed_phases: dict[str, str] = field(default_factory=dict)
 
     def to_trace(self) -> RefitTrace:
-        """Return the evidence for the rules."""
-        return RefitTrace(
-            self.target,
-            engine=self.engine,
-            trainer=self.trainer,
-            weights=self.weights,
-            stream_transport=self.stream_transport,
-            ignored_options=self.ignored_options,
-            source_comparison=self.source_comparison,
-            cold_manifest=self.cold_manifest,
-            noise_floor=self.noise_floor,
-            scrambled=self.scrambled,
-            scrambled_manifest=self.scrambled_manifest,
-            syncs=tuple(self.syncs),
-            scorings=tuple(self.scorings),
-            module_differences=self.module_differences,
-            steps=tuple(self.steps),
-            memory=tuple(self.memory),
-            replica_mismatch=self.replica_mismatch,
-            sleep_check=self.sleep_check,
-            sleep_skipped=self.sleep_skipped,
-            cache_unused_reason=self.cache_unused_reason,
-            failed_phases=self.failed_phases,
-        )
+        """Return the evidence for the rules: the same fields, and no list in it grows any more."""
+        values: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            values[each.name] = tuple(value) if isinstance(value, list) else value
+        return RefitTrace(**values)

@@ -129,6 +129,12 @@ def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
             ("why", "tensors", "which"),
             tuple((reason, len(names), join_truncated(list(names))) for reason, names in reasons.items()),
         )
+    if trace.source_comparison is not None and (skipped := trace.source_comparison.skipped):
+        first, reason = next(iter(skipped.items()))
+        yield Section(
+            "exported, and not compared with SOURCE",
+            lines=(f"{len(skipped):,} of {len(trace.weights):,} tensors: {first} ({reason})",),
+        )
     if lines := tuple(
         f"sync {sync.number}: {sync.no_diagnosis_reason}" for sync in trace.syncs if sync.no_diagnosis_reason
     ):

@@ -6,13 +6,14 @@ The cold load of a trial comes from the trainer's own export, so a fault of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.refit.tensor_bits import read_bits
+from ckptcheck.runtime.trainers.spawn import BUFFERS
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -75,6 +76,7 @@ def compare_with_source(
         for name, tensor in source.tensors.items()
         if name not in matched
         and len(tensor.shape) > 1
+        and not name.endswith(BUFFERS)
         and not any(
             can_cast(tensor.dtype, dtype) and digest(_read_cast(source, name, dtype).patterns) in known
             for dtype in dtypes
@@ -87,8 +89,6 @@ def compare_with_source(
 def _explain(
     source: Checkpoint, weights: Sequence[Weight], comparison: SourceComparison, exported: Path
 ) -> SourceComparison:
-    from dataclasses import replace
-
     from ckptcheck.compare.diagnosis import DiagnosisInput, diagnose
 
     written = open_checkpoint(str(exported))
