@@ -117,3 +117,14 @@ def test_what_one_rank_wrote_is_not_read_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tensor_files, "read_tensors", None)
     inventory.fetch_from_ranks(ask, [[], ["a", "b"]], path)
     assert found() == ["1/a", "1/b"]
+
+
+def test_what_of_the_export_was_not_compared_is_said(tmp_path: Path) -> None:
+    extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    (section,) = (
+        section
+        for section in run_trial_case({"trainer": {"extra": extra}}, tmp_path / "extra").sections
+        if section.title == "exported, and not compared with SOURCE"
+    )
+    assert section.lines == (f"1 of 36 tensors: {extra} (the source has no tensor of that name)",)
+    assert not [each for each in run_trial_case({}, tmp_path / "whole").sections if each.title == section.title]
