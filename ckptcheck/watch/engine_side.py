@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ckptcheck.refit.history.record import NO_BYTES
+from ckptcheck.watch.engine_parts import split_fused
 
 if TYPE_CHECKING:
     from ckptcheck.runtime.servers.base import Server
 
 SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
+EMPTY = "it is empty: the engine computes with a packed copy"
 
 
 class WatchedEngine(Protocol):
@@ -34,6 +39,28 @@ class WatchedEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EngineWeights:
+    """What was read of an engine's weights."""
+
+    digests: Mapping[str, str]
+    """``rank/name`` → digest. A part of a fused tensor has the name under which the trainer sends it."""
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    """``rank/name`` of each weight that could not be read → why."""
+
+
+def read_engine(engine: WatchedEngine, sent: Collection[str]) -> EngineWeights:
+    """Read the engine's weights. sent: the names that the trainer sent, by which a module's fused tensors are told apart.
+
+    A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
+    """
+    if isinstance(engine, _ModuleSide):
+        return engine.read(sent)
+    digests = engine.held()
+    empty = {place: EMPTY for place, value in digests.items() if value in NO_BYTES}
+    return EngineWeights({place: value for place, value in digests.items() if place not in empty}, empty)
+
+
 class _ModuleSide:
     """A torch module in this process."""
 
@@ -44,9 +71,29 @@ class _ModuleSide:
 
     def held(self) -> Mapping[str, str]:
         """Digest the parameters on their own devices."""
-        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
+        return self.read(()).digests
 
-        return {f"0/{name}": digest(tensor) for name, tensor in self._model.named_parameters()}
+    def read(self, sent: Collection[str]) -> EngineWeights:
+        """Digest the parameters on their own devices, the fused ones in parts. sent: the names that the trainer sends.
+
+        A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
+        """
+        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
+        from ckptcheck.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
+
+        names, digests, unseen = frozenset(sent), dict[str, str](), dict[str, str]()
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        for name, tensor in self._model.named_parameters():
+            owner, _, last = name.rpartition(".")
+            weight, prefix = tensor, ""
+            if not tensor.numel():
+                weight, prefix = read_packed_weight(modules[owner]) if last == "weight" else None, "computed:"
+            if weight is None:
+                unseen[f"0/{name}"] = EMPTY
+                continue
+            for part, view in split_fused(name, weight, modules[owner], names):
+                digests[f"0/{part}"] = prefix + digest(view)
+        return EngineWeights(digests, unseen)
 
     def version(self) -> str | None:
         """Return None: a module has no version."""

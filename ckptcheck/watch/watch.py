@@ -18,7 +18,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
-from ckptcheck.watch.engine_side import WatchedEngine
+from ckptcheck.watch.engine_side import WatchedEngine, read_engine
 
 TAIL = 8
 """Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
@@ -165,21 +165,31 @@ class Syncing:
         self._taken += 1
         for item in weights:
             self._see(item)
-            yield item
+            handed = [item]
+            del item
+            # nothing here keeps it while the caller works with it, or while the next one is made
+            yield handed.pop()
 
     async def _stream(self, weights: AsyncIterable[Any]) -> AsyncIterator[Any]:
         self._taken += 1
         async for item in weights:
             self._see(item)
-            yield item
+            handed = [item]
+            del item
+            yield handed.pop()
 
     def chunks(self, chunks: Iterable[Iterable[tuple[str, Any]]]) -> Iterator[Any]:
         """Yield the buckets of weights unchanged and in the same order, and digest the weights in them."""
         for chunk in chunks:
-            items = chunk if isinstance(chunk, list | tuple) else list(chunk)
-            for item in items:
-                self._see(item)
-            yield items
+            handed = [self._see_bucket(chunk)]
+            del chunk
+            yield handed.pop()
+
+    def _see_bucket(self, chunk: Iterable[tuple[str, Any]]) -> Any:
+        items = chunk if isinstance(chunk, list | tuple) else list(chunk)
+        for item in items:
+            self._see(item)
+        return items
 
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; each is warned of once."""
@@ -250,7 +260,8 @@ class Syncing:
 
     def _hold(self) -> None:
         assert self._watch.engine is not None
-        self._sync.held = dict(self._watch.engine.held())
+        weights = read_engine(self._watch.engine, self._sync.sent)
+        self._sync.held, self._sync.unseen = dict(weights.digests), sorted(weights.unseen)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)

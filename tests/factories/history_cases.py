@@ -55,6 +55,12 @@ class SyncTable(StrictTable, kw_only=True):
     """Patterns of the engine's tensors that stay as they were."""
     garbled: list[str] = []
     """Patterns of the engine's tensors that come out as something else."""
+    unseen: list[str] = []
+    """Patterns of the engine's tensors that could not be read."""
+    empty: list[str] = []
+    """Patterns of the engine's tensors that have no bytes."""
+    split: list[str] = []
+    """Patterns of fused tensors that are held by their parts, each as it was sent."""
     lack: list[str] = []
     """Patterns of names that are not sent."""
     extra: list[str] = []
@@ -103,9 +109,16 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
     held = {
         f"0/{name}": _digest(*(sent.get(part, "old") for part in find_source_tensors(name, sent))) for name in ENGINE
     }
+    for key in [key for key in held if _matches_any(key.partition("/")[2], wanted.split)]:
+        held |= {f"0/{part}": sent[part] for part in find_source_tensors(key.partition("/")[2], sent)}
+        del held[key]
+    unseen = [key for key in held if _matches_any(key.partition("/")[2], wanted.unseen)]
+    held = {key: value for key, value in held.items() if key not in unseen}
     for key in held:
         if last is not None and _matches_any(key.partition("/")[2], wanted.stale):
             held[key] = last.held[key]
+        if _matches_any(key.partition("/")[2], wanted.empty):
+            held[key] = "0" * 32
         if _matches_any(key.partition("/")[2], wanted.garbled):
             held[key] = _digest(f"{key} garbled {index}")
     return SyncRecord(
@@ -118,6 +131,7 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         time="2026-01-01T00:00:00Z",
         sent=sent,
         held=held if wanted.held else {},
+        unseen=unseen,
         alike=wanted.alike,
     )
 

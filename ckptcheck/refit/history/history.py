@@ -12,7 +12,7 @@ from pathlib import Path
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.refit.history.record import SyncRecord, read_record
+from ckptcheck.refit.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.refit.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
@@ -145,17 +145,35 @@ class History(EvidenceDefaults):
     def stale_tensors(self, pair: SyncPair) -> tuple[str, ...]:
         """Return the engine tensors that did not change, although a tensor they are built from was sent with new values.
 
-        A norm or a bias counts only if the engine stores it as sent: an engine that rounds may lose a step in it.
+        A norm, a bias or a single expert counts only if the engine stores it as sent: an engine that rounds may lose a step in
+        it. All experts of a projection together count always. A tensor without bytes was not seen.
         """
         names = pair.after.sent.keys()
+        changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
         return tuple(
             key
-            for key in pair.after.held
+            for key, value in pair.after.held.items()
             if key in pair.before.held
             and key not in pair.held_changed
+            and value not in NO_BYTES
             and pair.sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
-            and (key in self.stored_as_sent or not SMALL.search(key))
+            and (
+                key in self.stored_as_sent
+                or not (SMALL.search(key) or EXPERT.sub(".experts.{}.", key) in changed_experts)
+            )
         )
+
+    @cached_property
+    def unseen(self) -> Mapping[str, int]:
+        """Tensors of the engine (``rank/name``) that no sync could read → how many syncs tried."""
+        seen = frozenset[str]().union(*(sync.held.keys() for sync in self.syncs))
+        tried: dict[str, int] = {}
+        for sync in self.syncs:
+            for key in {*sync.unseen, *(key for key, value in sync.held.items() if value in NO_BYTES)}:
+                tried[key] = tried.get(key, 0) + 1
+        return {
+            key: number for key, number in tried.items() if key not in seen or self.syncs[-1].held.get(key) in NO_BYTES
+        }
 
     def label(self, index: int) -> str:
         """Return the name of a sync for messages: its step or, without one, its place in the record."""

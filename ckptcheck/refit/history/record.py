@@ -8,6 +8,7 @@ that are not syncs are kept, because somebody else wrote them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -30,6 +31,8 @@ KEEP = 100
 """Syncs that a record keeps by default. A sync of 700 tensors takes 70 kB."""
 LONGEST = 1 << 27
 """Bytes of the longest line that is read: a sync of 500,000 tensors, both sides, has 90 MB."""
+NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
+"""Digests of a tensor without bytes, ckptcheck's own and that of vLLM's servers: they do not tell what the engine computes with."""
 RUN_ID = uuid.uuid4().hex[:12]
 """Identifies this process: in the next one, versions and steps may start again."""
 
@@ -64,7 +67,9 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     sent: dict[str, str] = {}
     """The trainer's name of a tensor → digest of what it exported."""
     held: dict[str, str] = {}
-    """``rank/name`` → digest of what the engine holds afterwards."""
+    """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
+    unseen: list[str] = []
+    """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
     alike: bool = False
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
 

@@ -51,11 +51,13 @@ def history_sections(history: History) -> tuple[Section, ...]:
         )
     constant_names = history.constant_names if history.step_pairs else ()
     total = len(history.syncs[-1].sent)
-    lines = (
+    lines: tuple[str, ...] = (
         (f"never changed: {len(constant_names):,} of {total:,} that were sent: {join_truncated(constant_names)}",)
         if constant_names
         else ()
     )
+    if history.unseen:
+        lines += (f"unseen in the engine: {len(history.unseen):,} tensors: {join_truncated(history.unseen)}",)
     return (Section("weight syncs", COLUMNS, tuple(rows), lines), *_change_sections(history))
 
 

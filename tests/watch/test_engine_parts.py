@@ -1,0 +1,268 @@
+"""What a watch reads of an engine's module: fused tensors by parts, packed ones by what they compute, and nothing kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.refit.history.history import open_history
+from ckptcheck.watch import SyncError, SyncWarning, Watch, module
+from tests.conftest import needs
+
+needs("torch")
+import torch  # noqa: E402
+
+HIDDEN = 16
+QKV = (16, 8, 8)
+"""Outputs of q, k and v on the rank: grouped queries, so the parts are not even."""
+EXPERTS, WIDTH = 4, 6
+
+
+class Fused(torch.nn.Module):  # type: ignore[misc]
+    """As vLLM's and SGLang's QKVParallelLinear: one parameter, and the number of outputs of each part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output_partition_sizes = list(QKV)
+        self.weight = torch.nn.Parameter(torch.zeros(sum(QKV), HIDDEN), requires_grad=False)
+
+
+class Experts(torch.nn.Module):  # type: ignore[misc]
+    """As their fused experts: gate above up, one expert after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w13_weight = torch.nn.Parameter(torch.zeros(EXPERTS, 2 * WIDTH, HIDDEN), requires_grad=False)
+        self.w2_weight = torch.nn.Parameter(torch.zeros(EXPERTS, HIDDEN, WIDTH), requires_grad=False)
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = torch.nn.Module()
+        self.self_attn.qkv_proj = Fused()
+        self.mlp = torch.nn.Module()
+        self.mlp.experts = Experts()
+
+
+class Engine(torch.nn.Module):  # type: ignore[misc]
+    """Loads tensors by the trainer's names into fused parameters, all but those whose name ends with one of `deaf`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.deaf: tuple[str, ...] = ()
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            if not self.deaf or not name.endswith(self.deaf):
+                self.view(name).copy_(tensor)
+
+    def view(self, name: str) -> Any:
+        layer: Any = self.layers[int(name.split(".")[1])]
+        if ".experts." in name:
+            _, _, number, part, _ = name.rsplit(".", 4)
+            experts = layer.mlp.experts
+            whole = experts.w2_weight if part == "down_proj" else experts.w13_weight
+            rows = {"gate_proj": slice(0, WIDTH), "up_proj": slice(WIDTH, None), "down_proj": slice(None)}[part]
+            return whole[int(number)][rows]
+        at = ["q_proj", "k_proj", "v_proj"].index(name.split(".")[3])
+        return layer.self_attn.qkv_proj.weight[sum(QKV[:at]) : sum(QKV[: at + 1])]
+
+
+def names() -> list[str]:
+    return [
+        f"layers.{layer}.{name}.weight"
+        for layer in range(2)
+        for name in (
+            *(f"self_attn.{part}_proj" for part in "qkv"),
+            *(f"mlp.experts.{n}.{part}_proj" for n in range(EXPERTS) for part in ("gate", "up", "down")),
+        )
+    ]
+
+
+def weights(engine: Engine, step: int) -> dict[str, Any]:
+    torch.manual_seed(step)
+    return {name: torch.randn(engine.view(name).shape) for name in names()}
+
+
+@pytest.mark.parametrize("lost", ["1.self_attn.k_proj.weight", "1.mlp.experts.2.up_proj.weight"])
+def test_a_part_of_a_fused_tensor_that_is_lost_is_found(lost: str, tmp_path: Path) -> None:
+    engine = Engine()
+    watch = Watch(module(engine), on="raise", record=tmp_path / "syncs.jsonl")
+    for step in range(3):
+        with watch(step=step) as sync:
+            engine.load_weights(sync.sent(iter(weights(engine, step).items())))
+    assert {key.partition("/")[2]: value for key, value in watch.last[-1].held.items()} == watch.last[-1].sent
+    engine.deaf = (lost,)
+    with (
+        pytest.raises(SyncError, match=rf"HIS001 step 3: 1 tensor of the engine did not change .*: layers.{lost}"),
+        watch(step=3) as sync,
+    ):
+        engine.load_weights(sync.sent(iter(weights(engine, 3).items())))
+
+
+def test_parts_that_are_not_certain_are_held_whole() -> None:
+    engine = Engine()
+    engine.layers[0].self_attn.qkv_proj.output_partition_sizes = [32]
+    engine.layers[1].mlp.experts.global_num_experts = 8  # another rank has the others
+    watch = Watch(module(engine))
+    with watch(step=0) as sync:
+        engine.load_weights(sync.sent(weights(engine, 0).items()))
+    held = {key.partition("/")[2] for key in watch.last[0].held}
+    assert {"layers.0.self_attn.qkv_proj.weight", "layers.1.mlp.experts.w13_weight"} <= held
+    assert {"layers.1.self_attn.k_proj.weight", "layers.0.mlp.experts.3.up_proj.weight"} <= held
+
+
+def test_experts_of_a_rank_have_the_numbers_of_its_map() -> None:
+    engine = Engine()
+    engine.layers[0].mlp.experts.expert_map = torch.tensor([-1, -1, 0, 1, 2, 3])
+    watch = Watch(module(engine))
+    with watch(step=0) as sync:
+        list(sync.sent((f"layers.0.mlp.experts.{n}.down_proj.weight", torch.zeros(1)) for n in range(6)))
+    held = {key.partition("/")[2] for key in watch.last[0].held if "layers.0.mlp" in key}
+    assert {f"layers.0.mlp.experts.{n}.down_proj.weight" for n in (2, 3, 4, 5)} <= held
+
+
+class Handler:
+    """As vLLM's CPUDNNLGEMMHandler: a packed copy of which only the sizes can be read."""
+
+    def __init__(self, weight: Any) -> None:
+        self.n, self.k = weight.shape
+        self.packed = weight.clone()
+
+
+def pack(layer: Any, weight: Any, readable: bool) -> None:
+    """As vLLM's dispatch_cpu_unquantized_gemm: keep a packed copy and empty the parameter."""
+    handler = Handler(weight)
+    if readable:
+        layer.cpu_linear = lambda x, weight, bias: x @ handler.packed.t()
+    layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+def push_packed(engine: Engine, given: Iterable[tuple[str, Any]], readable: bool, kept: dict[str, Any]) -> None:
+    """Load projections by packing them anew. kept: name → what the engine takes in place of it."""
+    taken = {name: kept.get(name, tensor) for name, tensor in given}
+    for number, layer in enumerate(engine.layers):
+        parts = [taken[f"layers.{number}.self_attn.{part}_proj.weight"] for part in "qkv"]
+        pack(layer.self_attn.qkv_proj, torch.cat(parts), readable)
+
+
+def engine_without_experts() -> Engine:
+    engine = Engine()
+    for layer in engine.layers:
+        layer.mlp = torch.nn.Module()
+    return engine
+
+
+def test_a_packed_layer_is_read_by_what_it_computes() -> None:
+    engine, lost = engine_without_experts(), "layers.0.self_attn.v_proj.weight"
+    watch = Watch(module(engine), on="raise")
+    for step in range(2):
+        with watch(step=step) as sync:
+            push_packed(engine, sync.sent(iter(weights(Engine(), step).items())), True, {})
+    assert watch.last[-1].unseen == []
+    assert watch.last[-1].held[f"0/{lost}"].startswith("computed:"), "it is not compared bit for bit"
+    old = weights(Engine(), 1)[lost]
+    with (
+        pytest.raises(SyncError, match=f"HIS001 step 2: 1 tensor of the engine did not change .*: {lost}"),
+        watch(step=2) as sync,
+    ):
+        push_packed(engine, sync.sent(iter(weights(Engine(), 2).items())), True, {lost: old})
+
+
+def test_a_packed_layer_that_cannot_be_read_is_unseen_and_not_unchanged(tmp_path: Path) -> None:
+    engine, told = engine_without_experts(), list[Any]()
+    watch = Watch(module(engine), on=told.append, record=tmp_path / "syncs.jsonl")
+    for step in range(4):
+        with watch(step=step) as sync:
+            push_packed(engine, sync.sent(iter(weights(Engine(), step).items())), False, {})
+    assert [finding.code for finding in told] == ["HIS011"], "said once, and no tensor is called stale"
+    history = open_history(tmp_path / "syncs.jsonl")
+    assert set(history.unseen) == {f"0/layers.{number}.self_attn.qkv_proj.weight" for number in range(2)}
+    assert any("unseen in the engine: 2 tensors" in line for line in history.sections[0].lines)
+
+
+class OwnEngine:
+    """An engine of the user's own, which tells the digest of an empty parameter."""
+
+    name, alike = "own", True
+
+    def held(self) -> dict[str, str]:
+        return {"0/w": "0" * 32}
+
+    def version(self) -> str | None:
+        return None
+
+
+def test_the_digest_of_no_bytes_is_no_digest() -> None:
+    watch = Watch(OwnEngine(), on=lambda finding: None)
+    with watch(step=0) as sync:
+        list(sync.sent([("w", torch.zeros(3))]))
+    assert (watch.last[0].held, watch.last[0].unseen) == ({}, ["0/w"])
+
+
+def test_nothing_that_passes_is_kept_alive() -> None:
+    """A bucket is freed before the next one is made: a job has room for one of them on its GPU."""
+    alive: list[weakref.ref[Any]] = []
+
+    def living() -> int:
+        gc.collect()
+        return sum(each() is not None for each in alive)
+
+    def make() -> Any:
+        assert living() == 0, "the last one is still alive while this one is made"
+        tensor = torch.zeros(3)
+        alive.append(weakref.ref(tensor))
+        return tensor
+
+    def pairs() -> Iterator[tuple[str, Any]]:
+        for number in range(3):
+            yield f"w{number}", make()
+
+    def buckets() -> Iterator[list[tuple[str, Any]]]:
+        for number in range(3):
+            yield [(f"w{number}", make())]
+
+    async def stream() -> AsyncIterator[tuple[str, Any]]:
+        for number in range(3):
+            yield f"w{number}", make()
+
+    def drop(handed: Any) -> None:
+        """Take one and free it, as a sender does: nothing else may hold it, the watch's own frame included."""
+        while (item := next(handed, None)) is not None:
+            del item
+            assert living() == 0
+
+    async def drop_stream(handed: Any) -> None:
+        async for item in handed:
+            del item
+            assert living() == 0
+
+    watch = Watch()
+    with watch() as sync:
+        drop(iter(sync.sent(pairs())))
+    with watch() as sync:
+        drop(iter(sync.chunks(buckets())))
+    with watch() as sync:
+        asyncio.run(drop_stream(sync.sent(stream())))
+    assert [len(each.sent) for each in watch.last] == [3, 3, 3]
+    assert len(alive) == 9
+
+
+def test_a_watch_warns_of_nothing_in_a_sound_job_of_parts() -> None:
+    import warnings
+
+    engine = Engine()
+    watch = Watch(module(engine))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SyncWarning)
+        for step in range(3):
+            with watch(step=step) as sync:
+                engine.load_weights(sync.sent(iter(weights(engine, step).items())))
