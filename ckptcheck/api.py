@@ -45,7 +45,7 @@ TrainerName = Literal["megatron", "transformers"]
 EngineMode = Literal["plain", "stock"]
 Bridge = Literal["builtin", "mbridge", "both"]
 Device = Literal["auto", "cpu", "cuda"]
-Scheme = Literal["w4a16", "w8a8", "fp8"]
+Scheme = Literal["w4a16", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8"]
 Quantizer = Literal["compressed-tensors", "slime"]
 RolloutFormat = Literal[
     "slime", "slime-train", "verl", "roll", "nemo-rl", "pipelinerl", "prime-rl", "sglang", "vllm", "ckptcheck"
@@ -615,13 +615,13 @@ def refit(
     trainer_gpus = _normalize_gpus("--trainer-gpus", trainer_gpus)
     engine_gpus = _normalize_gpus("--engine-gpus", engine_gpus)
     from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.refit.feasibility import check_quantization
     from ckptcheck.refit.history.record import Record
     from ckptcheck.refit.live_trial import (
         TrialEngine,
         TrialQuantization,
         TrialSource,
         TrialTrainer,
-        check_quantization,
         run_live_trial,
     )
     from ckptcheck.refit.recording import RecordError, append_to_record

@@ -78,7 +78,8 @@ def refit(
     quantize: Annotated[
         api.Scheme | None,
         typer.Option(
-            help="Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them."
+            help="Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them. "
+            "nvfp4, mxfp4 and mxfp8 are refused, with the reason."
         ),
     ] = None,
     ignore: Annotated[

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.runtime.engines.transports import find_transport
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
@@ -99,6 +98,7 @@ def run_live_trial(
     dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
     CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
     """
+    from ckptcheck.refit import feasibility
     from ckptcheck.refit.placement import check_devices
     from ckptcheck.refit.source import open_source
     from ckptcheck.refit.tokenizer import TrialTokenizer
@@ -107,6 +107,7 @@ def run_live_trial(
     from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN, default_context_len
     from ckptcheck.runtime.engines.transports import find_transport
+    from ckptcheck.runtime.environments.interpreter import find_interpreter
     from ckptcheck.runtime.process.exchange import TensorExchange
     from ckptcheck.runtime.process.signal_guard import SignalGuard
     from ckptcheck.runtime.trainers import registry as trainers
@@ -118,8 +119,12 @@ def run_live_trial(
         stack.callback(clean_up_folder, folder, source.keep, observer)
         tolerated = source.errors if source.despite_errors else None
         ckpt = open_source(source.target, folder / "source", source.hf_config, tolerated=tolerated)
-        # before the trainer loads: an engine that is missing, or that cannot take weights by this transport
+        # before anything loads: what no trainer holds, and an engine that is missing or cannot do what is asked
+        feasibility.require_plain_source(ckpt)
         registry.check_build(engine.name, settings.transport, engine.python)
+        feasibility.require_dtype(
+            ckpt, engine.name, dtype, is_cpu_build=find_interpreter(engine.name, engine.python).is_cpu_build
+        )
         row = find_transport(engine.name, settings.transport)
         check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
         embedding = ckpt.components.embedding
@@ -194,15 +199,3 @@ def clean_up_folder(folder: Path, keep: bool, observer: Observer) -> None:
     if keep:
         observer.log("nothing was written that could be kept")
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:
-    """Raise CkptcheckError if quantized weights cannot reach an engine by this transport, or in this dtype."""
-    if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
-        raise CkptcheckError("vLLM computes packed integers in 16 bits only", "--dtype bfloat16")
-    if find_transport(engine, transport).is_between_gpus:
-        raise CkptcheckError(
-            f"--quantize does not go with --transport {transport}, which carries weights as the trainer holds them: packed ones "
-            "over NCCL or CUDA IPC are not built",
-            f"--transport {find_transport(engine, None).name} carries packed weights to GPUs too",
-        )

@@ -1,0 +1,79 @@
+"""Says what no trial can do with this source, these options and this engine, before anything is loaded.
+
+Which formats the engines compute with on a CPU was read in their tables of kernels: vLLM 0.32.0
+(model_executor/kernels/linear/__init__.py lists no kernel for NVFP4, MXFP4 and MXFP8 on a CPU, fused_moe/oracle/mxfp4.py one for
+experts in MXFP4) and SGLang 0.5.23 (layers/quantization, whose kernels for the three need CUDA, ROCm or an NPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.engines.transports import find_transport
+from ckptcheck.runtime.trainers.schemes import SCHEMES
+
+BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
+"""Formats with a scale for each small block, in which no trial packs."""
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:
+    """Raise CkptcheckError if quantized weights cannot reach an engine in this format, by this transport, or in this dtype."""
+    if scheme in BLOCK_FORMATS:
+        raise CkptcheckError(
+            f"--quantize {scheme} cannot be tried: {_missing_kernels(scheme, engine)}, and ckptcheck packs {_join(SCHEMES)} only",
+            f"--quantize {[*SCHEMES][-1]} tries the path of packed weights; ckptcheck refit --attach URL checks servers "
+            f"on GPUs that serve {scheme}",
+        )
+    if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
+        raise CkptcheckError("vLLM computes packed integers in 16 bits only", "--dtype bfloat16")
+    if find_transport(engine, transport).is_between_gpus:
+        raise CkptcheckError(
+            f"--quantize does not go with --transport {transport}, which carries weights as the trainer holds them: packed ones "
+            "over NCCL or CUDA IPC are not built",
+            f"--transport {find_transport(engine, None).name} carries packed weights to GPUs too",
+        )
+
+
+def require_plain_source(ckpt: Checkpoint) -> None:
+    """Raise CkptcheckError for a checkpoint that is quantized, with its format: no trainer holds packed weights."""
+    quantization = ckpt.quantization
+    if ckpt.config is None or not ckpt.config.get("quantization_config") or quantization is None:
+        return
+    words = (quantization.method, quantization.config.get("format"), quantization.config.get("quant_algo"))
+    declared = [word.lower() for word in words if isinstance(word, str)]
+    block_format = next((form for form in BLOCK_FORMATS if any(form in word for word in declared)), None)
+    raise CkptcheckError(
+        f"{ckpt.target} is quantized ({', '.join(declared) or 'by a method that it does not name'}), and a trainer holds plain "
+        "weights: there is nothing that could take a step",
+        f"name the checkpoint it was made from; no trial packs {block_format} on the way"
+        if block_format
+        else f"name the checkpoint it was made from, and --quantize {_join(SCHEMES, 'or')} to pack the weights on their way",
+    )
+
+
+def require_dtype(ckpt: Checkpoint, engine: str, dtype: str, *, is_cpu_build: bool) -> None:
+    """Raise CkptcheckError for layers that the engine does not compute in this dtype on a CPU.
+
+    vLLM 0.32 asserts bfloat16 in model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
+    """
+    has_gated_delta = ckpt.config is not None and ckpt.config.text.get("linear_num_value_heads") is not None
+    if has_gated_delta and engine == "vllm" and is_cpu_build and dtype != "bfloat16":
+        raise CkptcheckError(
+            f"{ckpt.target} has linear attention with a gated delta rule, which vLLM computes in bfloat16 only on a CPU",
+            "--dtype bfloat16",
+        )
+
+
+def _missing_kernels(scheme: str, engine: str) -> str:
+    title = TITLES[engine]
+    if (scheme, engine) == ("mxfp4", "vllm"):
+        return f"on a CPU {title} has a kernel for experts in mxfp4 and none for the other layers"
+    return f"{title} has kernels for {scheme} on GPUs only"
+
+
+def _join(names: Iterable[str], word: str = "and") -> str:
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}"

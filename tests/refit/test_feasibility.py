@@ -1,0 +1,72 @@
+"""What no trial can do is said before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.feasibility import check_quantization, require_dtype, require_plain_source
+from tests.factories.checkpoint_cases import CHECKPOINTS
+
+
+def write_with(folder: Path, **settings: Any) -> Path:
+    shutil.copytree(CHECKPOINTS / "tiny-llama", folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **settings}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"quant_method": "mxfp4"}, ("(mxfp4)", "no trial packs mxfp4")),
+        (
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            ("(compressed-tensors, nvfp4-pack-quantized)", "no trial packs nvfp4"),
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+            ("mxfp8", "no trial packs mxfp8"),
+        ),
+        ({"quant_method": "awq", "bits": 4}, ("(awq)", "--quantize w4a16, w8a8 or fp8")),
+        ({"bits": 4}, ("by a method that it does not name",)),
+        ({"quant_method": 7, "format": ["a"]}, ("is quantized",)),
+    ],
+)
+def test_a_packed_source_is_refused_with_its_format(
+    tmp_path: Path, declared: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(CkptcheckError) as refusal:
+        require_plain_source(open_checkpoint(str(write_with(tmp_path / "packed", quantization_config=declared))))
+    text = f"{refusal.value.message} {refusal.value.hint}"
+    assert all(word in text for word in words), text
+
+
+def test_a_plain_source_is_no_refusal(tmp_path: Path) -> None:
+    require_plain_source(open_checkpoint(str(CHECKPOINTS / "tiny-llama")))
+    require_plain_source(open_checkpoint(str(write_with(tmp_path / "null", quantization_config=None))))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4", "mxfp8"])
+def test_a_format_without_a_way_is_refused_with_the_reason(engine: str, scheme: str) -> None:
+    with pytest.raises(
+        CkptcheckError, match=f"--quantize {scheme} cannot be tried: .*ckptcheck packs w4a16, w8a8 and fp8 only"
+    ):
+        check_quantization(scheme, engine, "gloo", "bfloat16")
+
+
+def test_linear_attention_needs_bfloat16_where_the_engine_says_so(tmp_path: Path) -> None:
+    source = open_checkpoint(str(write_with(tmp_path / "gdn", linear_num_value_heads=4)))
+    with pytest.raises(CkptcheckError, match="gated delta rule, which vLLM computes in bfloat16 only on a CPU"):
+        require_dtype(source, "vllm", "float32", is_cpu_build=True)
+    require_dtype(source, "vllm", "bfloat16", is_cpu_build=True)
+    require_dtype(source, "vllm", "float32", is_cpu_build=False)
+    require_dtype(source, "sglang", "float32", is_cpu_build=True)
+    require_dtype(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), "vllm", "float32", is_cpu_build=True)
