@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         convert_rollouts,
         critic,
         diff,
+        gate,
         history,
         judge,
         judge_all,
@@ -69,6 +70,7 @@ __all__ = [
     "convert_rollouts",
     "critic",
     "diff",
+    "gate",
     "history",
     "judge",
     "judge_all",
@@ -102,7 +104,7 @@ _MODULES = {
 }
 """Exported name → its module; the others are functions of ckptcheck.api."""
 
-_PACKAGES = ("preflight", "refit")
+_PACKAGES = ("gate", "preflight", "refit")
 """Packages whose names are also those of functions: calling the package calls the function."""
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckptcheck.linter.rule import Rule
     from ckptcheck.parity.calibrate import FloorMeasurement
     from ckptcheck.parity.rollouts import Rollouts
+    from ckptcheck.preflight.job import Job
     from ckptcheck.runtime.process.exchange import TensorExchange
     from ckptcheck.runtime.trainers.base import Trainer
     from ckptcheck.scanning import ScanRequest
@@ -507,6 +508,27 @@ def preflight(
     """
     select = _wrap_single(select)
     ignore = _wrap_single(ignore)
+    return _open_job(
+        job, framework, engine_version, te_version, framework_version, scan_checkpoints=scan_checkpoints,
+        show_settings=show_settings, here=here, env=_wrap_single(env), select=select, ignore=ignore,
+    )[1]  # fmt: skip
+
+
+def _open_job(
+    job: Sequence[StrPath],
+    framework: str | None = None,
+    engine_version: str = "",
+    te_version: str = "",
+    framework_version: str = "",
+    *,
+    scan_checkpoints: bool = True,
+    show_settings: bool = False,
+    here: bool = False,
+    env: Sequence[str] = (),
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> tuple[Job, Report]:
+    """Return a job as `preflight` reads it, and what it finds in it."""
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.selection import match_rules, select_rules
     from ckptcheck.preflight.job import build_settings_section
@@ -519,12 +541,66 @@ def preflight(
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
         framework_version=framework_version, scan=scan_checkpoints, here=Probe() if here else None,
-        environment=split_variables(_wrap_single(env)),
+        environment=split_variables(env),
     )  # fmt: skip
     opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
-    return _report(opened, loaded, selected=selected, ignored=ignored)
+    return opened, _report(opened, loaded, selected=selected, ignored=ignored)
+
+
+def gate(
+    *job: StrPath,
+    deadline: str | float | None = None,
+    stages: Sequence[str] = (),
+    go_on: bool | None = None,
+    folder: StrPath | None = None,
+    model: StrPath | None = None,
+    fail_on: FailOn = "error",
+    observer: Observer = SILENT,
+) -> Report:
+    """Check a job before it starts: its configuration, its checkpoints, a weight sync, and the first step's parity.
+
+    The stages run in the order of their cost, as the job's own file says. A stage with findings ends the gate. One that did not
+    fit into the deadline, or could not check the job for another reason, makes the report incomplete: it has not passed. What
+    finished is kept for a day in `folder`, and a gate that starts again uses it.
+
+    Args:
+        job: a gate file (TOML with the key ``job``), or the job's own files; and ``key=value`` overrides of the job.
+        deadline: how long the gate may take: ``10 min``, or seconds; None: as the gate file says, else as long as it needs.
+        stages: those that run: preflight, scan, refit, parity; (): as the gate file says, else all.
+        go_on: run the dearer stages although a cheaper one has findings; None: as the gate file says, else not.
+        folder: the folder that keeps what finished; None: as the gate file says, else one named after the file, ``train.gate``.
+        model: the checkpoint to check in place of the one that the job names, for a copy of it elsewhere on this disk.
+        fail_on: the lightest severity that ends the gate.
+        observer: receives messages.
+
+    """
+    import time
+
+    began = time.monotonic()
+    from ckptcheck.gate.gate_file import STAGES, parse_duration, read_gate_request
+    from ckptcheck.gate.plan import check_options
+    from ckptcheck.gate.run_gate import run_gate
+
+    functions: dict[str, Callable[..., Any]] = {
+        "preflight": preflight, "scan_all": scan_all, "refit": refit, "record_rollouts": record_rollouts,
+        "score_rollouts": score_rollouts, "judge": judge,
+    }  # fmt: skip
+    request = read_gate_request([os.fspath(part) for part in job])
+    if not request.job:
+        raise CkptcheckError("no job is named", hint="name the job's own file, or a gate file")
+    request = replace(
+        request,
+        deadline=request.deadline if deadline is None else parse_duration(deadline),
+        stages=_subset(_wrap_single(stages), STAGES, "--stages") if stages else request.stages,
+        goes_on=request.goes_on if go_on is None else go_on,
+        folder=_path(folder) or request.folder,
+        model=request.model if model is None else os.fspath(model),
+    )
+    check_options(request, functions)
+    opened, report = _open_job(request.job, **request.options.get("preflight", {}))
+    return run_gate(opened, report, request, functions, fail_on, observer, began)
 
 
 # --- weight syncs ---

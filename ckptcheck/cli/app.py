@@ -21,6 +21,7 @@ COMMAND_MODULES = {
     "diff": "diff",
     "refit": "refit",
     "preflight": "preflight",
+    "gate": "gate",
     "critic": "critic",
     "refit history": "history",
     "manifest": "manifest",

@@ -36,7 +36,7 @@ from ckptcheck.preflight.readers import (
     trl,
     verl,
 )
-from ckptcheck.preflight.shell.commands import suggest_commands
+from ckptcheck.preflight.shell.commands import SUGGESTIONS, suggest_commands
 from ckptcheck.preflight.shell.word import Word
 from ckptcheck.preflight.this_machine import Probe, look_at_machine
 from ckptcheck.text.file_io import expand_home
@@ -114,7 +114,7 @@ def open_job(
     if here is not None:
         job.machine = look_at_machine(job, document, reader.name, paths[0].parent, here)
     if lines := suggest_commands(job):
-        job.sections = (Section("Then, on the real engine and trainer", lines=tuple(lines)),)
+        job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
     return job
 
 

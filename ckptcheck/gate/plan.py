@@ -1,0 +1,147 @@
+"""Plans what each stage of a gate runs, from the settings of the job."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.gate.gate_file import GateRequest
+from ckptcheck.preflight.job import Job
+from ckptcheck.preflight.live_arguments import (
+    ENGINES,
+    list_record_arguments,
+    list_refit_arguments,
+    list_score_arguments,
+)
+from ckptcheck.text.formatting import join_words
+
+FUNCTIONS = {
+    "preflight": ("preflight",),
+    "scan": ("scan_all",),
+    "refit": ("refit",),
+    "parity": ("record_rollouts", "score_rollouts", "judge"),
+}
+"""Stage → the functions of `ckptcheck.api` that it calls, in their order."""
+OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "plots", "record")
+"""Arguments that a gate sets itself, or that write elsewhere."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one function of `ckptcheck.api`."""
+
+    function: str
+    arguments: Mapping[str, Any]
+    """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
+    output: Path | None = None
+    """The file that the call writes and a later call reads; None where its report is all."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage of a gate runs."""
+
+    name: str
+    calls: tuple[Call, ...] = ()
+    cannot: str = ""
+    """Why the stage cannot check the job, or not all of it; "" where it can."""
+
+
+def check_options(request: GateRequest, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Raise CkptcheckError for an argument that no function of its stage takes. functions: name → function of `ckptcheck.api`."""
+    for stage, options in request.options.items():
+        known = {name for function in FUNCTIONS[stage] for name in _list_names(functions[function])} - {*OWN}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(known), 1)
+                raise CkptcheckError(
+                    f"[{stage}] takes no {clip(name.replace('_', '-'))}"
+                    + (f"; did you mean {near[0].replace('_', '-')}?" if near else ""),
+                    hint=f"it takes the options of {join_words([f'ckptcheck.{name}' for name in FUNCTIONS[stage]])}",
+                )
+
+
+def plan_stages(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path
+) -> tuple[Stage, ...]:
+    """Return the stages after preflight that the request asks for. folder: where calls write what later calls read."""
+    plan = {"scan": _plan_scan, "refit": _plan_refit, "parity": _plan_parity}
+    return tuple(plan[name](job, request, functions, folder) for name in request.stages if name in plan)
+
+
+def _plan_scan(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    model = job.checkpoints.get("checkpoint.model")
+    named = [checkpoint for checkpoint in job.checkpoints.values() if request.model is None or checkpoint != model]
+    found = [checkpoint.path for checkpoint in named if not checkpoint.reason]
+    missing = [checkpoint.reason for checkpoint in named if checkpoint.reason]
+    targets = list(dict.fromkeys([*([request.model] if request.model else []), *found]))
+    cannot = missing[0] if missing else "" if targets else "the job names no checkpoint"
+    if not targets:
+        return Stage("scan", cannot=cannot)
+    arguments = {"*": [targets], **request.options.get("scan", {})}
+    return Stage("scan", (Call("scan_all", arguments),), cannot)
+
+
+def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    source, cannot = _find_source(job, request)
+    if cannot:
+        return Stage("refit", cannot=cannot)
+    options = request.options.get("refit", {})
+    return Stage("refit", (Call("refit", {"*": [source], **list_refit_arguments(job), **options}),))
+
+
+def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    source, cannot = _find_source(job, request)
+    if cannot:
+        return Stage("parity", cannot=cannot)
+    rollouts, scored = folder / "rollouts.safetensors", folder / "scored.safetensors"
+
+    def take(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with those of the gate file that this function takes."""
+        names = _list_names(functions[function])
+        return {
+            **arguments,
+            **{name: value for name, value in request.options.get("parity", {}).items() if name in names},
+        }
+
+    record = take("record_rollouts", list_record_arguments(job))
+    score = take("score_rollouts", list_score_arguments(job))
+    return Stage(
+        "parity",
+        (
+            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts),
+            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored),
+            Call("judge", {**take("judge", {}), "*": [str(scored)]}),
+        ),
+    )
+
+
+def _find_model(job: Job) -> str | None:
+    """Return the path of the model that the engine starts from, None where it is not on this machine."""
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    return None if checkpoint is None or checkpoint.reason else checkpoint.path
+
+
+def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
+    """Return (path of the model, why engine and trainer cannot be checked; "" where they can)."""
+    if job.engine not in ENGINES:
+        return "", f"the job's engine is {job.engine}, not vllm or sglang" if job.engine else "no engine is known"
+    if job.text("trainer.backend") is None:
+        return "", "no trainer is known"
+    source = request.model or _find_model(job)
+    if source is None:
+        checkpoint = job.checkpoints.get("checkpoint.model")
+        return "", checkpoint.reason if checkpoint is not None else "the job names no model"
+    return source, ""
+
+
+def _list_names(function: Callable[..., Any]) -> Sequence[str]:
+    """Return the names of the keyword arguments of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

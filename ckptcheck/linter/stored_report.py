@@ -1,0 +1,42 @@
+"""Reads a report from the JSON form in which it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import SCHEMA, Report, Section
+from ckptcheck.linter.rule import SEVERITIES, Finding
+
+
+def load_report(form: Mapping[str, Any]) -> Report:
+    """Return the report that `Report.to_dict` wrote. Raises CkptcheckError for anything else."""
+    try:
+        if form["schema"] != SCHEMA:
+            raise KeyError(form["schema"])
+        return Report(
+            target=form["target"],
+            subject=form.get("subject", ""),
+            findings=tuple(Finding(**finding) for finding in form["findings"]),
+            passed=tuple(form["passed"]),
+            skipped=tuple((row["code"], row["reason"]) for row in form["skipped"]),
+            crashed=tuple((row["code"], row["error"]) for row in form["crashed"]),
+            error=form.get("error"),
+            known=form["known"],
+            counts={name: number for name, number in form["counts"].items() if name not in SEVERITIES},
+            consumers=tuple(form.get("consumers", ())),
+            sections=tuple(_load_section(section) for section in form.get("sections", ())),
+            read=form.get("read", {}),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CkptcheckError(f"it is no report of ckptcheck ({SCHEMA}): {error}") from error
+
+
+def _load_section(form: Mapping[str, Any]) -> Section:
+    return Section(
+        form["title"],
+        tuple(form.get("columns", ())),
+        tuple(tuple(row) for row in form.get("rows", ())),
+        tuple(form.get("lines", ())),
+    )
