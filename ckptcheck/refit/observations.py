@@ -11,7 +11,7 @@ from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
 from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
-from ckptcheck.runtime.engines.base import EngineInfo, ScrambleResult, TensorDigests
+from ckptcheck.runtime.engines.base import EngineInfo, HostScalars, ScrambleResult, TensorDigests
 from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
 
 
@@ -28,6 +28,7 @@ class TrialObservations:
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     source_comparison: SourceComparison | None = None
     cold_manifest: TensorDigests = field(default_factory=dict)
+    cold_scalars: HostScalars = field(default_factory=dict)
     noise_floor: TrialNoise = field(default_factory=TrialNoise)
     scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))
     scrambled_manifest: TensorDigests = field(default_factory=dict)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from ckptcheck.runtime.engines.base import Running, TensorDigests
+from ckptcheck.refit.host_scalars import same_number
+from ckptcheck.runtime.engines.base import HostScalars, Running, TensorDigests
 
 WEIGHTS, REST = ("weights",), ("kv_cache", "cuda_graph")
 """What such jobs wake before a sync (if the engine dropped its weights), and after it."""
@@ -35,11 +36,19 @@ class SleepCheck:
     """2 if the engine dropped its weights, so that only buffers can be compared."""
     no_op_reason: str = ""
     """Why the sleep released no memory."""
+    scalars_before: HostScalars = field(default_factory=dict)
+    """Numbers that the engine kept on the host."""
+    scalars_after: HostScalars = field(default_factory=dict)
 
     @property
     def changed_tensors(self) -> list[str]:
-        """Names of the tensors that differ after the sleep, or are gone."""
-        return sorted({
+        """Names of the tensors, and of the numbers on the host, that differ after the sleep, or are gone."""
+        scalars = {
+            name
+            for (rank, name), value in self.scalars_before.items()
+            if not same_number(value, self.scalars_after.get((rank, name)))
+        }
+        return sorted(scalars | {
             name
             for (rank, name), entry in self.before.items()
             if (self.level == 1 or entry.kind == "buffer")

@@ -17,6 +17,7 @@ from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
 from ckptcheck.runtime.engines.base import (
     EngineInfo,
+    HostScalars,
     ScrambleResult,
     SequenceScores,
     TensorDigest,
@@ -51,6 +52,10 @@ class Sync:
     manifest: TensorDigests
     reference: TensorDigests
     """Manifest of the same engine, started cold from the same weights."""
+    scalars: HostScalars = field(default_factory=dict)
+    """Numbers that the engine keeps on the host after the sync, and after its first forward passes if there were any."""
+    reference_scalars: HostScalars = field(default_factory=dict)
+    """Those of the same engine, started cold from the same weights."""
     bucket_names: tuple[tuple[str, ...], ...] = ()
     """Names of the tensors in each bucket, in the order in which they were sent."""
     unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
@@ -167,6 +172,8 @@ class RefitTrace(EvidenceDefaults):
     """The trainer's export at step 0 beside the source; None where that was not compared."""
     cold_manifest: TensorDigests = field(default_factory=dict)
     """Manifest after the cold load."""
+    cold_scalars: HostScalars = field(default_factory=dict)
+    """Numbers that the engine keeps on the host after the cold load and its first forward passes, which change none of them."""
     noise_floor: TrialNoise = field(default_factory=TrialNoise)
     """Noise of both sides, measured after the cold load."""
     scrambled: ScrambleResult = field(default_factory=lambda: ScrambleResult(frozenset()))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
 
+from ckptcheck.refit.host_scalars import same_number
 from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.refit.weight_names import trainer_weights
-from ckptcheck.runtime.engines.base import SequenceScores, UnwrittenElements
+from ckptcheck.runtime.engines.base import HostScalars, SequenceScores, UnwrittenElements
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -83,6 +84,30 @@ def stale_packed_copies(trace: RefitTrace, sync: Sync) -> set[str]:
             if changed_weights.intersection(source.name for source in sources):
                 stale.add(key[1])
     return stale
+
+
+def differing_scalars(trace: RefitTrace, sync: Sync) -> dict[Key, tuple[float | None, float]]:
+    """Return the numbers on the host that differ from those of a cold load, as (engine, cold load).
+
+    The engine's is None where it has lost the number. An integer counts only if it also changed since the engine's own start:
+    other processes may have others, and what depends on weights is a float.
+    """
+    was_used = any(scoring.after_sync == sync.number for scoring in trace.scorings)
+    found: dict[Key, tuple[float | None, float]] = {}
+    for key, cold in sync.reference_scalars.items():
+        value = sync.scalars.get(key)
+        if same_number(cold, value) or (value is None and not was_used):
+            continue
+        if isinstance(cold, int) and (value is None or same_number(value, trace.cold_scalars.get(key))):
+            continue
+        found[key] = value, cold
+    return found
+
+
+def scalars_before_step(trace: RefitTrace, sync: Sync) -> HostScalars:
+    """Return the numbers on the host that the engine had before the last step; {} without a step."""
+    before = _sync_before_step(trace, sync)
+    return {} if before is None else before.scalars
 
 
 @dataclass(frozen=True)

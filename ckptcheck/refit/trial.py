@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ from ckptcheck.refit import placement
 from ckptcheck.refit.compute_path import Capturing, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.history.record import utc_now
+from ckptcheck.refit.host_scalars import ScalarReader
 from ckptcheck.refit.inflight import InflightUpdate
 from ckptcheck.refit.noise_floor import measure_noise_floor, measure_rounding
 from ckptcheck.refit.observations import TrialObservations
@@ -31,7 +32,7 @@ from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
-from ckptcheck.runtime.engines.base import Engine, SequenceScores, TensorDigests
+from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
 from ckptcheck.runtime.process.deadlines import time_budget
@@ -44,6 +45,17 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 MAX_LOG_LINES = 12
 """Number of the last lines of a dead process's log that the user sees."""
+
+
+@dataclass(frozen=True)
+class ColdLoad:
+    """What an engine is after it was started cold from the trainer's weights."""
+
+    manifest: TensorDigests
+    scalars: HostScalars
+    scores: tuple[SequenceScores, ...] = ()
+    probe: SequenceScores | None = None
+    """Score of the sequence that is in the prefix cache of the other engine."""
 
 
 class StartEngine(Protocol):
@@ -85,6 +97,7 @@ class RefitTrial:
         self._source = source
         self._trainer: Trainer
         self._scratch: frozenset[Key] = frozenset()
+        self._scalars = ScalarReader()
         self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
@@ -144,13 +157,17 @@ class RefitTrial:
         return {key: entry for key, entry in engine.digest_tensors().items() if key not in self._scratch}
 
     def _find_scratch(self, engine: Engine) -> None:
-        """Find the tensors that a forward pass changes: those are no weights, and nothing is to be compared of them.
+        """Find the tensors and numbers that a forward pass changes: those are no weights, and nothing is to be compared of them.
 
         Only derived tensors can be scratch: a parameter or a buffer that a forward pass changes is a fault.
         """
         observations = self._observations
         engine.score([self._inputs.sequences[0]], decode=1)
-        manifest = engine.digest_tensors()
+        manifest, scalars = engine.digest_tensors(), self._scalars.read(engine)
+        # of another length, so that a number that belongs to a request moves too
+        engine.score([self._inputs.sequences[0][: len(self._inputs.sequences[0]) // 2 + 1]], decode=1)
+        self._scalars.leave_out_moving(scalars, engine.read_scalars())
+        observations.cold_scalars = self._scalars.read(engine)
         cold = observations.cold_manifest
         self._scratch = frozenset(
             key
@@ -174,7 +191,8 @@ class RefitTrial:
         with self._run_phase("sync", "scramble"):
             scrambled, manifest = engine.scramble_weights(), self._digest(engine)
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
-        self._sync(engine, 0, settings.bucket_bytes, observations.cold_manifest, "first sync", is_marked=True)
+        cold = ColdLoad(observations.cold_manifest, observations.cold_scalars)
+        self._sync(engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
         if self._source is not None and settings.weights:
             with self._run_phase("sync", "compare the export with the source"):
                 observations.source_comparison = compare_with_source(
@@ -190,13 +208,13 @@ class RefitTrial:
                 with self._run_phase("step", f"step {step}"):
                     self._step(step)
                 with self._run_phase("start", f"reference for step {step}"):
-                    reference, scores, probe = self._load_reference(step)
+                    reference = self._load_reference(step)
                 wake()
                 if not drops_weights:
                     self._fill_cache(engine, step)
                 self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
             with self._run_phase("score", f"score after step {step}"):
-                self._score(engine, len(observations.syncs), scores, probe)
+                self._score(engine, len(observations.syncs), reference.scores, reference.probe)
             # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
             # would compute with the marks.
             if is_marked := settings.weights and not settings.pause:
@@ -236,7 +254,9 @@ class RefitTrial:
             yield lambda: None
             return
         with self._run_phase("sync", "sleep"):
-            before = self._digest(engine) if self._observations.sleep_check is None else {}
+            is_first = self._observations.sleep_check is None
+            before = self._digest(engine) if is_first else {}
+            scalars_before = self._scalars.read(engine) if is_first else {}
             memory = engine.memory_bytes()
             sleeper.sleep(level)
             freed = memory - engine.memory_bytes()
@@ -246,7 +266,9 @@ class RefitTrial:
                 sleeper.wake(WEIGHTS if level == 2 else None)
                 if before:
                     after = self._digest(engine)
-                    self._observations.sleep_check = SleepCheck(before, after, freed, level, no_op_reason(engine))
+                    self._observations.sleep_check = SleepCheck(
+                        before, after, freed, level, no_op_reason(engine), scalars_before, self._scalars.read(engine)
+                    )
 
         yield wake
         if level == 2:
@@ -292,16 +314,20 @@ class RefitTrial:
         if self._trainer.info.layout:
             self._observations.replica_mismatch[step] = self._trainer.mismatched_replicas()
 
-    def _load_reference(self, step: int) -> tuple[TensorDigests, tuple[SequenceScores, ...], SequenceScores | None]:
+    def _load_reference(self, step: int) -> ColdLoad:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""
         engine = self._start(self._save_checkpoint(step))
         try:
             manifest = self._digest(engine)
-            if not self._settings.logprobs:
-                return manifest, (), None
+            scores: tuple[SequenceScores, ...] = ()
             # the probe first: nothing is in its cache then
-            probe = self._inputs.score_cache_probe(engine)
-            return manifest, self._inputs.score_engine(engine), probe
+            probe = self._inputs.score_cache_probe(engine) if self._settings.logprobs else None
+            if self._settings.logprobs:
+                scores = self._inputs.score_engine(engine)
+            else:
+                # some numbers are made by the first forward pass
+                engine.score([self._inputs.sequences[0]], decode=1)
+            return ColdLoad(manifest, self._scalars.read(engine), scores, probe)
         finally:
             engine.close()
 
@@ -310,7 +336,7 @@ class RefitTrial:
         engine: Engine,
         step: int,
         bucket_bytes: int,
-        reference: TensorDigests,
+        reference: ColdLoad,
         phase: str,
         *,
         is_marked: bool = False,
@@ -343,7 +369,9 @@ class RefitTrial:
                 answer=result,
                 sent=sent,
                 manifest=self._digest(engine) if compares_weights else {},
-                reference=reference if compares_weights else {},
+                reference=reference.manifest if compares_weights else {},
+                scalars=self._scalars.read(engine) if compares_weights else {},
+                reference_scalars=reference.scalars if compares_weights else {},
                 seconds=sync_end_time - digest_end_time,
                 sent_seconds=digest_end_time - start_time,
                 inflight_request=request.request if request else None,
@@ -368,6 +396,10 @@ class RefitTrial:
         observations = self._observations
         scoring = self._inputs.score_both_sides(engine, self._trainer, after_sync, cold, cold_probe)
         observations.scorings.append(scoring)
+        if after_sync and observations.syncs[after_sync - 1].scalars:
+            # some numbers are made anew by the first forward pass after a sync
+            sync = replace(observations.syncs[after_sync - 1], scalars=self._scalars.read(engine))
+            observations.syncs[after_sync - 1] = sync
         if not after_sync or compare_scoring(scoring).most <= observations.noise_floor.cold_load_tolerance:
             return
         sync = observations.syncs[after_sync - 1]

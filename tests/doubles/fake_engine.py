@@ -20,6 +20,7 @@ class FakeEngine(FakeMemory):
     """An engine that holds float32 checkpoint tensors, on ranks that are replicas. draft: a draft model comes with it.
 
     empty: its parameters that it packs at every start. scratch: it has memory that every forward pass changes.
+    calibrated: see `FakeMemory`.
     """
 
     transports: tuple[Transport, ...] = (
@@ -38,16 +39,16 @@ class FakeEngine(FakeMemory):
         device: str = "memory",
         empty: Collection[str] = (),
         scratch: bool = False,
+        calibrated: bool = False,
     ) -> None:
         facts = {"block_size": "1", "device": device}
         self.info = EngineInfo("fake", "1", "float32", ranks, "FakeForCausalLM", facts)
-        super().__init__(tensors, faults, ranks=ranks, draft=draft, empty=empty, scratch=scratch)
+        super().__init__(tensors, faults, ranks=ranks, draft=draft, empty=empty, scratch=scratch, calibrated=calibrated)
 
     def restart(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Load other tensors."""
         super().restart(tensors)
         self._cache: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._forwards = 0
 
     @property
     def ignored_switches(self) -> Mapping[str, str]:
@@ -101,6 +102,7 @@ class FakeEngine(FakeMemory):
         """Score by the fake model. The cache keeps the state that a sequence was first decoded with."""
         self._live("score")
         self._forwards += 1
+        self._lazy_scales = self._lazy_scales or list(self._scales)
         for derived in self._derived if self._has_scratch else ():
             derived[SCRATCH] += 1
         found = []
@@ -142,6 +144,8 @@ class FakeEngine(FakeMemory):
         for held in self._ranks if level == 2 else ():
             for values in held.values():
                 values[...] = 0
+        if any(fault.kind == "unscaled" and fault.name == "sleep" for fault in self.faults):
+            self._scales = [1.0 for _ in self._scales]
         lost = {fault.name for fault in self.faults if fault.kind == "sleep"}
         if "" in lost:
             self._rotary = self._rotary * 0

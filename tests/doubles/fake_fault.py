@@ -18,6 +18,11 @@ FaultKind = Literal[
     "rotary",  # the rotary cache changes
     "rank",  # the engine's tensor `name`, or the checkpoint's, is not written on the last rank
     "derived",  # the packed head is not made anew
+    "scalar",  # nor is the scale that it keeps on the host
+    "lazy",  # nor is the number that its first forward pass made of that
+    "unscaled",  # that scale is gone; `name` = sleep: after a sleep it is 1
+    "unscaled buffer",  # the buffer with a scale keeps that of before; `name` = one: it is 1
+    "heads",  # an integer on the host changes
     "emptied",  # the engine's parameter `name` is empty afterwards: it computes with a packed copy
     "unmarked",  # the engine's tensor `name` is not overwritten with a mark; without a name none is, which it says
     "spilled",  # overwriting parameters changes the rotary cache too

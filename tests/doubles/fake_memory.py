@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import Kind, ScrambleResult, TensorDigest, TensorDigests, UnwrittenElements
+from ckptcheck.runtime.engines.base import (
+    HostScalars,
+    Kind,
+    ScrambleResult,
+    TensorDigest,
+    TensorDigests,
+    UnwrittenElements,
+)
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
 from tests.doubles import fake_model as model
@@ -24,6 +31,7 @@ class FakeMemory:
     """float32 checkpoint tensors, fused as engines fuse them, on ranks that are replicas.
 
     draft: a draft model comes with it. empty: its parameters that it packs at every start. scratch: it has scratch memory.
+    calibrated: a buffer of it holds a scale that comes with the weights.
     """
 
     def __init__(
@@ -35,7 +43,9 @@ class FakeMemory:
         draft: bool,
         empty: Collection[str],
         scratch: bool = False,
+        calibrated: bool = False,
     ) -> None:
+        self._is_calibrated = calibrated
         self._has_scratch = scratch
         self.faults = tuple(faults)
         self._number, self._draft, self._packs = ranks, ("", "draft:") if draft else ("",), frozenset(empty)
@@ -68,6 +78,10 @@ class FakeMemory:
         self._derived = [model.derived(held) for held in self._ranks]
         for derived in self._derived if self._has_scratch else ():
             derived[SCRATCH] = np.zeros(4, np.float32)
+        self._scales = [model.scale(held) for held in self._ranks]
+        self._scale_buffer = np.full(1, self._scales[0], np.float32)
+        self._lazy_scales: list[float] = []
+        self._forwards = 0
         self._start = [{name: values.copy() for name, values in held.items()} for held in self._ranks]
 
     def _has(self, kind: FaultKind) -> Iterator[Fault]:
@@ -85,6 +99,8 @@ class FakeMemory:
         for rank, held in enumerate(self._ranks):
             yield from ((rank, name, "parameter", values) for name, values in held.items())
             yield rank, model.ROTARY, "buffer", self._rotary
+            if self._is_calibrated:
+                yield rank, model.SCALE_BUFFER, "buffer", self._scale_buffer
             yield from ((rank, name, "derived", values) for name, values in self._derived[rank].items())
 
     def digest_tensors(self) -> TensorDigests:
@@ -102,6 +118,17 @@ class FakeMemory:
             found[rank, name] = TensorDigest(
                 name, rank, kind, "F32", shape, nbytes, "" if empty else digest(values), where, why
             )
+        return found
+
+    def read_scalars(self) -> HostScalars:
+        """Return numbers on the host: a scale, one that the first forward pass makes of it, a count, one that each pass changes."""
+        found: dict[tuple[int, str], float] = {}
+        for rank, scale in enumerate(self._scales):
+            if not any(not fault.name for fault in self._has("unscaled")):
+                found[rank, model.SCALE] = scale
+            found[rank, "attn.num_heads"] = 4 + sum(1 for _ in self._has("heads"))
+            if self._lazy_scales:
+                found |= {(rank, "attn.bmm1_scale"): self._lazy_scales[rank], (rank, "attn.length"): self._forwards}
         return found
 
     def scramble_weights(self) -> ScrambleResult:
@@ -173,6 +200,14 @@ class FakeMemory:
             for held, own in zip(self._ranks, self._derived, strict=True):
                 for name, values in model.derived(held).items():
                     own[name][...] = values
+        if not any(self._has("scalar")):
+            self._scales = [model.scale(held) for held in self._ranks]
+        if not any(self._has("unscaled buffer")):
+            self._scale_buffer[...] = model.scale(self._ranks[0])
+        elif any(fault.name == "one" for fault in self._has("unscaled buffer")):
+            self._scale_buffer[...] = 1
+        if not any(self._has("lazy")):
+            self._lazy_scales = []
         for held, start in zip(self._ranks, self._start, strict=True):
             for fault in self._has("restored"):
                 held[fault.name][...] = start[fault.name]

@@ -19,6 +19,8 @@ FUSED = (
 EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 ROTARY = "model.rotary_emb.cos_sin_cache"
 PACKED = "lm_head.packed"
+SCALE_BUFFER = "attn._k_scale"
+SCALE = "lm_head.packed_scale"
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -58,6 +60,11 @@ def layout(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, 
 def derived(held: Arrays) -> Arrays:
     """Return what the engine makes from parameters after loading: its packed copy of the head."""
     return {PACKED: held.get(HEAD, held[EMBED]).copy()}
+
+
+def scale(held: Arrays) -> float:
+    """Return the number that the engine keeps on the host beside its weights."""
+    return float(abs(held.get(HEAD, held[EMBED])).max())
 
 
 def state(held: Arrays, packed: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

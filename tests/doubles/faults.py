@@ -26,3 +26,8 @@ def faulty_engines() -> Iterator[None]:
 def flip_bit(engine: RemoteEngine[Any], name: str, index: int, bit: int) -> None:
     """Flip a bit of a tensor on every rank of an engine that was started with `faulty_engines`."""
     engine._call_ranks("flip_bit", name, index, bit)
+
+
+def set_number(engine: RemoteEngine[Any], module: str, name: str, value: float) -> None:
+    """Set a number that a module keeps on the host, on every rank of such an engine."""
+    engine._call_ranks("set_number", module, name, value)

@@ -90,12 +90,20 @@ class FaultInjectingEngine:
 class LiveTrials:
     """Two engines: the one under test, and one that is started cold from the trainer's weights. made: starts one.
 
-    transport: by which weights reach it unless a trial says otherwise.
+    transport: by which weights reach it unless a trial says otherwise. changed: changes the checkpoint of the model first.
     """
 
-    def __init__(self, folder: Path, made: Callable[[Path], Any], model: str, transport: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        made: Callable[[Path], Any],
+        model: str,
+        transport: str,
+        changed: Callable[[Path], None] = lambda _: None,
+    ) -> None:
         self.folder, self.trials, self.transport = folder, 0, transport
         self.first = live.write(model, folder / "step0")
+        changed(self.first)
         self.held = sent_buckets.read_weights(self.first)
         sent_buckets.write_checkpoint(self.first, sent_buckets.perturb_weights(self.held, seed=1), folder / "step1")
         self.made, self.tested, self.cold, self.loaded = made, made(self.first), None, ""

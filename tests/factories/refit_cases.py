@@ -215,6 +215,8 @@ class TrialCase(CaseTable, kw_only=True):
     """Its tensors that have no elements."""
     scratch: bool = False
     """It has memory that every forward pass changes."""
+    calibrated: bool = False
+    """A buffer of it holds a scale that comes with the weights."""
     device: str = "memory"
     """Where it says that it computes."""
     flaws: list[str] | None = None
@@ -247,8 +249,9 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
         engine = FakeEngine(
-            tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch
-        )
+            tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch,
+            calibrated=case.calibrated,
+        )  # fmt: skip
         if case.settings.get("pause") or case.flaws is not None:
             engine = FakeServing(tensors, case.flaws or ())
             engine.faults = tuple(own)

@@ -41,6 +41,10 @@ TensorDigests = Mapping[tuple[int, str], TensorDigest]
 """(rank, name) → digest, in the engine's order."""
 
 
+HostScalars = Mapping[tuple[int, str], float]
+"""(rank, name) → a number that a module of the engine keeps on the host: an int where it is one."""
+
+
 @dataclass(frozen=True)
 class EngineInfo:
     """The engine that was started."""
@@ -157,6 +161,10 @@ class Inspectable(Running, Protocol):
 
     def digest_tensors(self) -> TensorDigests:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
+        ...
+
+    def read_scalars(self) -> HostScalars:
+        """Return the numbers that the engine's modules keep on the host, on every rank."""
         ...
 
     def scramble_weights(self) -> ScrambleResult:

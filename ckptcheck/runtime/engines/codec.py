@@ -26,6 +26,15 @@ def decode_digests(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str]
     return digests
 
 
+def decode_scalars(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], float]:
+    """Decode the numbers that every rank keeps on the host, in rank order."""
+    return {
+        (report["rank"], name): float(text) if is_float else int(text)
+        for report in sorted(reports, key=lambda report: report["rank"])
+        for name, is_float, text in report["entries"]
+    }
+
+
 def decode_scramble(reports: Iterable[Mapping[str, Any]]) -> ScrambleResult:
     """Decode which tensors every rank scrambled, and which it skipped."""
     names: set[tuple[int, str]] = set()

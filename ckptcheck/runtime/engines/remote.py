@@ -14,6 +14,7 @@ from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.runtime.engines.base import (
     Bucket,
+    HostScalars,
     ScrambleResult,
     SequenceScores,
     TensorDigests,
@@ -163,6 +164,10 @@ class RemoteEngine(ABC, Generic[Options]):
     def digest_tensors(self) -> TensorDigests:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
         return codec.decode_digests(self._call_ranks("digest_tensors"))
+
+    def read_scalars(self) -> HostScalars:
+        """Return the numbers that the engine's modules keep on the host, on every rank."""
+        return codec.decode_scalars(self._call_ranks("read_scalars"))
 
     def scramble_weights(self) -> ScrambleResult:
         """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels."""

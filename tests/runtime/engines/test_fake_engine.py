@@ -13,6 +13,7 @@ from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
 from ckptcheck.runtime.process.exchange import TensorExchange
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fake_fault import Fault, FaultKind
+from tests.doubles.fake_model import SCALE_BUFFER
 from tests.factories import sent_buckets
 
 LAYER = "model.layers.0"
@@ -229,6 +230,21 @@ def test_it_loses_its_rotary_cache_in_sleep() -> None:
         engine.sleep()
         engine.wake()
         assert (engine.digest_tensors() == before) is whole
+
+
+@pytest.mark.parametrize("kind", ["scalar", "lazy", "unscaled", "heads", "unscaled buffer"])
+def test_state_beside_the_weights_may_be_stale(kind: FaultKind) -> None:
+    """Of a sound engine, numbers on the host and scales are those of a cold load after an update and a forward pass."""
+    cold = FakeEngine(weights(1), calibrated=True)
+    for faults, fresh in (((), True), ([Fault(kind)], False)):
+        engine = FakeEngine(weights(0), faults, calibrated=True)
+        engine.score([TOKENS])
+        refit(engine)
+        for each in (engine, cold):
+            each._forwards = 0
+            each.score([TOKENS])
+        digests = [each.digest_tensors()[0, SCALE_BUFFER].digest for each in (engine, cold)]
+        assert (engine.read_scalars() == cold.read_scalars() and digests[0] == digests[1]) is fresh
 
 
 def test_every_fault_is_tested_here() -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import capture, hf_hooks, inventory, ipc, tensors
+from . import capture, hf_hooks, host_scalars, inventory, ipc, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang rebuilds after every update: the absorbed projections of multi-head latent attention."""
@@ -33,12 +33,17 @@ class RankView:
     rank: int
     model: Any
     """The model that is served."""
-    tensors: Callable[[], inventory.Tensors]
-    """Walks the tensors of the served model and, without a custom weight loader, of a draft model."""
+    models: Sequence[tuple[str, Any]]
+    """(prefix of its names, model): the served model and, without a custom weight loader, a draft model."""
     scheduler: Any = None
     """SGLang's scheduler; None in a custom weight loader."""
     groups: Any = None
     """The process groups of weight updates, by name; None in a custom weight loader."""
+
+    def tensors(self) -> Iterator[tuple[str, str, Any, str]]:
+        """Walk the tensors of all models."""
+        for prefix, model in self.models:
+            yield from tensors.walk(model, prefix)
 
     @property
     def device(self) -> Any:
@@ -56,19 +61,15 @@ def register() -> None:
 def look(model: Any, named_tensors: list[tuple[str, Any]]) -> None:
     """Answer a request that arrives as the bytes of one "tensor": JSON, ``{"method", "arguments", "path"}``."""
     request = json.loads(bytes(dict(named_tensors)["request"].tolist()))
-    _answer(RankView(_tp_rank(), model, lambda: tensors.walk(model)), **request)
+    _answer(RankView(_tp_rank(), model, [("", model)]), **request)
 
 
 def _answer_scheduler(scheduler: Any, request: str) -> None:
     runners = _model_runners(scheduler)
-
-    def walk_all() -> Iterator[tuple[str, str, Any, str]]:
-        for role, runner in runners:
-            yield from tensors.walk(runner.model, "" if role == "target" else f"{role}:")
-
+    models = [("" if role == "target" else f"{role}:", runner.model) for role, runner in runners]
     model = runners[0][1].model
     groups = getattr(getattr(runners[0][1], "weight_updater", None), "_model_update_group", {})
-    _answer(RankView(_tp_rank(), model, walk_all, scheduler, groups), **json.loads(request))
+    _answer(RankView(_tp_rank(), model, models, scheduler, groups), **json.loads(request))
 
 
 def _tp_rank() -> int:
@@ -101,6 +102,11 @@ def _answer(view: RankView, method: str, arguments: list[Any], path: str) -> Non
 
 def _digest_tensors(view: RankView, with_digests: bool = True) -> dict[str, Any]:
     return inventory.digest_tensors(view.rank, view.tensors(), with_digests)
+
+
+def _read_scalars(view: RankView) -> dict[str, Any]:
+    numbers = (entry for prefix, model in view.models for entry in host_scalars.walk(model, prefix))
+    return host_scalars.read_scalars(view.rank, numbers)
 
 
 def _scramble_weights(view: RankView) -> dict[str, Any]:
@@ -188,6 +194,7 @@ def _record_experts(view: RankView, on: bool) -> list[list[list[list[int]]]]:
 
 METHODS: dict[str, Callable[..., Any]] = {
     "digest_tensors": _digest_tensors,
+    "read_scalars": _read_scalars,
     "scramble_weights": _scramble_weights,
     "find_unwritten": _find_unwritten,
     "fetch_tensors": _fetch_tensors,

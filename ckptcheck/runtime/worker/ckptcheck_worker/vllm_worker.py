@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import capture, hf_hooks, inventory, ipc, tensor_files, tensors, vllm_gloo, vllm_plain
+from . import capture, hf_hooks, host_scalars, inventory, ipc, tensor_files, tensors, vllm_gloo, vllm_plain
 
 vllm_plain.apply_plain_mode()
 vllm_gloo.register()
@@ -32,6 +32,13 @@ class Extension:
     def ckptcheck_digest_tensors(self, with_digests: bool = True) -> dict[str, Any]:
         """Digest the tensors of this rank (see `inventory`)."""
         return inventory.digest_tensors(self.rank, self._ckptcheck_tensors(), with_digests)
+
+    def ckptcheck_read_scalars(self) -> dict[str, Any]:
+        """Read the numbers that this rank keeps on the host (see `host_scalars`)."""
+        models = self._ckptcheck_models()
+        return host_scalars.read_scalars(
+            self.rank, (entry for prefix, model in models for entry in host_scalars.walk(model, prefix))
+        )
 
     def ckptcheck_scramble_weights(self) -> dict[str, Any]:
         """Overwrite every parameter, and the derived tensors that updates rebuild, with sentinels."""
@@ -116,12 +123,16 @@ class Extension:
         return inventory.memory_bytes(self.model_runner.device)
 
     def _ckptcheck_tensors(self) -> Iterator[tuple[str, str, Any, str]]:
-        yield from tensors.walk(self.model_runner.get_model())
-        # an update has to reach the draft model too
+        for prefix, model in self._ckptcheck_models():
+            yield from tensors.walk(model, prefix)
+
+    def _ckptcheck_models(self) -> Iterator[tuple[str, Any]]:
+        """Yield (prefix of its names, model) of the served model and of a draft model: an update has to reach both."""
+        yield "", self.model_runner.get_model()
         for attribute in ("drafter", "speculator"):
             draft = getattr(getattr(self.model_runner, attribute, None), "model", None)
             if draft is not None:
-                yield from tensors.walk(draft, DRAFT_PREFIX)
+                yield DRAFT_PREFIX, draft
 
     def _ckptcheck_has_foreign_draft(self) -> bool:
         """Return whether the draft model comes from a checkpoint of its own; MTP layers come from the model's checkpoint."""
