@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
 from ckptcheck.refit.tensor_bits import read_bits
-from ckptcheck.refit.trace import Key, Sync
+from ckptcheck.refit.trace import Key, RankDiagnosis, Sync
 from ckptcheck.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ckptcheck.runtime.trainers.base import Weight
 
 MAX_TENSORS = 32
-"""Number of differing tensors to fetch and diagnose."""
+"""Number of differing tensors of one rank to fetch and diagnose."""
+MAX_TENSORS_OF_ALL = 4 * MAX_TENSORS
+"""Number of those of all ranks."""
 MAX_TENSOR_BYTES = 1 << 28
 """Size limit of one tensor: the diagnosis holds it whole, twice."""
 MAX_TOTAL_BYTES = 1 << 30
@@ -38,7 +40,7 @@ def diagnose_sync(
     """Return the sync with the causes of what differs, or with the reason why they are unknown.
 
     cold: starts the engine once more from the weights that were synced. folder: with the checkpoint of each step. weights: what
-    the trainer exports. The diagnosis covers tensors of the first rank that differs; the rules name the ranks. A failed
+    the trainer exports. Every rank on which something differs is diagnosed by itself: ranks may have different faults. A failed
     diagnosis does not end the trial.
     """
     small_keys = [key for key, (entry, _) in sync.differing_tensors.items() if entry.nbytes <= MAX_TENSOR_BYTES]
@@ -48,23 +50,19 @@ def diagnose_sync(
             if sync.differing_tensors
             else sync
         )
-    rank = small_keys[0][0]
-    rank_names = [name for other_rank, name in small_keys if other_rank == rank]
-    names = _limit_bytes(sync, rank, rank_names[:MAX_TENSORS], 0)
-    kinds = {_NUMBER.sub("{}", name) for name in names}
-    siblings = [name for other_rank, name in sync.manifest if other_rank == rank and _NUMBER.sub("{}", name) in kinds]
-    used_bytes = sum(sync.manifest[rank, name].nbytes for name in names)
-    expected_names = names + _limit_bytes(sync, rank, [name for name in siblings if name not in set(names)], used_bytes)
-    ranks = 1 + max(other_rank for other_rank, _ in sync.manifest)
+    names_by_rank: dict[int, list[str]] = {}
+    for rank, name in small_keys:
+        names_by_rank.setdefault(rank, []).append(name)
+    most = min(MAX_TENSORS, max(1, MAX_TENSORS_OF_ALL // len(names_by_rank)))
     try:
         reference = cold()
         try:
-            expected = _fetch(reference, rank, expected_names, folder / "expected.safetensors")
+            diagnoses = tuple(
+                _diagnose_rank(engine, reference, sync, rank, _spread(names, most), folder, weights)
+                for rank, names in sorted(names_by_rank.items())
+            )
         finally:
             reference.close()
-        actual = _fetch(engine, rank, names, folder / "actual.safetensors")
-        sides = _Sides(rank, ranks, expected, actual, {weight.name: weight for weight in weights})
-        verdicts, engine_names = sides.diagnose(names, *find_step_folders(folder, sync.step))
     # a bug in the diagnosis, or too little memory, must not lose the finding itself
     except Exception as error:
         return replace(
@@ -73,7 +71,40 @@ def diagnose_sync(
             if isinstance(error, CkptcheckError)
             else f"{type(error).__name__}: {error}",
         )
-    return replace(sync, verdicts=tuple(verdicts), engine_names=engine_names)
+    return replace(sync, diagnoses=diagnoses)
+
+
+def _diagnose_rank(
+    engine: Inspectable,
+    reference: Inspectable,
+    sync: Sync,
+    rank: int,
+    rank_names: Sequence[str],
+    folder: Path,
+    weights: Sequence[Weight],
+) -> RankDiagnosis:
+    """Diagnose these tensors of one rank. reference: the engine, started cold from the weights that were synced."""
+    names = _limit_bytes(sync, rank, rank_names, 0)
+    kinds = {_NUMBER.sub("{}", name) for name in names}
+    siblings = [name for other_rank, name in sync.manifest if other_rank == rank and _NUMBER.sub("{}", name) in kinds]
+    used_bytes = sum(sync.manifest[rank, name].nbytes for name in names)
+    expected_names = names + _limit_bytes(sync, rank, [name for name in siblings if name not in set(names)], used_bytes)
+    ranks = 1 + max(other_rank for other_rank, _ in sync.manifest)
+    expected = _fetch(reference, rank, expected_names, folder / "expected.safetensors")
+    actual = _fetch(engine, rank, names, folder / "actual.safetensors")
+    sides = _Sides(rank, ranks, expected, actual, {weight.name: weight for weight in weights})
+    verdicts, engine_names = sides.diagnose(names, *find_step_folders(folder, sync.step))
+    return RankDiagnosis(rank, tuple(verdicts), engine_names)
+
+
+def _spread(names: Sequence[str], most: int) -> list[str]:
+    """Return at most so many names, as many kinds of tensors as possible among them: another kind may have another fault."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(_NUMBER.sub("{}", name), []).append(name)
+    rounds = zip_longest(*by_kind.values())
+    chosen = set(islice((name for each in rounds for name in each if name is not None), most))
+    return [name for name in names if name in chosen]
 
 
 def _limit_bytes(sync: Sync, rank: int, names: Sequence[str], used_bytes: int) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckptcheck.refit.compute_path import ModuleDifference
+from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
@@ -27,6 +28,7 @@ class TrialObservations:
     stream_transport: str = ""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     source_comparison: SourceComparison | None = None
+    export_comparisons: list[ExportComparison] = field(default_factory=list)
     cold_manifest: TensorDigests = field(default_factory=dict)
     cold_scalars: HostScalars = field(default_factory=dict)
     noise_floor: TrialNoise = field(default_factory=TrialNoise)

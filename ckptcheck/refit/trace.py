@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.compute_path import ModuleDifference
+from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
 from ckptcheck.refit.noise_floor import TrialNoise
@@ -33,6 +34,17 @@ if TYPE_CHECKING:
 
 Key = tuple[int, str]
 """Rank and name of an engine's tensor."""
+
+
+@dataclass(frozen=True)
+class RankDiagnosis:
+    """Why tensors of one rank of the engine differ from a cold load."""
+
+    rank: int
+    verdicts: tuple[Verdict, ...] = ()
+    """Causes, about the checkpoint's tensors where the engine's are built from known ones."""
+    engine_names: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of a verdict → the engine's tensor in which it lies."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +82,8 @@ class Sync:
     """Digests of all that the engine holds afterwards, and their comparison with the reference."""
     sent_seconds: float = 0.0
     """Digests of what the trainer exports."""
-    verdicts: tuple[Verdict, ...] = ()
-    """Causes of what differs, about the checkpoint's tensors where the engine's are built from known ones."""
-    engine_names: Mapping[str, str] = field(default_factory=dict)
-    """Tensor of a verdict → the engine's tensor in which it lies."""
+    diagnoses: tuple[RankDiagnosis, ...] = ()
+    """Causes of what differs, for each rank of the engine on which something does."""
     no_diagnosis_reason: str = ""
     """Why the trial did not look for causes, or not for all of them."""
     inflight_request: InflightRequest | None = None
@@ -170,6 +180,8 @@ class RefitTrace(EvidenceDefaults):
     """Switch that the engine did not apply → why."""
     source_comparison: SourceComparison | None = None
     """The trainer's export at step 0 beside the source; None where that was not compared."""
+    export_comparisons: tuple[ExportComparison, ...] = ()
+    """The trainer's export after each step, 0 first, beside what its ranks hold; () where it cannot tell."""
     cold_manifest: TensorDigests = field(default_factory=dict)
     """Manifest after the cold load."""
     cold_scalars: HostScalars = field(default_factory=dict)

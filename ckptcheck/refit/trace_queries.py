@@ -163,6 +163,23 @@ def compare_scoring(scoring: Scoring) -> ScoringDiffs:
     )
 
 
+def suspect_steps(syncs: Sequence[Sync], scorings: Sequence[Scoring], tolerance: LogprobDiff) -> set[int]:
+    """Return the steps after which an engine holds other weights than a cold load, or computes otherwise than the trainer."""
+    steps = {sync.step for sync in syncs if sync.has_wrong_parameter}
+    for scoring in scorings:
+        if scoring.after_sync and not compare_scoring(scoring).trainer.within(tolerance):
+            steps.add(syncs[scoring.after_sync - 1].step)
+    return steps
+
+
+def misexported_weights(trace: RefitTrace) -> set[str]:
+    """Return the weights that the trainer exports or saves otherwise than its ranks hold them, or than SOURCE has them."""
+    source = trace.source_comparison
+    wrong = {part.shard.name for each in trace.export_comparisons for part in each.wrong}
+    saved = {name for each in trace.export_comparisons for name in each.saved_otherwise}
+    return wrong | saved | set(source.differing if source is not None else ())
+
+
 def _cut_at_divergence(engine: SequenceScores, cold: SequenceScores) -> tuple[Sequence[float], Sequence[float]]:
     """Return the decoded logprobs up to and including the first token that differs: after it, the contexts differ."""
     pairs = enumerate(zip(engine.decoded_tokens, cold.decoded_tokens, strict=False), 1)

@@ -19,6 +19,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
 from ckptcheck.refit.compute_path import Capturing, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
+from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwise
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.host_scalars import ScalarReader
 from ckptcheck.refit.inflight import InflightUpdate
@@ -31,13 +32,13 @@ from ckptcheck.refit.source_comparison import compare_with_source
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import compare_scoring
+from ckptcheck.refit.trace_queries import compare_scoring, suspect_steps
 from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
 from ckptcheck.runtime.process.deadlines import time_budget
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
-from ckptcheck.runtime.trainers.base import Trainer
+from ckptcheck.runtime.trainers.base import ShardedTrainer, Trainer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -121,6 +122,7 @@ class RefitTrial:
                 self._observe_engine(engine)
             self._run_rounds(engine)
             self._measure_rounding()
+            self._compare_saved()
         except (CkptcheckError, OSError, KeyboardInterrupt) as error:
             is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
             # there is no evidence yet that could be kept
@@ -198,6 +200,7 @@ class RefitTrial:
                 observations.source_comparison = compare_with_source(
                     self._source, observations.weights, observations.syncs[0].sent, self._folder / "step0"
                 )
+        self._compare_export(0)
         with self._run_phase("score", "score after the first sync"):
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
         for step in range(1, settings.steps + 1):
@@ -213,6 +216,7 @@ class RefitTrial:
                 if not drops_weights:
                     self._fill_cache(engine, step)
                 self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
+            self._compare_export(step)
             with self._run_phase("score", f"score after step {step}"):
                 self._score(engine, len(observations.syncs), reference.scores, reference.probe)
             # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
@@ -313,6 +317,30 @@ class RefitTrial:
         """Note which weights the trainer's ranks hold different copies of; a trainer of one rank has no layout."""
         if self._trainer.info.layout:
             self._observations.replica_mismatch[step] = self._trainer.mismatched_replicas()
+
+    def _compare_export(self, step: int) -> None:
+        """Compare what the trainer exports now with what its ranks hold."""
+        observations, trainer = self._observations, self._trainer
+        if not self._settings.weights or not isinstance(trainer, ShardedTrainer):
+            return
+        with self._run_phase("sync", "compare the export with what the trainer's ranks hold"):
+            compared = compare_export(
+                step, trainer.shard_digests(), observations.weights, observations.export_comparisons
+            )
+            observations.export_comparisons.append(compared)
+
+    def _compare_saved(self) -> None:
+        """Where an engine is not what it should be, see whether the cold load's checkpoint is what the trainer exports."""
+        observations = self._observations
+        steps = suspect_steps(observations.syncs, observations.scorings, observations.noise_floor.trainer_tolerance)
+        if not steps:
+            return
+        with self._run_phase("sync", "compare the saved checkpoints with the export"):
+            for number, each in enumerate(observations.export_comparisons):
+                if each.step in steps:
+                    sent = next(sync.sent for sync in observations.syncs if sync.step == each.step)
+                    names = find_saved_otherwise(observations.weights, sent, self._folder / f"step{each.step}")
+                    observations.export_comparisons[number] = replace(each, saved_otherwise=names)
 
     def _load_reference(self, step: int) -> ColdLoad:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""

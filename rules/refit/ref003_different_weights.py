@@ -54,29 +54,38 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
 
 def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator[Problem]:
     """Yield a problem for each cause, and one for the tensors of which the cause is not known."""
-    names = {name for _, name in wrong}
-    explained: set[str] = set()
-    for verdict in sync.verdicts:
-        # the diagnosis looks at each expert of a stacked tensor by itself: name[5]
-        parts = [part for name in verdict.tensors if (part := name.partition("[")[0]) in sync.engine_names]
-        found = sorted({sync.engine_names[part] for part in parts} & names)
-        if not found or "unknown" in verdict.causes:
-            continue
-        explained.update(found)
+    explained: set[Key] = set()
+    # ranks with the same cause are told together: rank → tensors of the engine
+    told: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for diagnosis in sync.diagnoses:
+        names = {name for rank, name in wrong if rank == diagnosis.rank}
+        for verdict in diagnosis.verdicts:
+            # the diagnosis looks at each expert of a stacked tensor by itself: name[5]
+            parts = [part for name in verdict.tensors if (part := name.partition("[")[0]) in diagnosis.engine_names]
+            found = sorted({diagnosis.engine_names[part] for part in parts} & names)
+            if not found or "unknown" in verdict.causes:
+                continue
+            explained |= {(diagnosis.rank, name) for name in found}
+            key = (verdict.sentence, verdict.evidence, tuple(parts), tuple(found))
+            told.setdefault(key, []).append(diagnosis.rank)
+    for (sentence, evidence, parts_of_all, found_of_all), ranks in told.items():
         yield Problem(
-            f"after sync {sync.number}, {count(len(found), 'tensor differs', 'tensors differ')} from a cold load of the"
-            f" same weights: {verdict.sentence}{describe_part_origin(trace, parts, found)}"
-            + describe_ranks(trace, (key for key in wrong if key[1] in found)),
-            key=found[0],
-            hint=verdict.evidence,
+            f"after sync {sync.number}, {count(len(found_of_all), 'tensor differs', 'tensors differ')} from a cold load of the"
+            f" same weights: {sentence}{describe_part_origin(trace, parts_of_all, found_of_all)}"
+            + describe_ranks(trace, ((rank, name) for rank in ranks for name in found_of_all)),
+            key=found_of_all[0],
+            hint=evidence,
         )
-    if rest := sorted(names - explained):
-        unknown = next((verdict for verdict in sync.verdicts if "unknown" in verdict.causes), None)
+    if rest := wrong - explained:
+        names_of_rest = sorted({name for _, name in rest})
+        unknown = next(
+            (verdict for each in sync.diagnoses for verdict in each.verdicts if "unknown" in verdict.causes), None
+        )
         yield Problem(
-            f"after sync {sync.number}, {count(len(rest), 'tensor differs', 'tensors differ')} from a cold load of the"
-            f" same weights: {join_truncated(rest)}{describe_origin(trace, rest)}"
-            + describe_ranks(trace, (key for key in wrong if key[1] in rest)),
-            key=rest[0],
+            f"after sync {sync.number}, {count(len(names_of_rest), 'tensor differs', 'tensors differ')} from a cold load of the"
+            f" same weights: {join_truncated(names_of_rest)}{describe_origin(trace, names_of_rest)}"
+            + describe_ranks(trace, rest),
+            key=names_of_rest[0],
             hint=unknown.evidence if unknown is not None else None,
         )
 

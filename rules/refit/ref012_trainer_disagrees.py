@@ -33,7 +33,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import compare_scoring, input_rounding_tolerance
+from ckptcheck.refit.trace_queries import compare_scoring, input_rounding_tolerance, misexported_weights
+from ckptcheck.text.formatting import count
 
 
 @rule("REF012", "trainer-disagrees", severity="error", on="refit", when=lambda trace: bool(trace.scorings))
@@ -55,26 +56,42 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="the engine decodes otherwise than it prefills: ckptcheck parity probe --only decode says more",
             )
             return
-        is_cold_load_off = not diffs.cold.within(tolerance)
-        # the cold load is made from the trainer's own export
-        is_export_off = (
-            is_cold_load_off and scoring.after_sync and compare_scoring(trace.scorings[0]).cold.within(tolerance)
-        )
+        explanation, hint = "", "see the findings about weights"
+        if not diffs.cold.within(tolerance):
+            was_sound = bool(scoring.after_sync) and compare_scoring(trace.scorings[0]).cold.within(tolerance)
+            explanation, hint = _explain_cold_load(trace, was_sound)
         yield Problem(
             f"after {sync_label}, the logprobs of trainer and engine differ by up to {diffs.trainer.most:.3g} nats,"
-            f" {diffs.trainer.mean:.3g} on average; {noise}"
-            + (
-                "; a cold load of what the trainer exports is as far off, and before the step it was not: the trainer exports other"
-                " weights than it computes with"
-                if is_export_off
-                else "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame"
-                if is_cold_load_off
-                else ""
-            ),
-            hint="find what the exporter reads: a copy from before the step, or only some ranks"
-            if is_export_off
-            else "compare the configs of both sides"
-            if is_cold_load_off
-            else "see the findings about weights",
+            f" {diffs.trainer.mean:.3g} on average; {noise}{explanation}",
+            hint=hint,
         )
         return
+
+
+def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
+    """Return why a cold load, which is made from the trainer's own export, is as far from the trainer, and what to do.
+
+    was_sound: whether the cold load before the first step was not.
+    """
+    export = "; a cold load of what the trainer exports is as far off"
+    if wrong := misexported_weights(trace):
+        return (
+            f"{export}, because {count(len(wrong), 'weight')} of it {'is' if len(wrong) == 1 else 'are'} wrong (REF037,"
+            " REF042): neither the sync nor the engine is to blame",
+            "see the findings about the export",
+        )
+    if was_sound and trace.export_comparisons:
+        return (
+            f"{export}, and before the step it was not, although the export is what the trainer's ranks hold: since the step one"
+            " of the two computes with something else than these weights",
+            "find what the trainer's forward pass reads beside its parameters: a copy from before the step",
+        )
+    if was_sound:
+        return (
+            f"{export}, and before the step it was not: the trainer exports other weights than it computes with",
+            "find what the exporter reads: a copy from before the step, or only some ranks",
+        )
+    return (
+        "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame",
+        "compare the configs of both sides",
+    )

@@ -53,10 +53,19 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         norm = trace.steps[sync.step - 1].grad_norm if len(trace.steps) >= sync.step else None
         gradient = "" if norm is None else f" (gradient norm {norm:.3g})"
         if len(names) == len(sync.sent):
+            is_export_stale = any(
+                part.reason == "stale"
+                for each in trace.export_comparisons
+                for part in each.wrong
+                if each.step == sync.step
+            )
             yield Problem(
                 f"step {sync.step} changed none of the {count(len(names), 'weight')} that the trainer exports{gradient}:"
-                " the syncs after it send the values of before, so they prove nothing",
-                hint="copy the optimizer's masters into the model after each step, and export the model's own parameters",
+                " the syncs after it send the values of before, so they prove nothing"
+                + ("; its ranks do hold new values, so the exporter reads a copy (REF042)" if is_export_stale else ""),
+                hint="export the model's own parameters"
+                if is_export_stale
+                else "copy the optimizer's masters into the model after each step, and export the model's own parameters",
             )
             return
         matrices = {weight.name for weight in trace.weights if len(weight.shape) > 1 and weight.dtype in FLOATS}

@@ -43,6 +43,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     comparison = trace.source_comparison
     assert comparison is not None
     explained: set[str] = set()
+    party = _name_party(trace)
     for verdict in comparison.verdicts:
         names = [name for name in verdict.tensors if name in comparison.differing]
         if names and "unknown" not in verdict.causes:
@@ -51,14 +52,14 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f"before any step, the trainer exports {count(len(names), 'other tensor')} than SOURCE has: {verdict.sentence}"
                 + describe_part_origin(trace, names, names),
                 key=names[0],
-                hint=f"find it in the trainer's loader or exporter, not in the sync; {verdict.evidence}",
+                hint=f"find it in the trainer's {party}, not in the sync; {verdict.evidence}",
             )
     if rest := [name for name in comparison.differing if name not in explained]:
         yield Problem(
             f"before any step, the trainer exports {count(len(rest), 'other tensor')} than SOURCE has: {join_truncated(rest)}"
             + describe_part_origin(trace, rest, rest),
             key=rest[0],
-            hint="find it in the trainer's loader or exporter, not in the sync",
+            hint=f"find it in the trainer's {party}, not in the sync",
         )
     if comparison.missing:
         yield Problem(
@@ -70,3 +71,11 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         )
     if not comparison.compared and not comparison.differing:
         raise Skip(next(iter(comparison.skipped.values()), "the trainer exports nothing that SOURCE has"))
+
+
+def _name_party(trace: RefitTrace) -> str:
+    """Name what of the trainer is at fault: its exporter, if it exports otherwise than its ranks hold, else its loader."""
+    first = next((each for each in trace.export_comparisons if not each.step), None)
+    if first is None:
+        return "loader or exporter"
+    return "exporter" if first.wrong else "loader: its ranks hold what it exports"

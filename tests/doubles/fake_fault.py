@@ -48,9 +48,10 @@ FaultKind = Literal[
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; from which update on it shows, counted from 1."""
+    """One fault; from which update on it shows, counted from 1, and on which rank alone ("cast" and "scaled")."""
 
     kind: FaultKind
     name: str = ""
     other: str = ""
     since: int = 1
+    rank: int | None = None

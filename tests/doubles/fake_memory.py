@@ -179,11 +179,7 @@ class FakeMemory:
                 values = np.full_like(values, np.nan)
             if self._updates > 1 and any(fault.name == name for fault in self._has("stale")):
                 values = first
-            if self._updates > 1 and any(fault.name == name for fault in self._has("scaled")):
-                values = values * 2
-            if any(fault.name == name for fault in self._has("cast")):
-                bits = values.view(np.uint32) if values.flags.c_contiguous else values.copy().view(np.uint32)
-                values = (((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) << 16).view(np.float32)
+            values = self._change(name, values, None)
             for fault in self._has("swapped"):
                 if name in (fault.name, fault.other):
                     engine, span = self._spans[fault.other if name == fault.name else fault.name]
@@ -191,9 +187,21 @@ class FakeMemory:
             late = faulty and rank == self._number - 1
             if late and any(fault.name in (engine, name) for fault in self._has("rank")):
                 continue
+            own = self._change(name, values, rank) if faulty else values
             for prefix in self._draft:
                 if not (prefix and faulty and any(self._has("draft"))):
-                    held[prefix + engine].ravel()[span] = values.ravel()
+                    held[prefix + engine].ravel()[span] = own.ravel()
+
+    def _change(self, name: str, values: NDArray[Any], rank: int | None) -> NDArray[Any]:
+        """Return the values as the faults of a rank change them; None: those of all ranks."""
+        import numpy as np
+
+        if self._updates > 1 and any(fault.name == name and fault.rank == rank for fault in self._has("scaled")):
+            values = values * 2
+        if any(fault.name == name and fault.rank == rank for fault in self._has("cast")):
+            bits = values.view(np.uint32) if values.flags.c_contiguous else values.copy().view(np.uint32)
+            values = (((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) << 16).view(np.float32)
+        return values
 
     def _finish(self) -> None:
         if not any(self._has("derived")):

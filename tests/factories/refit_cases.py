@@ -20,7 +20,7 @@ from ckptcheck.runtime.engines.base import Bucket, Engine
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.process.errors import RemoteError
-from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, Weight
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.fake_fault import Fault
@@ -54,8 +54,10 @@ class FakeTrainer:
     has. packs: sends that module as if it were quantized. inputs: leaves to the engine what rounding inputs comes to. dtype:
     says that of its weights. frozen: a step leaves weights with these beginnings unchanged. exports: what it
     does wrong when it exports, and when it saves, which is the same code: layers (it exchanges two), rows (it loses the last rows
-    of a projection), omits (a projection), stale (from the first step on, what it held at the start). megatron: names them as
-    Megatron does, on two stages of two ranks. unlike: it has two ranks, whose copies of a norm differ from that step on.
+    of a projection), repeats (it has the first half of that twice), other (it doubles it), omits (a projection), stale (from the
+    first step on, what it held at the start). since: from which step on it does. saves: what it does wrong only when it saves.
+    megatron: names them as Megatron does, on two stages of two ranks, which hold halves of the rows. unlike: it has two ranks,
+    whose copies of a norm differ from that step on.
     """
 
     info = TrainerInfo("fake", "1", "float32", "", "FakeForCausalLM")
@@ -77,9 +79,12 @@ class FakeTrainer:
         device: str = "",
         frozen: Sequence[str] = (),
         exports: str = "",
+        since: int = 0,
+        saves: str = "",
     ) -> None:
         self._drifting, self._babbling, self._extra, self._dtype = drifting, babbling, extra, dtype
         self._megatron, self._packs, self._frozen, self._exports = megatron, packs, tuple(frozen), exports
+        self._since, self._saves = since, saves
         if device:
             self.info = replace(self.info, facts={"device": device})
         if inputs:
@@ -164,22 +169,40 @@ class FakeTrainer:
         packed = {f"{weight}_packed": held[weight], f"{weight}_scale": np.ones(1, np.float32)}
         return {name: values for name, values in held.items() if name != weight} | packed
 
-    def _gathered(self) -> dict[str, np.ndarray]:
-        held = weights() if self._exports == "stale" else dict(self._held)
+    def _gathered(self, fault: str = "") -> dict[str, np.ndarray]:
+        fault = fault or (self._exports if self._steps >= self._since else "")
+        held = weights() if fault == "stale" else dict(self._held)
         one, two = (f"model.layers.{layer}.self_attn.o_proj.weight" for layer in (1, 2))
-        if self._exports == "layers":
+        if fault == "layers":
             held[one], held[two] = held[two], held[one]
-        elif self._exports == "rows":
+        elif fault == "rows":
             held[one] = np.concatenate([held[one][:-4], np.zeros_like(held[one][-4:])])
-        elif self._exports == "omits":
+        elif fault == "repeats":
+            held[one] = np.concatenate([held[one][:-4], held[one][:4]])
+        elif fault == "other":
+            held[one] = 2 * held[one]
+        elif fault == "omits":
             del held[one]
         return held
+
+    def shard_digests(self) -> list[ShardDigest]:
+        exported, found = self._gathered(), []
+        for name, values in self._held.items():
+            (own,), ranks = megatron_names(name) if self._megatron else ((name,), (0,))
+            halves = len(ranks) if values.ndim > 1 else 1
+            size = len(values) // halves
+            for place, rank in enumerate(ranks):
+                begin = size * place if halves > 1 else 0
+                there = exported[name][begin : begin + size] if name in exported else None
+                held, said = digest(values[begin : begin + size]), "" if there is None else digest(there)
+                found.append(ShardDigest(name, 0, begin, begin + size, rank, own, held, said))
+        return found
 
     def mismatched_replicas(self) -> tuple[str, ...]:
         return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
 
     def save(self, folder: Path) -> None:
-        save_file(self._gathered(), folder / "model.safetensors")
+        save_file(self._gathered(self._saves), folder / "model.safetensors")
 
     def close(self) -> None:
         pass

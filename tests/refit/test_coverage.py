@@ -85,15 +85,15 @@ def test_only_so_many_bytes_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         return own(self, names, folder)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FakeEngine, "fetch_tensors", seen)
-    assert run_trial_case(CAST, tmp_path / "all").syncs[0].verdicts
+    assert run_trial_case(CAST, tmp_path / "all").syncs[0].diagnoses
     assert [len(names) for names in fetched] == [3, 1], "the layers beside it, to know one by the other"
     fetched.clear()
     monkeypatch.setattr(diagnose_sync, "MAX_TOTAL_BYTES", 2 * 8 * 8 * 4)
-    assert run_trial_case(CAST, tmp_path / "two").syncs[0].verdicts
+    assert run_trial_case(CAST, tmp_path / "two").syncs[0].diagnoses
     assert fetched == [[OUT, "model.layers.0.self_attn.o_proj.weight"], [OUT]]
     monkeypatch.setattr(diagnose_sync, "MAX_TENSOR_BYTES", 8)
     (sync,) = run_trial_case(CAST, tmp_path / "none").syncs
-    assert (sync.verdicts, sync.no_diagnosis_reason) == ((), "every differing tensor is larger than 8 bytes")
+    assert (sync.diagnoses, sync.no_diagnosis_reason) == ((), "every differing tensor is larger than 8 bytes")
 
 
 def test_what_one_rank_wrote_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,26 @@ class OptimizerStep:
     """The trainer's names of the parameters that the step did not change."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardDigest:
+    """What one rank of the trainer holds of an exported weight, and what the export has in its place."""
+
+    name: str
+    """The exported weight."""
+    axis: int
+    """0 for rows, 1 for columns."""
+    begin: int
+    end: int
+    """The rows or columns of the weight that the rank holds."""
+    rank: int
+    own: str
+    """The trainer's name of the parameter that holds them."""
+    held: str
+    """The digest of what the rank holds."""
+    exported: str
+    """The digest of the same rows or columns of the export, "" where it has none."""
+
+
 class Trainer(Protocol):
     """A model that is trained. Every call raises WorkerDied, WorkerTimeout or RemoteError as `WorkerClient.call` does."""
 
@@ -132,6 +152,15 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Stop the trainer and everything it started. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class ShardedTrainer(Protocol):
+    """A trainer that can tell what each of its ranks holds, without gathering it."""
+
+    def shard_digests(self) -> Sequence[ShardDigest]:
+        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
         ...
 
 

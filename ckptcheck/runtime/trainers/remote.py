@@ -14,7 +14,7 @@ from ckptcheck.runtime.engines.activations import Activations, assemble_activati
 from ckptcheck.runtime.engines.base import Bucket
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, Weight
 from ckptcheck.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
 
 BYTES = {"F32": 4, "BF16": 2}
@@ -185,6 +185,10 @@ class RemoteTrainer:
         """Return the digest of every exported weight, computed on the trainer's device, as an engine's `TensorDigest.digest`."""
         response: Mapping[str, str] = self._ask("digests")
         return response
+
+    def shard_digests(self) -> Sequence[ShardDigest]:
+        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
+        return [ShardDigest(**row) for row in self._ask("shard_digests")]
 
     def mismatched_replicas(self) -> tuple[str, ...]:
         """Return the trainer's names of parameters of which its ranks hold different copies; () if there are none."""

@@ -17,6 +17,7 @@ from .megatron_device import join_process_group
 from .megatron_hooks import model_hooks
 from .megatron_model import RankParameter, build, rank_parameters
 from .megatron_optimizer import MegatronOptimizer
+from .megatron_pieces import Piece, digest_range, locate_pieces
 from .perturb import apply_noise, noise, token_weights
 from .sampling import sample_token
 from .tensor_files import write_tensors
@@ -48,6 +49,7 @@ class Rank:
             parameter.name: parameter for parameter in rank_parameters(self.model, settings)
         }
         self.plan: list[dict[str, Any]] = []
+        self.pieces: dict[str, list[Piece]] = {}
         self.optimizer: MegatronOptimizer | None = None
 
     def describe_parameters(self) -> list[dict[str, Any]]:
@@ -75,6 +77,7 @@ class Rank:
                 for parameter in self._own_parameters(weight):
                     whole = self._build_whole(weight, [read(part["name"]) for part in weight["parts"]])
                     parameter.weight.copy_(self._own_shard(parameter, weight, whole))
+                    self.pieces[parameter.name] = self._locate_pieces(parameter, weight)
 
     def score(self, sequences: list[list[int]], temperature: float) -> dict[str, list[float]]:
         """Return, on the last stage, sequence number → logprob of each token after the first."""
@@ -181,6 +184,25 @@ class Rank:
         """Return the digest of each parameter of this rank, to compare it with replicas on other ranks."""
         return {name: digest(parameter.weight.detach()) for name, parameter in self.parameters.items()}
 
+    def digest_pieces(self) -> list[dict[str, Any]]:
+        """Return what this rank holds of each checkpoint tensor: where it lies there, Megatron's name, and its digest."""
+        return [
+            {**piece.describe(), "own": name, "held": piece.digest_in(parameter.weight)}
+            for name, parameter in self.parameters.items()
+            for piece in self.pieces.get(name, ())
+        ]
+
+    def digest_exported_pieces(self, pieces: list[dict[str, Any]]) -> list[str] | None:
+        """Export all weights, and return the digests of these ranges of them on rank 0, "" for a range that is not exported."""
+        wanted: dict[str, list[int]] = {}
+        for number, piece in enumerate(pieces):
+            wanted.setdefault(piece["name"], []).append(number)
+        digests = [""] * len(pieces)
+        for name, tensor in self.stream():
+            for number in wanted.get(name, ()) if self.rank == 0 else ():
+                digests[number] = digest_range(tensor, pieces[number])
+        return digests if self.rank == 0 else None
+
     def gpu_uuid(self) -> str:
         """Return the UUID of this rank's GPU, "" on a CPU."""
         return ipc.gpu_uuid(self.device.index) if self.device.type == "cuda" else ""
@@ -266,6 +288,11 @@ class Rank:
 
     def _own_shard(self, parameter: RankParameter, weight: dict[str, Any], whole: Any) -> Any:
         return layouts.shard(whole, weight["layout"], parameter.axis, parameter.part, parameter.parts)
+
+    def _locate_pieces(self, parameter: RankParameter, weight: dict[str, Any]) -> list[Piece]:
+        rows = self.settings["padded_vocabulary"] if weight["own"] in VOCABULARY_NAMES else 0
+        groups = self.settings["config"]["num_query_groups"]
+        return locate_pieces(weight, parameter.axis, parameter.part, parameter.parts, groups, rows)
 
     def _batches(
         self, sequences: Sequence[Sequence[int]], weights: Sequence[Any] | None = None

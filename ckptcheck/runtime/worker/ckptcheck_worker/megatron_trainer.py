@@ -253,6 +253,20 @@ def digests() -> dict[str, str]:
     return digests
 
 
+def shard_digests() -> list[dict[str, Any]]:
+    """Return, for each part of an exported weight on each rank, what the rank holds and what the export has in its place."""
+    held_by_rank = _ranks().call_all("digest_pieces")
+    places = {(piece["name"], piece["axis"], piece["begin"], piece["end"]) for held in held_by_rank for piece in held}
+    pieces = [dict(zip(("name", "axis", "begin", "end"), place)) for place in sorted(places)]
+    digests = _ranks().call_all("digest_exported_pieces", pieces=pieces)[0]
+    exported = dict(zip(sorted(places), digests))
+    return [
+        {**piece, "rank": rank, "exported": exported[piece["name"], piece["axis"], piece["begin"], piece["end"]]}
+        for rank, held in enumerate(held_by_rank)
+        for piece in held
+    ]
+
+
 def mismatched_replicas() -> list[str]:
     """Return Megatron's names of the parameters whose replicas differ between ranks."""
     digests_by_rank = _ranks().call_all("parameter_digests")
@@ -297,5 +311,6 @@ RPC_METHODS = {
     "release_ipc": release_ipc,
     "checkpoint": checkpoint,
     "digests": digests,
+    "shard_digests": shard_digests,
     "mismatched_replicas": mismatched_replicas,
 }

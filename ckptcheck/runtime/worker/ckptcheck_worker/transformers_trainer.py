@@ -13,6 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from . import communicator, ipc, scoring
 from .capture import capture_modules, write_capture
+from .digest import digest
 from .digest import digests as digest_all
 from .hf_hooks import model_hooks
 from .perturb import ADAM_EPSILON, WEIGHT_DECAY, apply_noise, noise, token_weights
@@ -210,6 +211,30 @@ def digests() -> dict[str, str]:
     return dict(zip(stream, digest_all(list(stream.values()))))
 
 
+def shard_digests() -> list[dict[str, Any]]:
+    """Return, for each exported weight, what the model's own parameters come to and what the export has in its place."""
+    model = STATE["model"]
+    tied = getattr(model, "all_tied_weights_keys", {})
+    own = {name: weight.detach() for name, weight in model.named_parameters(remove_duplicate=False) if name not in tied}
+    exported = dict(_stream())
+    held = {
+        name: weight for name, weight in revert_weight_conversion(model, own).items() if name in own or name in exported
+    }
+    return [
+        {
+            "name": name,
+            "axis": 0,
+            "begin": 0,
+            "end": len(weight) if weight.dim() else 1,
+            "own": name,
+            "rank": 0,
+            "held": digest(weight),
+            "exported": digest(exported[name]) if name in exported else "",
+        }
+        for name, weight in held.items()
+    ]
+
+
 def mismatched_replicas() -> list[str]:
     """Return []: one process has no replicas."""
     return []
@@ -292,5 +317,6 @@ RPC_METHODS = {
     "share_ipc": share_ipc,
     "release_ipc": release_ipc,
     "digests": digests,
+    "shard_digests": shard_digests,
     "mismatched_replicas": mismatched_replicas,
 }

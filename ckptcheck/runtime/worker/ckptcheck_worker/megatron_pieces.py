@@ -1,0 +1,83 @@
+"""Says which rows or columns of which checkpoint tensors a rank's parameter was filled with, and digests what it holds of each.
+
+This is the second way from a rank's parameters to the checkpoint's tensors, beside the export (`Rank.stream`): nothing is gathered,
+and a parameter is cut by where its elements came from when they were loaded. So a fault of the gathering shows between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import megatron_layout as layouts
+from .digest import digest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of rows (axis 0) or columns (axis 1) of a checkpoint tensor, and where a rank's parameter holds it."""
+
+    name: str
+    """The checkpoint tensor."""
+    axis: int
+    begin: int
+    end: int
+    index: Any
+    """The same rows or columns of the parameter, in the order of the checkpoint tensor."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the place in the checkpoint tensor."""
+        return {"name": self.name, "axis": self.axis, "begin": self.begin, "end": self.end}
+
+    def digest_in(self, parameter: Any) -> str:
+        """Return the digest of this piece of a rank's parameter."""
+        return digest(parameter.detach().index_select(self.axis, self.index.to(parameter.device)).contiguous())
+
+
+def locate_pieces(
+    weight: dict[str, Any], axis: int | None, part: int, parts: int, groups: int, padded_rows: int
+) -> list[Piece]:
+    """Return the pieces of a parameter, by sending positions through the way that its values went when it was loaded.
+
+    weight: its row of the plan. axis, part, parts: of its tensor-parallel shard. groups: of queries. padded_rows: of the
+    embedding and the head, 0 for other weights.
+    """
+    along = axis or 0
+    positions, begins, total = [], [], 1  # 0 stands for padding
+    for each in weight["parts"]:
+        length = each["shape"][along] if each["shape"] else 1
+        positions.append(torch.arange(total, total + length))
+        begins.append(total)
+        total += length
+    whole = layouts.to_megatron(weight["layout"], positions, groups) if along == 0 else positions[0]
+    if padded_rows:
+        whole = layouts.pad_rows(whole, padded_rows)
+    own = layouts.shard(whole, weight["layout"], None if axis is None else 0, part, parts)
+    pieces = []
+    for each, begin, positions_of_part in zip(weight["parts"], begins, positions):
+        inside = ((own >= begin) & (own < begin + len(positions_of_part))).nonzero().flatten()
+        at = own[inside] - begin
+        order = at.argsort()
+        pieces += [
+            Piece(each["name"], along, int(run[0]), int(run[-1]) + 1, index)
+            for run, index in _split_runs(at[order], inside[order])
+        ]
+    return pieces
+
+
+def digest_range(tensor: Any, piece: dict[str, Any]) -> str:
+    """Return the digest of a range of an exported tensor, "" where the tensor ends before it."""
+    if tensor.dim() <= piece["axis"] or tensor.shape[piece["axis"]] < piece["end"]:
+        return ""
+    return digest(tensor.narrow(piece["axis"], piece["begin"], piece["end"] - piece["begin"]).contiguous())
+
+
+def _split_runs(at: Any, index: Any) -> Iterator[tuple[Sequence[Any], Any]]:
+    """Yield the runs of consecutive positions."""
+    if not len(at):
+        return
+    ends = ((at[1:] - at[:-1]) != 1).nonzero().flatten() + 1
+    yield from zip(at.tensor_split(ends), index.tensor_split(ends))
