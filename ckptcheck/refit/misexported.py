@@ -10,8 +10,9 @@ from ckptcheck.runtime.trainers.layout import ParallelLayout
 from ckptcheck.text.formatting import format_layers, join_truncated
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
+NUMBERED = {"layer": LAYER, "expert": re.compile(r"\.experts\.(\d+)\.")}
 RANKS = re.compile(r"\b(TP|PP|EP) ranks? [\d-]+(?:,[\d-]+)*")
-MOST_PAIRS = 8
+MOST_PAIRS = 6
 AXES = ("row", "column")
 
 
@@ -61,23 +62,16 @@ def _describe_content(parts: Sequence[MisexportedPart], first: MisexportedPart, 
 
 
 def _describe_moves(parts: Sequence[MisexportedPart], layout: str) -> str:
-    """Say which weights stand in the place of which others."""
-    layers: dict[str, str] = {}
-    for part in parts:
-        assert part.origin is not None
-        to, source = LAYER.search(part.shard.name), LAYER.search(part.origin.name)
-        if to is None or source is None or to[1] == source[1]:
-            layers.clear()
+    """Say which weights stand in the place of which others: by the number of the layer or the expert, where only that differs."""
+    moves = [(part.shard.name, part.origin.name) for part in parts if part.origin is not None]
+    for noun, pattern in NUMBERED.items():
+        if all(pattern.sub("*", to) == pattern.sub("*", source) for to, source in moves):
+            numbers = {int(to_found[1]): int(source_found[1]) for to, source in moves
+                       if (to_found := pattern.search(to)) and (source_found := pattern.search(source))}  # fmt: skip
+            pairs = [f"{noun} {to} is {noun} {source}" for to, source in sorted(numbers.items())]
             break
-        layers[to[1]] = source[1]
-    if layers:
-        pairs = [
-            f"layer {to} is layer {source}" for to, source in sorted(layers.items(), key=lambda pair: int(pair[0]))
-        ]
     else:
-        pairs = list(
-            dict.fromkeys(f"{part.shard.name} is {part.origin.name}" for part in parts if part.origin is not None)
-        )
+        pairs = list(dict.fromkeys(f"{to} is {source}" for to, source in moves))
     listed = ", ".join(pairs[:MOST_PAIRS]) + (f" and {len(pairs) - MOST_PAIRS} more" if len(pairs) > MOST_PAIRS else "")
     holders = _describe_ranks({part.origin.rank for part in parts if part.origin is not None}, layout)
     return f"in the export, {listed}" + (f" (which {holders} holds)" if holders and len(pairs) == 1 else "")

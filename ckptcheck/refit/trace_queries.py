@@ -180,6 +180,15 @@ def misexported_weights(trace: RefitTrace) -> set[str]:
     return wrong | saved | set(source.differing if source is not None else ())
 
 
+def wrong_references(trace: RefitTrace, sync: Sync) -> set[Key]:
+    """Return the engine's tensors that a cold load got from a checkpoint with other values than the trainer exports."""
+    saved = {name for each in trace.export_comparisons if each.step == sync.step for name in each.saved_otherwise}
+    weights = {weight.name: weight for weight in trace.weights}
+    return {
+        key for key in sync.manifest if saved and saved & {source.name for source in trainer_weights(key[1], weights)}
+    }
+
+
 def _cut_at_divergence(engine: SequenceScores, cold: SequenceScores) -> tuple[Sequence[float], Sequence[float]]:
     """Return the decoded logprobs up to and including the first token that differs: after it, the contexts differ."""
     pairs = enumerate(zip(engine.decoded_tokens, cold.decoded_tokens, strict=False), 1)

@@ -6,7 +6,7 @@
 - No parameter of the reference is missing in the engine, and the engine has none under another name.
 - A parameter that can be read in the reference can be read in the engine: it is neither empty nor packed.
 - Other rules report their own cases: unwritten parameters (REF001, REF002), parameters of an earlier step (REF004),
-  and tensors that the engine derives from parameters (REF006).
+  tensors that the engine derives from parameters (REF006), and a cold load from a wrong checkpoint (REF042).
 
 ## Why it matters
 - The engine samples from another model than the one that is trained.
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import stale_parameters, wrong_parameters
+from ckptcheck.refit.trace_queries import stale_parameters, wrong_parameters, wrong_references
 from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -47,7 +47,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             yield from name_problems
             are_names_reported = bool(name_problems)
         # what an earlier sync got wrong is not told again: a later one may have another fault
-        wrong = wrong_parameters(sync) - stale_parameters(trace, sync) - reported
+        wrong = wrong_parameters(sync) - stale_parameters(trace, sync) - wrong_references(trace, sync) - reported
         reported |= wrong
         yield from _describe_causes(trace, sync, wrong)
 

@@ -68,6 +68,14 @@ def digests() -> dict[str, str]:
     return {name: digest(values) for name, values in HELD.items()}
 
 
+def shard_digests() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "axis": 0, "begin": 0, "end": len(values), "rank": 0, "own": name}
+        | {"held": digest(values), "exported": digest(values)}
+        for name, values in HELD.items()
+    ]
+
+
 SERVED = {
     "load": load,
     "score": score,
@@ -76,5 +84,6 @@ SERVED = {
     "export": export,
     "send": send,
     "perturb": perturb,
+    "shard_digests": shard_digests,
 }
 RPC_METHODS = faulty("trainer", {**SERVED, "digests": digests})
