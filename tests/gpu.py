@@ -42,6 +42,7 @@ class Cell:
         return " ".join(filter(None, (self.trainer, "→", self.engine, self.transport, self.switch, self.quantize)))
 
 
+# SGLang 0.5.23 cannot load packed weights a second time on a GPU (refit/feasibility.py), so only vLLM's are packed.
 CELLS = (
     Cell("vllm", "reload"),
     Cell("vllm", "ipc"),
@@ -54,7 +55,6 @@ CELLS = (
     Cell("sglang", "flattened_bucket"),
     Cell("sglang", "tensor", switch="compilation=graphs"),
     Cell("sglang", "tensor", switch="speculative=3"),
-    Cell("sglang", "tensor", quantize="fp8"),
     Cell("sglang", "nccl", gpus=2),
 )
 
@@ -132,14 +132,15 @@ def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[s
 
 
 def row(cell: Cell, report: dict[str, Any]) -> tuple[str, ...]:
-    """Sum a report up: its last sync, for the first one also warms things up."""
+    """Sum a report up: its last sync at the engine's own speed, which is the first one after the last step (timed_update.py)."""
     verdict = report["verdict"]
     if report["findings"]:
         verdict += f" ({', '.join(sorted({finding['code'] for finding in report['findings']}))})"
     table = next((section for section in report.get("sections", ()) if section["title"] == COSTS), None)
     if table is None:
         return (str(cell), *["–"] * (len(HEAD) - 2), verdict)
-    last = dict(zip(table["columns"], table["rows"][-1], strict=True))
+    syncs = [dict(zip(table["columns"], each, strict=True)) for each in table["rows"]]
+    last = next(each for each in syncs if each["step"] == syncs[-1]["step"])
     sent = report["counts"]["bytes"] / len(table["rows"]) / 1e9
     rates = [f"{sent / last[name]:.1f}" if last[name] else "–" for name in ("sync s", "check s")]
     seconds = [f"{last[name]:.2f}" for name in ("sync s", "update s", "check s")]

@@ -7,15 +7,18 @@ experts in MXFP4) and SGLang 0.5.23 (layers/quantization, whose kernels for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.engines.known_issues import version_numbers
 from ckptcheck.runtime.engines.transports import find_transport
-from ckptcheck.runtime.trainers.schemes import SCHEMES
+from ckptcheck.runtime.trainers.schemes import DEFAULT_IGNORE, SCHEMES, build_scheme
 
 BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 """Formats with a scale for each small block, in which no trial packs."""
+LOADS_ONCE = (0, 5, 23)
+"""The newest SGLang that was read: on GPUs it loads packed weights once only, but for experts in integers of 4 bits."""
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -65,6 +68,34 @@ def require_dtype(ckpt: Checkpoint, engine: str, dtype: str, *, is_cpu_build: bo
             f"{ckpt.target} has linear attention with a gated delta rule, which vLLM computes in bfloat16 only on a CPU",
             "--dtype bfloat16",
         )
+
+
+def require_second_load(
+    ckpt: Checkpoint, engine: str, version: str, scheme: str, ignore: Sequence[str] | None, *, is_cpu_build: bool
+) -> None:
+    """Raise CkptcheckError for packed weights that the engine cannot load a second time, which kills it at the first sync.
+
+    After its first load SGLang 0.5.23 replaces packed weights on GPUs by transposed ones without a loader
+    (layers/quantization/compressed_tensors/schemes: w8a8_fp8, w8a8_int8, wNa16), and only wNa16_moe restores them
+    (restore_weights_before_loading). On a CPU a trial replaces this code.
+
+    version: of the engine; a newer one may have mended it, and is tried. ignore: entries of the list of modules that are not
+    packed, None for the default.
+    """
+    if engine != "sglang" or is_cpu_build or version_numbers(version) > LOADS_ONCE:
+        return
+    if scheme == "w4a16":
+        shapes = {name: tensor.shape for name, tensor in ckpt.tensors.items()}
+        architecture = None if ckpt.config is None else ckpt.config.architecture
+        entries = DEFAULT_IGNORE if ignore is None else ignore
+        served = build_scheme(scheme, shapes, architecture, engine, ignore=entries).served
+        if served and all(".experts." in module for module in served):
+            return
+    raise CkptcheckError(
+        f"SGLang {version} cannot load weights in {scheme} a second time on a GPU: after the start it keeps them transposed and "
+        "without a loader, and dies at the first sync",
+        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with --ignore for every module that is no expert",
+    )
 
 
 def _missing_kernels(scheme: str, engine: str) -> str:

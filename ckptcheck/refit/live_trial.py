@@ -122,9 +122,13 @@ def run_live_trial(
         # before anything loads: what no trainer holds, and an engine that is missing or cannot do what is asked
         feasibility.require_plain_source(ckpt)
         registry.check_build(engine.name, settings.transport, engine.python)
-        feasibility.require_dtype(
-            ckpt, engine.name, dtype, is_cpu_build=find_interpreter(engine.name, engine.python).is_cpu_build
-        )
+        interpreter = find_interpreter(engine.name, engine.python)
+        feasibility.require_dtype(ckpt, engine.name, dtype, is_cpu_build=interpreter.is_cpu_build)
+        if quantization is not None:
+            feasibility.require_second_load(
+                ckpt, engine.name, interpreter.version, quantization.scheme, quantization.ignore,
+                is_cpu_build=interpreter.is_cpu_build,
+            )  # fmt: skip
         row = find_transport(engine.name, settings.transport)
         check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
         embedding = ckpt.components.embedding

@@ -11,7 +11,7 @@ from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
-from ckptcheck.refit.trace import RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.runtime.engines.base import EngineInfo, HostScalars, ScrambleResult, TensorDigests
 from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
 
@@ -42,6 +42,7 @@ class TrialObservations:
     replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
     sleep_check: SleepCheck | None = None
     sleep_skipped: str = ""
+    unsynced_changes: dict[int, Mapping[Key, bool]] = field(default_factory=dict)
     failed_phases: dict[str, str] = field(default_factory=dict)
 
     def to_trace(self) -> RefitTrace:

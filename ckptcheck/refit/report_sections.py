@@ -147,7 +147,8 @@ COST_COLUMNS = ("sync", "step", "sent", "buckets", "sync s", "update s", "check 
 def cost_sections(syncs: Sequence[Sync]) -> tuple[Section, ...]:
     """Return the table of what syncs and their checks cost, () if nothing was checked.
 
-    sync s: export and update, as a job has them. update s: the engine's share. check s: one pass of digests over what the
+    sync s: export and update, as a job has them; vLLM's other syncs than the first after a step are slower, because a trial fills
+    the memory that they allocate (timed_update.py). update s: the engine's share. check s: one pass of digests over what the
     engine holds, and the comparison with the cold load. sent digests s: the same pass on the trainer.
     """
     rows = [

@@ -20,6 +20,10 @@ class SleepingEngine(Protocol):
         """Release the memory. Level 1 keeps the weights on the host; level 2 drops them, because a sync brings new ones."""
         ...
 
+    def used_memory(self) -> int:
+        """Return the bytes that are taken on its devices: what a sleep releases, torch's own numbers do not show."""
+        ...
+
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Allocate the memory again. tags: these parts only (weights, kv_cache, cuda_graph), as far as the engine has them."""
         ...

@@ -204,6 +204,8 @@ class RefitTrace(EvidenceDefaults):
     """What the engine held before and after a sleep."""
     sleep_skipped: str = ""
     """Why the engine did not sleep."""
+    unsynced_changes: Mapping[int, Mapping[Key, bool]] = field(default_factory=dict)
+    """Step → tensors of the engine that changed after it, before anything was sent → whether they became what was to be sent."""
     cache_unused_reason: str = ""
     """Why the prefix cache cannot keep anything of this model, "" if it can."""
     failed_phases: Mapping[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
+from ckptcheck.refit.borrowed_memory import find_unsynced_changes
 from ckptcheck.refit.compute_path import Capturing, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwise
@@ -30,6 +31,7 @@ from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
 from ckptcheck.refit.source_comparison import compare_with_source
 from ckptcheck.refit.sync import send_weights
+from ckptcheck.refit.timed_update import timed_update
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring, suspect_steps
@@ -213,6 +215,8 @@ class RefitTrial:
                 with self._run_phase("start", f"reference for step {step}"):
                     reference = self._load_reference(step)
                 wake()
+                if settings.weights and not drops_weights:
+                    self._compare_before_sync(engine, step, reference)
                 if not drops_weights:
                     self._fill_cache(engine, step)
                 self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
@@ -227,6 +231,14 @@ class RefitTrial:
             self._sync(
                 engine, step, settings.bucket_bytes, reference, "the same sync with other buckets", is_marked=is_marked
             )
+
+    def _compare_before_sync(self, engine: Engine, step: int, reference: ColdLoad) -> None:
+        """Note what the engine holds otherwise after the trainer's step, although nothing was sent."""
+        observations = self._observations
+        with self._run_phase("sync", f"look at the engine before the sync after step {step}"):
+            slept = not observations.sleep_skipped
+            changes = find_unsynced_changes(observations.syncs, self._digest(engine), reference.manifest, slept=slept)
+        observations.unsynced_changes[step] = changes
 
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""
@@ -261,9 +273,9 @@ class RefitTrial:
             is_first = self._observations.sleep_check is None
             before = self._digest(engine) if is_first else {}
             scalars_before = self._scalars.read(engine) if is_first else {}
-            memory = engine.memory_bytes()
+            memory = sleeper.used_memory()
             sleeper.sleep(level)
-            freed = memory - engine.memory_bytes()
+            freed = memory - sleeper.used_memory()
 
         def wake() -> None:
             with self._run_phase("sync", "wake"):
@@ -377,15 +389,17 @@ class RefitTrial:
         start_time = time.monotonic()
         with self._run_phase("sync", phase):
             sent = dict(self._trainer.digests())
-            digest_end_time = time.monotonic()
+            sent_seconds = time.monotonic() - start_time
             number = len(observations.syncs) + 1
             request = (
                 InflightUpdate(self._settings.pause, self._inputs.prompt, str(number)) if self._settings.pause else None
             )
-            buckets, result = send_weights(
-                self._trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
-            )
-            sync_end_time = time.monotonic()
+            with timed_update(engine, step, observations.syncs):
+                sync_start_time = time.monotonic()
+                buckets, result = send_weights(
+                    self._trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
+                )
+                sync_end_time = time.monotonic()
             sync = Sync(
                 number=number,
                 step=step,
@@ -400,8 +414,8 @@ class RefitTrial:
                 reference=reference.manifest if compares_weights else {},
                 scalars=self._scalars.read(engine) if compares_weights else {},
                 reference_scalars=reference.scalars if compares_weights else {},
-                seconds=sync_end_time - digest_end_time,
-                sent_seconds=digest_end_time - start_time,
+                seconds=sync_end_time - sync_start_time,
+                sent_seconds=sent_seconds,
                 inflight_request=request.request if request else None,
             )
             memory = engine.memory_bytes()

@@ -49,6 +49,7 @@ class FakeEngine(FakeMemory):
         """Load other tensors."""
         super().restart(tensors)
         self._cache: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._sleeps = False
 
     @property
     def ignored_switches(self) -> Mapping[str, str]:
@@ -138,9 +139,24 @@ class FakeEngine(FakeMemory):
         if not any(self._has("cache")):
             self._cache.clear()
 
+    def follow(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Be told that the trainer took a step, and what it holds now: memory that it lent changes with it."""
+        import numpy as np
+
+        for fault in self._has("borrowed"):
+            self._write(fault.name, np.asarray(tensors[fault.name], np.float32), faulty=False)
+        for fault in self._has("unsent-later"):
+            for held in self._ranks:
+                held[fault.name][...] += 1
+
+    def used_memory(self) -> int:
+        """Return what is taken: less while it sleeps."""
+        return self.memory_bytes() - (1024 if self._sleeps else 0)
+
     def sleep(self, level: int = 1) -> None:
         """Give memory away, and keep what was in it; 2: but for the weights."""
         self._live("sleep")
+        self._sleeps = not any(fault.kind == "awake" for fault in self.faults)
         for held in self._ranks if level == 2 else ():
             for values in held.values():
                 values[...] = 0
@@ -156,6 +172,7 @@ class FakeEngine(FakeMemory):
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Take it again."""
         self._live("wake")
+        self._sleeps = False
 
     def close(self) -> None:
         """Nothing was started."""

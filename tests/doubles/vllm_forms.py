@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ckptcheck_worker import ipc, vllm_force_tokens, vllm_launch, vllm_update
+from ckptcheck_worker import ipc, vllm_force_tokens, vllm_launch, vllm_update, vllm_worker
 from vllm import platforms
 from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
 from vllm.engine.arg_utils import EngineArgs
@@ -155,11 +155,11 @@ def forced() -> list[list[int]]:
 
 
 def started() -> list[dict[str, Any]]:
-    """Say what vLLM is given on a CPU, on a GPU, and on a device that cannot sleep."""
+    """Say what vLLM is given on a CPU, on a GPU, on a device that cannot sleep, and on a GPU where nothing sleeps."""
     found = []
-    for cpu, sleeps in ((True, False), (False, True), (False, False)):
+    for cpu, sleeps, wanted in ((True, False, True), (False, True, True), (False, False, True), (False, True, False)):
         platforms.current_platform = SimpleNamespace(is_cpu=lambda: cpu, is_sleep_mode_available=lambda: sleeps)  # noqa: B023
-        found.append(vllm_launch.gpu_arguments())
+        found.append(vllm_launch.gpu_arguments(wanted))
     return found
 
 
@@ -169,4 +169,32 @@ def knows(names: list[str]) -> list[bool]:
     return [name in known for name in names]
 
 
-RPC_METHODS = {"updated": updated, "backends": backends, "forced": forced, "started": started, "knows": knows}
+def timed() -> list[str]:
+    """Say what an update does that is timed, and one that is not."""
+    done: list[str] = []
+
+    class Worker(vllm_worker.Extension):
+        rank = 0
+
+        def reload_weights(self, **_: Any) -> None:
+            done.append("filled" if torch.are_deterministic_algorithms_enabled() else "as in a job")
+
+    worker = Worker()
+    for is_timed in (True, False):
+        worker.ckptcheck_time_updates(is_timed)
+        assert worker.ckptcheck_load_weights([], raw=False) == {"rank": 0, "loaded_names": None}
+        worker.ckptcheck_fill_new_memory(True)
+        worker.reload_weights()
+        worker.ckptcheck_fill_new_memory(False)
+    worker.reload_weights()
+    return done
+
+
+RPC_METHODS = {
+    "timed": timed,
+    "updated": updated,
+    "backends": backends,
+    "forced": forced,
+    "started": started,
+    "knows": knows,
+}

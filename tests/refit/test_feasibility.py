@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.feasibility import check_quantization, require_dtype, require_plain_source
+from ckptcheck.refit.feasibility import check_quantization, require_dtype, require_plain_source, require_second_load
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 
@@ -70,3 +71,38 @@ def test_linear_attention_needs_bfloat16_where_the_engine_says_so(tmp_path: Path
     require_dtype(source, "vllm", "float32", is_cpu_build=False)
     require_dtype(source, "sglang", "float32", is_cpu_build=True)
     require_dtype(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), "vllm", "float32", is_cpu_build=True)
+
+
+def wide_experts() -> Any:
+    """Return a mixture of experts with rows of 64, which groups of 4 bits divide."""
+    names = [f"self_attn.{part}_proj" for part in "qkvo"] + ["mlp.gate"]
+    names += [f"mlp.experts.{number}.{part}_proj" for number in range(2) for part in ("gate", "up", "down")]
+    tensors = {f"model.layers.0.{name}.weight": SimpleNamespace(shape=(64, 64)) for name in names}
+    tensors["lm_head.weight"] = SimpleNamespace(shape=(256, 64))
+    return SimpleNamespace(tensors=tensors, config=SimpleNamespace(architecture="Qwen3MoeForCausalLM"))
+
+
+@pytest.mark.parametrize(
+    ("model", "scheme", "ignore"),
+    [
+        ("tiny-llama", "fp8", None),
+        ("tiny-llama", "w8a8", None),
+        ("tiny-qwen3-moe", "fp8", ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"]),
+        ("tiny-qwen3-moe", "w4a16", ["re:.*mlp.gate$", "lm_head"]),
+    ],
+)
+def test_weights_that_sglang_cannot_load_again_on_a_gpu_are_refused(
+    model: str, scheme: str, ignore: list[str] | None
+) -> None:
+    source = wide_experts() if "moe" in model else open_checkpoint(str(CHECKPOINTS / model))
+    with pytest.raises(CkptcheckError, match=f"SGLang 0.5.23 cannot load weights in {scheme} a second time on a GPU"):
+        require_second_load(source, "sglang", "0.5.23", scheme, ignore, is_cpu_build=False)
+    require_second_load(source, "sglang", "0.5.23", scheme, ignore, is_cpu_build=True)
+    require_second_load(source, "sglang", "0.6.0", scheme, ignore, is_cpu_build=False)
+    require_second_load(source, "vllm", "0.32.0", scheme, ignore, is_cpu_build=False)
+
+
+def test_experts_alone_in_four_bits_are_loaded_again() -> None:
+    source = wide_experts()
+    ignore = ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"]
+    require_second_load(source, "sglang", "0.5.23", "w4a16", ignore, is_cpu_build=False)

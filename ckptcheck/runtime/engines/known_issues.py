@@ -59,10 +59,10 @@ class KnownIssue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _covers_version(self, version: str) -> bool:
-        numbers = _version_numbers(version)
+        numbers = version_numbers(version)
         if not numbers:
             return False
-        first, last = _version_numbers(self.since), _version_numbers(self.until)
+        first, last = version_numbers(self.since), version_numbers(self.until)
         return (not first or numbers >= first) and (not last or numbers[: len(last)] <= last)
 
 
@@ -110,7 +110,7 @@ def traits_of_server(
     return frozenset(traits - {""}) | traits_of_weights((name, "") for name in names)
 
 
-def _version_numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: a development version counts as the release that it precedes."""
     match = re.match(r"\d{1,9}(\.\d{1,9})*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -36,7 +36,7 @@ class LaunchOptions:
     transport: str = ""
     """The transport by which weights will come, "" where it is unknown. Some engines on GPUs must be started for it."""
     sleep_level: int = 1
-    """The level at which the engine will sleep: 1 keeps its weights on the host, 2 drops them."""
+    """The level at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 where it never sleeps."""
 
 
 def load_checkpoint(

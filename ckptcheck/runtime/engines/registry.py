@@ -135,7 +135,7 @@ def start_engine(
     concurrent_sequences: int = 1,
     switches: Switches | None = None,
     transport: str = "",
-    sleep_level: int = 1,
+    sleep_level: int = 0,
     python: Path | None = None,
     gpus: str | None = None,
     replaces: Engine | None = None,
@@ -155,7 +155,7 @@ def start_engine(
         concurrent_sequences: how many such sequences the KV cache has room for.
         switches: see engine_options.py; those that the engine did not apply are in its `ignored_switches`.
         transport: by which weights will come, "" where it is unknown.
-        sleep_level: at which the engine will sleep: 1 keeps its weights on the host, 2 drops them.
+        sleep_level: at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 where it never sleeps.
         python: the user's own interpreter.
         gpus: see process/gpus.py.
         replaces: a running engine that this one replaces, and whose process it may reuse.

@@ -296,6 +296,10 @@ class RemoteEngine(ABC, Generic[Options]):
         """Return the bytes that the processes of the ranks hold: on the device, on a CPU their resident memory."""
         return sum(dict(self._call_ranks("memory_bytes")).values())
 
+    def used_memory(self) -> int:
+        """Return the bytes that are taken on the ranks' devices, by whomever; on a CPU what `memory_bytes` returns."""
+        return sum(dict(self._call_ranks("used_memory")).values())
+
     def weight_version(self, value: str | None = None) -> str:
         """Return the weight version that the engine reports; set it first if a value is given."""
         version: str = self._call("weight_version", value=value)

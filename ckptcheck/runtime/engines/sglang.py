@@ -62,8 +62,10 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         return options.mode == self.options.mode
 
     def _start_arguments(self) -> dict[str, Any]:
-        # at sleep level 2 SGLang keeps no copy of its weights on the host
+        # only at sleep level 1 SGLang keeps a copy of its weights on the host
         extra = {} if self.options.sleep_level == 1 else {"enable_weights_cpu_backup": False}
+        if not self.options.sleep_level:
+            extra["enable_memory_saver"] = False
         return {"tokens": self.options.tokens, "options": {**self.options.extra_arguments, **extra}}
 
     def _handle_failed_start(self, error: RemoteError, log_before: Sequence[str]) -> None:

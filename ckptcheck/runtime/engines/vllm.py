@@ -54,7 +54,20 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         return VllmOptions(**options, cache_bytes=cache_bytes)
 
     def _start_arguments(self) -> dict[str, Any]:
-        return {"cache_bytes": self.options.cache_bytes, "transport": self.options.transport}
+        options = self.options
+        return {"cache_bytes": options.cache_bytes, "transport": options.transport, "sleeps": options.sleep_level > 0}
+
+    def can_restart_with(self, options: VllmOptions) -> bool:
+        """Return whether the running worker can load a checkpoint: on a GPU every start has a process of its own.
+
+        vLLM's worker asserts at its start that its sleep allocator holds nothing, and drops the allocator's pools at its end while
+        modules may still lie in them.
+        """
+        return self.info.facts.get("device") == "cpu"
+
+    def time_updates(self, on: bool) -> None:
+        """Let the next updates run as in a job, or end that: otherwise new memory is filled with NaN, which costs time."""
+        self._call_ranks("time_updates", on)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory back. tags: only the parts weights or kv_cache; vLLM has no others."""

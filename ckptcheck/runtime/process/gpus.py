@@ -7,6 +7,9 @@ import re
 from ckptcheck.errors import CkptcheckError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NCCL = {"TORCH_DIST_USE_NCCL2": "0"}
+"""torch 2.14 builds a group named ``nccl`` as ProcessGroupNCCL2 where this is 1. The trainer makes a ProcessGroupNCCL and SGLang
+one by that name: with 0 on both sides they are the same, whatever a later torch does by itself."""
 GPU = re.compile(r"[0-9]+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-zA-Z/-]+")
 """One entry of CUDA_VISIBLE_DEVICES: a number, or a UUID as ``nvidia-smi --list-gpus`` prints it."""
 
@@ -32,9 +35,13 @@ def normalize_gpus(gpus: str) -> str:
 
 
 def gpu_variables(gpus: str | None) -> dict[str, str]:
-    """Return the variables that limit a process to these GPUs. gpus: "0,1"; "" for none, None for all that this process sees.
+    """Return the variables of a process on these GPUs. gpus: "0,1"; "" for none, None for all that this process sees.
 
-    >>> gpu_variables("1"), gpu_variables(""), gpu_variables(None)
-    ({'CUDA_VISIBLE_DEVICES': '1'}, {'CUDA_VISIBLE_DEVICES': ''}, {})
+    >>> gpu_variables("1")
+    {'CUDA_VISIBLE_DEVICES': '1', 'TORCH_DIST_USE_NCCL2': '0'}
+    >>> gpu_variables(""), gpu_variables(None)
+    ({'CUDA_VISIBLE_DEVICES': ''}, {'TORCH_DIST_USE_NCCL2': '0'})
     """
-    return {} if gpus is None else {VISIBLE: gpus}
+    if gpus == "":
+        return {VISIBLE: gpus}
+    return NCCL if gpus is None else {VISIBLE: gpus, **NCCL}

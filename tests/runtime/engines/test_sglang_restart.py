@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.runtime.engines import missing_kernels, registry, remote, sglang
+from ckptcheck.runtime.engines import missing_kernels, registry, remote, sglang, vllm
 from ckptcheck.runtime.engines.engine_options import Switches
 from ckptcheck.runtime.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.runtime.process.errors import RemoteError
@@ -104,6 +104,26 @@ def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path) ->
         ("sleep", None),
         ("wake", None),
     ]
+
+
+def test_an_engine_that_never_sleeps_is_not_started_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang, "kv_cache_size", lambda *_: (64, 64))
+    with registry.start_engine("sglang", tmp_path, context_len=64) as engine:
+        engine.close()
+    assert hosts[0].told[0] == ("start", {"enable_weights_cpu_backup": False, "enable_memory_saver": False})
+
+
+@pytest.mark.parametrize(("device", "processes"), [("cpu", 1), ("cuda", 2)])
+def test_on_a_gpu_every_start_of_vllm_has_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, processes: int
+) -> None:
+    monkeypatch.setattr(vllm, "kv_cache_size", lambda *_: (64, 64))
+    monkeypatch.setitem(SAID, "facts", {"device": device})
+    engine = registry.start_engine("vllm", tmp_path, context_len=64)
+    again = registry.start_engine("vllm", tmp_path, context_len=64, replaces=engine)
+    again.close()
+    assert (again is engine, len(hosts)) == (processes == 1, processes)
+    assert all(host.closed for host in hosts)
 
 
 def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(

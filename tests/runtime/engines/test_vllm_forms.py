@@ -45,10 +45,15 @@ def test_a_backend_is_made_where_it_is_needed(forms: WorkerClient) -> None:
     assert forms.call("backends") == ["", "ipc", "nccl", "", "gloo"]
 
 
+def test_an_update_that_is_timed_fills_no_memory(forms: WorkerClient) -> None:
+    assert forms.call("timed") == ["as in a job", "as in a job", "filled", "filled", "as in a job"]
+
+
 def test_it_can_sleep_where_the_device_can(forms: WorkerClient) -> None:
     """Last: what stands in for the device stays."""
-    cpu, gpu, other = forms.call("started")
+    cpu, gpu, other, awake = forms.call("started")
     assert cpu == {}
     assert gpu["enable_sleep_mode"]
     assert not other["enable_sleep_mode"]
+    assert not awake["enable_sleep_mode"], "parity probes start it again and again, and put nothing to sleep"
     assert all(forms.call("knows", names=list(gpu)))

@@ -113,6 +113,20 @@ def fetch_from_ranks(
             os.remove(file["path"])
 
 
+def used_memory(device: Any) -> list[Any]:
+    """Return a name of the device and the bytes that are taken there, by whomever; on a CPU what `memory_bytes` returns.
+
+    The driver is asked, for sleep releases memory behind torch's back (cumem of vLLM, torch_memory_saver of SGLang):
+    `memory_allocated` does not move.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return memory_bytes(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return [str(torch.cuda.get_device_properties(device).uuid), total - free]
+
+
 def memory_bytes(device: Any) -> list[int]:
     """Return the process id and the bytes that the process holds: on the device, on a CPU its resident memory."""
     import torch

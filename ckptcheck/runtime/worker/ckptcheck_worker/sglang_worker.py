@@ -192,6 +192,10 @@ def _record_experts(view: RankView, on: bool) -> list[list[list[list[int]]]]:
     return recorded
 
 
+def _used_memory(view: RankView) -> list[Any]:
+    return inventory.used_memory(view.device)
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "digest_tensors": _digest_tensors,
     "read_scalars": _read_scalars,
@@ -199,6 +203,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "find_unwritten": _find_unwritten,
     "fetch_tensors": _fetch_tensors,
     "memory_bytes": _memory_bytes,
+    "used_memory": _used_memory,
     "gpu_uuid": _gpu_uuid,
     "seed_sampler": _seed_sampler,
     "set_logprobs_mode": _set_logprobs_mode,

@@ -27,18 +27,22 @@ def start(
     switches: dict[str, Any],
     options: dict[str, Any],
     transport: str = "",
+    sleeps: bool = False,
 ) -> dict[str, Any]:
     """Load a checkpoint.
 
     dtype: as vLLM spells it. context_len: tokens of the longest sequence, decoded tokens included. switches: see vllm_options.py.
-    options: further arguments of LLM(). transport: by which weights will come, "" where it is unknown.
+    options: further arguments of LLM(). transport: by which weights will come, "" where it is unknown. sleeps: whether the engine
+    will be put to sleep.
     """
     stop()
     os.environ[vllm_plain.PLAIN_VARIABLE] = "1" if plain else "0"
     from vllm import LLM
 
     vllm_plain.apply_plain_mode()
-    arguments = vllm_launch.arguments(model, dtype, ranks, context_len, cache_bytes, switches, options, transport)
+    arguments = vllm_launch.arguments(
+        model, dtype, ranks, context_len, cache_bytes, switches, options, transport, sleeps
+    )
     llm = LLM(**arguments)
     _running.update(llm=llm, updates=0)
     return _describe(llm)

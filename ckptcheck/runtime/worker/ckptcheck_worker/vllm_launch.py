@@ -27,6 +27,7 @@ def arguments(
     switches: dict[str, Any],
     options: dict[str, Any],
     transport: str,
+    sleeps: bool,
 ) -> dict[str, Any]:
     """Return the arguments of LLM(); see `vllm_engine.start`."""
     backend = vllm_update.choose_backend(transport, runs_on_cpu())
@@ -53,7 +54,7 @@ def arguments(
         "disable_log_stats": True,
         **processors,
         **transfer,
-        **gpu_arguments(),
+        **gpu_arguments(sleeps),
         **vllm_options.engine_arguments(switches),
         **options,
     }
@@ -76,10 +77,10 @@ def runs_on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def gpu_arguments() -> dict[str, Any]:
-    """Return the further arguments on a GPU, with sleep mode where the platform has it; {} on a CPU."""
+def gpu_arguments(sleeps: bool) -> dict[str, Any]:
+    """Return the further arguments on a GPU, with sleep mode where it is wanted and the platform has it; {} on a CPU."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
         return {}
-    return {**GPU_DEFAULTS, "enable_sleep_mode": bool(current_platform.is_sleep_mode_available())}
+    return {**GPU_DEFAULTS, "enable_sleep_mode": sleeps and bool(current_platform.is_sleep_mode_available())}

@@ -59,7 +59,7 @@ class Extension:
         import torch
 
         try:
-            with torch.no_grad(), nan_filled_memory():
+            with torch.no_grad(), self._ckptcheck_filled_memory():
                 if raw:
                     return {"rank": self.rank, "loaded_names": self._ckptcheck_load_raw(buckets)}
                 stream = (named for bucket in buckets for named in tensor_files.read_bucket(bucket))
@@ -84,9 +84,16 @@ class Extension:
         """Fill the memory that an update by vLLM's own call allocates with NaN, or stop it (see `nan_filled_memory`)."""
         if on:
             self._ckptcheck_filling = contextlib.ExitStack()
-            self._ckptcheck_filling.enter_context(nan_filled_memory())
+            self._ckptcheck_filling.enter_context(self._ckptcheck_filled_memory())
         else:
             self._ckptcheck_filling.close()
+
+    def ckptcheck_time_updates(self, on: bool) -> None:
+        """Let the next updates run as in a job, to time them, or end that: no memory is filled meanwhile."""
+        self._ckptcheck_is_timed = on
+
+    def _ckptcheck_filled_memory(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if getattr(self, "_ckptcheck_is_timed", False) else nan_filled_memory()
 
     def ckptcheck_gpu_uuid(self) -> str:
         """Return the UUID of this rank's GPU."""
@@ -122,6 +129,10 @@ class Extension:
         """Return the process id and the bytes that the process holds."""
         return inventory.memory_bytes(self.model_runner.device)
 
+    def ckptcheck_used_memory(self) -> list[Any]:
+        """Return the device and the bytes that are taken there, by whomever."""
+        return inventory.used_memory(self.model_runner.device)
+
     def _ckptcheck_tensors(self) -> Iterator[tuple[str, str, Any, str]]:
         for prefix, model in self._ckptcheck_models():
             yield from tensors.walk(model, prefix)
@@ -143,7 +154,10 @@ class Extension:
 
 @contextlib.contextmanager
 def nan_filled_memory() -> Iterator[None]:
-    """Make torch fill new memory with NaN, so that memory which an update allocates and does not write is recognised."""
+    """Make torch fill new memory with NaN, so that memory which an update allocates and does not write is recognised.
+
+    Torch does that in deterministic mode, which also makes loaders that scatter or index slower on a GPU.
+    """
     import torch
 
     before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
