@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.document import Defect, detect_foreign_format
 from ckptcheck.checkpoint.file_reader import FileReader
 from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.index import Index, find_index_file, read_index
-from ckptcheck.checkpoint.layout import INDEX, Layout, parse_layout
+from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
 from ckptcheck.checkpoint.shard_set import ShardSet, find_shard_sets, select_files_without_index, select_globbed_files
@@ -164,7 +164,9 @@ class Checkpoint(EvidenceDefaults):
         """How the model is quantized, None where neither a config nor a tensor says that it is."""
         from ckptcheck.checkpoint.quantization.quantization import read_quantization
 
-        return read_quantization(self.config, self.quantization_files, self.tensors)
+        return read_quantization(
+            self.config, self.quantization_files, self.tensors, self.layout.names_by_template.values()
+        )
 
     @property
     def is_mlx(self) -> bool:
@@ -223,12 +225,13 @@ class Checkpoint(EvidenceDefaults):
         return tensors
 
     @cached_property
-    def names_by_template(self) -> dict[str, list[str]]:
-        """The loaded tensors by their name with {} for each number, in their order: a rule then looks at each kind once."""
-        names: dict[str, list[str]] = {}
-        for name in self.tensors:
-            names.setdefault(INDEX.sub("{}", name), []).append(name)
-        return names
+    def forms_by_template(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
+        """The dtypes and shapes of the tensors of a kind, by name with {} for each number: nearly always there is one."""
+        tensors = self.tensors
+        return {
+            template: {(tensor.dtype, tensor.shape) for tensor in map(tensors.__getitem__, names)}
+            for template, names in self.layout.names_by_template.items()
+        }
 
     @cached_property
     def layout(self) -> Layout:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 
 from ckptcheck.checkpoint.components import Components
 
 
-def iter_numbered_experts(anatomy: Components) -> Iterator[tuple[int, str, set[int], dict[str, set[int]]]]:
+def iter_numbered_experts(anatomy: Components) -> Iterator[tuple[int, str, set[int], Mapping[str, Set[int]]]]:
     """Yield layer, group (``mlp.experts``), its expert numbers, and tensor name within an expert → the experts that have it.
 
     Experts that compute nothing (LongCat's `zero_expert_num`) are omitted. They are numbered after the real ones, and
@@ -20,11 +20,10 @@ def iter_numbered_experts(anatomy: Components) -> Iterator[tuple[int, str, set[i
     for layer in anatomy.layers:
         for group, parts in anatomy.stack.groups.get(layer, {}).items():
             if group.rpartition(".")[2] in ("experts", "local_experts") and "shared" not in group:
-                parts_of_real = (
-                    {part: {expert for expert in having if expert < real} for part, having in parts.items()}
-                    if real
-                    else parts
-                )
+                parts_of_real: Mapping[str, Set[int]] = {
+                    part: {expert for expert in having if expert < real} if real else having.keys()
+                    for part, having in parts.items()
+                }
                 members = set().union(*parts_of_real.values())
                 if members:
                     yield layer, group, members, parts_of_real

@@ -30,8 +30,9 @@ class Stack:
     """The name in front of the layer number: ``model.layers``."""
     layers: dict[int, set[str]] = field(default_factory=dict)
     """Layer number → tensor names relative to the layer, with {} for further numbers."""
-    groups: dict[int, dict[str, dict[str, set[int]]]] = field(default_factory=dict)
-    """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it."""
+    groups: dict[int, dict[str, dict[str, dict[int, str]]]] = field(default_factory=dict)
+    """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it, each with
+    the full name of its tensor (of one of them, where the name within the member has {} for further numbers)."""
 
     def full_name(self, layer: int, rest: str = "") -> str:
         """Return the full name of a tensor or module in a layer."""
@@ -50,6 +51,8 @@ class Layout:
     """Prefix → stack."""
     outside: tuple[str, ...]
     """Names of the tensors that belong to no stack."""
+    names_by_template: dict[str, list[str]]
+    """Name with {} for each number → the names that it stands for: a rule then looks at each kind of tensor once."""
 
     @property
     def gaps(self) -> dict[str, set[int]]:
@@ -85,20 +88,24 @@ def parse_layout(names: Iterable[str]) -> Layout:
     """Derive the structure from tensor names, in one pass."""
     stacks: dict[str, Stack] = {}
     outside: list[str] = []
+    names_by_template: dict[str, list[str]] = {}
+    # Template → the members of one group that it stands for, whose names are added to the template's at the end.
+    members_by_template: dict[str, list[dict[int, str]]] = {}
     # The rest of a name after its first two numbers → the same with {} for numbers.
     templates: dict[str, str] = {}
     split = INDEX.split
     # Tensors of one expert are adjacent and share all of their name but the end: the shared part is parsed once.
     shared, width, number, member = "\0", 1, 0, 0
     layer: set[str] = set()
-    parts_of_group: dict[str, set[int]] = {}
+    parts_of_group: dict[str, dict[int, str]] = {}
     for name in names:
         if name.startswith(shared) and (members := parts_of_group.get(name[width:])) is not None:
-            members.add(member)
+            members[member] = name
             continue
         parts = split(name, 2)
         if len(parts) == 1:
             outside.append(name)
+            names_by_template.setdefault(name, []).append(name)
             continue
         prefix = parts[0][:-1]
         stack = stacks.get(prefix)
@@ -108,16 +115,24 @@ def parse_layout(names: Iterable[str]) -> Layout:
         layer = stack.layers.setdefault(number, set())
         if len(parts) == 3:
             layer.add(parts[2][1:])
+            names_by_template.setdefault(f"{parts[0]}{{}}{parts[2]}", []).append(name)
             continue
         rest = templates.get(parts[4])
         if rest is None:
             rest = templates[parts[4]] = INDEX.sub("{}", parts[4][1:])
         group, member = parts[2][1:-1], int(parts[3])
         parts_of_group = stack.groups.setdefault(number, {}).setdefault(group, {})
+        template = f"{parts[0]}{{}}{parts[2]}{{}}.{rest}"
         if rest not in parts_of_group:
-            parts_of_group[rest] = set()
+            parts_of_group[rest] = {}
             layer.add(f"{group}.{{}}.{rest}")
-        parts_of_group[rest].add(member)
+            if "{}" not in rest:
+                members_by_template.setdefault(template, []).append(parts_of_group[rest])
+        if "{}" in rest:
+            names_by_template.setdefault(template, []).append(name)
+        parts_of_group[rest][member] = name
         width = len(name) - len(parts[4]) + 1
         shared = name[:width]
-    return Layout(stacks, tuple(outside))
+    for template, groups in members_by_template.items():
+        names_by_template.setdefault(template, []).extend(name for members in groups for name in members.values())
+    return Layout(stacks, tuple(outside), names_by_template)

@@ -184,13 +184,9 @@ def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[s
                     shapes.setdefault((kind.get(layer, ""), name), {})[layer] = tensor.shape
         for group, parts in stack.groups.get(layer, {}).items():
             for part, members in parts.items():
-                if "{}" in part:
+                if "{}" in part or len({tensors[name].shape for name in members.values()}) == 1:
                     continue
-                found = {
-                    member: tensor.shape
-                    for member in members
-                    if (tensor := tensors[stack.full_name(layer, f"{group}.{member}.{part}")]).is_plain
-                }
+                found = {member: tensor.shape for member, name in members.items() if (tensor := tensors[name]).is_plain}
                 if (odd := _find_odd(found)) is not None:
                     yield UnevenShape(layer, f"{group}.{odd[0]}.{part}", found[odd[0]], odd[1])
     for (_, name), found in shapes.items():

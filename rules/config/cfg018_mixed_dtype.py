@@ -46,11 +46,11 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     anatomy = ckpt.components
     ours = anatomy.stack.prefix + "."
     found: dict[tuple[str, tuple[int, ...] | None], dict[str, list[str]]] = {}
-    for template, names in ckpt.names_by_template.items():
-        # Scales of quantized weights come by the hundred thousand and belong to the quantization rules.
-        if "scale" in template or len({ckpt.tensors[name].dtype for name in names}) == 1:
+    for template, forms in ckpt.forms_by_template.items():
+        # Scales of quantized weights belong to the quantization rules.
+        if "scale" in template or len({dtype for dtype, _ in forms}) == 1:
             continue
-        for name in names:
+        for name in ckpt.layout.names_by_template[template]:
             tensor = ckpt.tensors[name]
             if tensor.dtype not in FLOATS | BYTES or not name.startswith(ours):
                 continue
@@ -79,7 +79,13 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
 
 def _check_lone_labels(ckpt: LayeredCheckpoint, ours: str) -> Iterator[Problem]:
     """Yield the few tensors outside the layers whose dtype of 16 bits no other tensor has."""
-    halves = [(name, tensor.dtype) for name, tensor in ckpt.tensors.items() if tensor.dtype in HALVES]
+    halves = [
+        (name, ckpt.tensors[name].dtype)
+        for template, forms in ckpt.forms_by_template.items()
+        if any(dtype in HALVES for dtype, _ in forms)
+        for name in ckpt.layout.names_by_template[template]
+        if ckpt.tensors[name].dtype in HALVES
+    ]
     for dtype, common in HALVES.items():
         lone = [name for name, label in halves if label == dtype]
         others = len(halves) - len(lone)

@@ -30,9 +30,11 @@ from ckptcheck.text.formatting import count, join_truncated
 @rule("CFG019", "empty-tensor", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     empty: dict[str, list[str]] = {}
-    for name, tensor in ckpt.tensors.items():
-        if 0 in tensor.shape and not SCORE.search(name):
-            empty.setdefault(ckpt.tensor_to_file[name], []).append(name)
+    for template, forms in ckpt.forms_by_template.items():
+        if any(0 in shape for _, shape in forms):
+            for name in ckpt.layout.names_by_template[template]:
+                if 0 in ckpt.tensors[name].shape and not SCORE.search(name):
+                    empty.setdefault(ckpt.tensor_to_file[name], []).append(name)
     for file, names in empty.items():
         yield Problem(
             f"{count(len(names), 'tensor has', 'tensors have')} no elements, as ZeRO-3 leaves them on ranks that did not "

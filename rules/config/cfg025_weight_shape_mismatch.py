@@ -84,11 +84,11 @@ def _iter_expected(
     ckpt: Checkpoint, table: WeightsTable, size_of: Callable[[str], int | None], is_family: bool
 ) -> Iterator[tuple[str, Tensor, tuple[int | None, ...]]]:
     """Yield the tensors whose shape is not the expected one, with that; names with other numbers have the same one."""
-    for names in ckpt.names_by_template.values():
+    for template, names in ckpt.layout.names_by_template.items():
         if is_family and COMMON.search(names[0]):
             continue
         expected = table.expect_shape(names[0], size_of)
-        if expected is None:
+        if expected is None or all(shape == expected for _, shape in ckpt.forms_by_template[template]):
             continue
         for name in names:
             tensor = ckpt.tensors[name]

@@ -28,6 +28,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
+from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 
@@ -44,9 +45,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if table is None or config is None or config.resolved is None or not ckpt.tensors:
         return
     stored = {
-        template: plain
-        for template, names in ckpt.names_by_template.items()
-        if (plain := [name for name in names if ckpt.tensors[name].is_plain])
+        template: names
+        if all(dtype in PLAIN for dtype, _ in forms)
+        else [name for name in names if ckpt.tensors[name].is_plain]
+        for (template, names), forms in zip(
+            ckpt.layout.names_by_template.items(), ckpt.forms_by_template.values(), strict=True
+        )
+        if any(dtype in PLAIN for dtype, _ in forms)
     }
     is_whole = all(pattern in stored for pattern in table.required)
     for switch in table.switches:

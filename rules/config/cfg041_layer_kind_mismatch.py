@@ -49,17 +49,21 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     kinds, resolved = table.layer_kinds, config.resolved
     depth = config.resolved.find("num_hidden_layers")
     found: dict[str, dict[int, set[bool]]] = {}
-    for names in ckpt.names_by_template.values():
+    for template, names in ckpt.layout.names_by_template.items():
         if (first := LAYER.fullmatch(names[0])) is None:
             continue
-        module = INDEX.sub("{}", first[3])
+        prefix, module = first[1], first[3]
+        module = INDEX.sub("{}", module)
         if module not in kinds.experts and module not in kinds.dense:
             continue
-        # names of one template differ in their numbers only; with a number in front of the layers they are matched one by one
-        for name in names:
-            prefix = first[1] if name.startswith(first[1]) else name[: LAYER.fullmatch(name).end(1)]  # type: ignore[union-attr]
-            number = int(name[len(prefix) + 1 :].partition(".")[0])
-            found.setdefault(prefix, {}).setdefault(number, set()).add(module in kinds.experts)
+        stack = ckpt.layout.stacks.get(prefix)
+        if stack is not None and template.startswith(start := f"{prefix}.{{}}."):
+            rest = template.removeprefix(start)
+            places = [(prefix, layer) for layer, inside in stack.layers.items() if rest in inside]
+        else:  # there is another number in front of the layer's
+            places = [(match[1], int(match[2])) for name in names if (match := LAYER.fullmatch(name))]
+        for prefix, layer in places:
+            found.setdefault(prefix, {}).setdefault(layer, set()).add(module in kinds.experts)
     for by, paths in kinds.by:
         settings = [setting for path in paths if (setting := resolved.at(path)) is not None]
         if len(settings) == len(paths) and by.has_experts(0, [setting.value for setting in settings]) is not None:

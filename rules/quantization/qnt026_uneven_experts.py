@@ -33,6 +33,8 @@ from ckptcheck.text.formatting import format_ranges
 )
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
+    if _are_all_alike(ckpt):
+        return
     ways: dict[tuple[str, str], dict[int, list[int]]] = {}
     for number, modules in enumerate(ckpt.quantization.storages.values()):
         for module in modules:
@@ -54,3 +56,13 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=layer,
             hint="quantize all experts of a layer alike",
         )
+
+
+def _are_all_alike(ckpt: QuantizedCheckpoint) -> bool:
+    """Whether the tensors of the experts come in equal numbers, each kind with one dtype and shape: then nothing is uneven."""
+    kinds: dict[str, set[tuple[int, int]]] = {}
+    for template, forms in ckpt.forms_by_template.items():
+        if ".experts.{}." in template:
+            number = len(ckpt.layout.names_by_template[template])
+            kinds.setdefault(template.rpartition(".")[0], set()).add((number, len(forms)))
+    return all(len(found) == 1 and all(forms == 1 for _, forms in found) for found in kinds.values())

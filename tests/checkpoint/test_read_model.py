@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.index import parse_index
-from ckptcheck.checkpoint.layout import parse_layout
+from ckptcheck.checkpoint.layout import INDEX, parse_layout
 from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
 
 
@@ -28,13 +30,30 @@ def test_layout_reads_stacks_groups_and_the_rest() -> None:
     )
     stack = layout.stacks["model.layers"]
     assert layout.candidates == [stack]
-    assert stack.groups[0] == {"mlp.experts": {"up.weight": {0, 1, 11}, "down.weight": {0}}}
-    assert stack.groups[10] == {"mlp.experts": {"up.weight": {1}}}
+    assert members_of(stack.groups[0]) == {"mlp.experts": {"up.weight": {0, 1, 11}, "down.weight": {0}}}
+    assert stack.groups[10] == {"mlp.experts": {"up.weight": {1: "model.layers.10.mlp.experts.1.up.weight"}}}
     assert stack.layers[0] == {"mlp.experts.{}.up.weight", "mlp.experts.{}.down.weight"}
     assert stack.layers[1] == {"norm.weight"}
-    assert layout.stacks["a"].groups[0] == {"b": {"c.{}.weight": {1, 2}}}
+    assert members_of(layout.stacks["a"].groups[0]) == {"b": {"c.{}.weight": {1, 2}}}
     assert layout.stacks[""].layers[0] == {"weight"}
     assert layout.outside == ("model.embed_tokens.weight", "model.layers.01.norm.weight")
+
+
+def members_of(groups: dict[str, dict[str, dict[int, str]]]) -> dict[str, dict[str, set[int]]]:
+    return {group: {part: set(members) for part, members in parts.items()} for group, parts in groups.items()}
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(("a", "b", "0", "3", "03", "12", "{}")), min_size=1, max_size=7).map(".".join))
+)
+def test_templates_are_the_names_with_numbers_replaced(names: list[str]) -> None:
+    expected: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        expected.setdefault(INDEX.sub("{}", name), []).append(name)
+    found = parse_layout(dict.fromkeys(names)).names_by_template
+    assert {template: sorted(alike) for template, alike in found.items()} == {
+        template: sorted(alike) for template, alike in expected.items()
+    }
 
 
 def test_layout_does_not_depend_on_the_order_of_names() -> None:

@@ -73,7 +73,7 @@ def find_format_faults(
     faults = []
     for stored, modules in quantization.storages.items():
         if stored.is_quantized:
-            for schemes, alike in _by_schemes(modules, select_schemes or (lambda _: quantization.schemes)).items():
+            for schemes, alike in _by_schemes(modules, select_schemes, quantization.schemes).items():
                 faults += [(fault, stored, alike) for fault in _against(stored, schemes)]
         else:
             companions = [role for role in stored.companions if role in own]
@@ -85,7 +85,11 @@ def find_format_faults(
     return faults
 
 
-def _by_schemes(modules: list[str], select_schemes: SchemeSelector) -> dict[tuple[Scheme, ...], list[str]]:
+def _by_schemes(
+    modules: list[str], select_schemes: SchemeSelector | None, declared: tuple[Scheme, ...]
+) -> dict[tuple[Scheme, ...], list[str]]:
+    if select_schemes is None:
+        return {declared: modules}
     groups: dict[tuple[Scheme, ...], list[str]] = {}
     for module in modules:
         groups.setdefault(select_schemes(module), []).append(module)

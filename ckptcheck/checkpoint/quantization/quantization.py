@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -103,11 +103,17 @@ class Quantization:
 
 
 def read_quantization(
-    config: Config | None, side: Mapping[str, Config], tensors: Mapping[str, Tensor]
+    config: Config | None,
+    side: Mapping[str, Config],
+    tensors: Mapping[str, Tensor],
+    alike: Iterable[Sequence[str]] | None = None,
 ) -> Quantization | None:
-    """Return how a checkpoint is quantized; None where no config declares it and no tensor shows it."""
+    """Return how a checkpoint is quantized; None where no config declares it and no tensor shows it.
+
+    alike: see `group_by_storage`.
+    """
     declared = declarations(config, side)
-    stored = group_by_storage(tensors)
+    stored = group_by_storage(tensors, alike)
     if not declared and not any(way.is_quantized and (way.companions or way.is_misnamed) for way in stored):
         return None
     return Quantization(declared, stored)

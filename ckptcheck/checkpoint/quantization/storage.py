@@ -7,7 +7,7 @@ each distinct storage (`ModuleStorage`) is kept and checked once, however many m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,36 +90,44 @@ class ModuleStorage:
         return f"{module}{ending}".removeprefix(".")
 
 
-def group_by_storage(tensors: Mapping[str, Tensor]) -> dict[ModuleStorage, list[str]]:
-    """Map each distinct storage to the modules that have it, in one pass with one small key per tensor.
+def group_by_storage(
+    tensors: Mapping[str, Tensor], alike: Iterable[Sequence[str]] | None = None
+) -> dict[ModuleStorage, list[str]]:
+    """Map each distinct storage to the modules that have it, in one pass.
 
     The tensors of a module may lie anywhere in a file. So each module has a state, numbered by the tensors seen so far; two
     orders of the same tensors lead to different states, which are merged at the end.
+
+    alike: the names in lists that end alike, as `Layout.names_by_template` has them, which is faster; None where each name is
+    looked at on its own.
     """
-    places: dict[str, tuple[str, str, str] | None] = {}
-    plain: set[str] = set()
+    places: dict[str, tuple[str, str, str]] = {}
     states: dict[str, int] = {}
     steps: dict[tuple[int, str, str, tuple[int, ...]], int] = {}
-    state, known = states.get, steps.get
-    for name, tensor in tensors.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf not in plain:
-            place = places[leaf] if leaf in places else places.setdefault(leaf, _place(leaf))
-            if place is None:
-                continue
-            cut, added, _ = place
+    state = states.get
+    for names in alike if alike is not None else ((name,) for name in tensors):
+        leaf = names[0].rpartition(".")[2]
+        if (place := places.get(leaf) or _place(leaf)) is None:
+            continue
+        cut, added, _ = places[leaf] = place
+        width = len(leaf) + 1
+        # dtype → shape → state before → state after: the tensors of a list nearly always have one dtype and one shape
+        known: dict[str, dict[tuple[int, ...], dict[int, int]]] = {}
+        for name in names:
+            tensor = tensors[name]
+            module = name[:-width]
             if cut or added:
                 module = module.removesuffix(".quant_state").removesuffix(cut) + added
-            else:
-                plain.add(leaf)
-        key = (state(module, 0), leaf, tensor.dtype, tensor.shape)
-        if (step := known(key)) is None:
-            step = steps[key] = len(steps) + 1
-        states[module] = step
+            before = state(module, 0)
+            try:
+                states[module] = known[tensor.dtype][tensor.shape][before]
+            except KeyError:
+                step = steps.setdefault((before, leaf, tensor.dtype, tensor.shape), len(steps) + 1)
+                known.setdefault(tensor.dtype, {}).setdefault(tensor.shape, {})[before] = states[module] = step
     modules: dict[int, list[str]] = {}
     for module, number in states.items():
         modules.setdefault(number, []).append(module)
-    return _ways(steps, modules, {leaf: place for leaf, place in places.items() if place is not None})
+    return _ways(steps, modules, places)
 
 
 def _place(leaf: str) -> tuple[str, str, str] | None:
