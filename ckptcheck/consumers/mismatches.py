@@ -57,7 +57,7 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     names = map_stored_modules(ckpt)
     # the engines decide on the experts of a layer by the names of expert 0
     if not consumers:
-        names = {name: quantized for name, quantized in names.items() if not _is_like_first_expert(name, names)}
+        names = _leave_out_like_first_expert(names)
     packed = [name for name, quantized in names.items() if quantized]
     plain = [name for name, quantized in names.items() if not quantized]
     architecture = ckpt.config.architecture if ckpt.config is not None else None
@@ -70,10 +70,18 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
     }
 
 
-def _is_like_first_expert(name: str, names: Mapping[str, bool]) -> bool:
-    """Whether a module of an expert is stored as the same module of expert 0 is."""
-    first = to_first_expert(name)
-    return first != name and names.get(first) == names[name]
+def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the modules but for those of experts that are stored as the same module of expert 0 is."""
+    kept = {}
+    for name, quantized in names.items():
+        at = name.find(".experts.")
+        end = name.find(".", at + len(".experts.")) if at >= 0 else -1
+        if end >= 0:
+            first = f"{name[:at]}.experts.0{name[end:]}"
+            if first != name and names.get(first) == quantized:
+                continue
+        kept[name] = quantized
+    return kept
 
 
 def to_first_expert(name: str) -> str:
