@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -19,6 +20,7 @@ from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
 from ckptcheck.watch.engine_side import WatchedEngine, read_engine
+from ckptcheck.watch.metrics import PREFIX, Metrics, MetricSink, measure_sync, open_sinks
 
 TAIL = 8
 """Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
@@ -52,6 +54,8 @@ class Watch:
         trainer: the name of the trainer, for the record.
         enabled: False makes the watch do nothing, on all ranks but the first.
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
+        metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
+            run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
     """
 
     def __init__(
@@ -65,10 +69,12 @@ class Watch:
         trainer: str = "",
         enabled: bool = True,
         on: OnFinding = "warn",
+        metrics: Metrics = None,
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every = max(1, every)
         self.record = Record(record, keep=keep) if record is not None and enabled else None
+        self.sinks = open_sinks(metrics) if enabled else []
         self.last: list[SyncRecord] = []
         self.number = 0
         self.said: set[str] = set()
@@ -118,6 +124,7 @@ class Syncing:
         self._began = self._checking = 0.0
         self._unseen = self._over = False
         self._given = self._taken = 0
+        self._added: dict[str, float] = {}
         self.report: Report | None = None
 
     def __enter__(self) -> Syncing:
@@ -191,6 +198,10 @@ class Syncing:
             self._see(item)
         return items
 
+    def add_numbers(self, **values: float) -> None:
+        """Add numbers of your own to those that `Watch(metrics=...)` sends, such as the parity of a probe: ``parity=0.002``."""
+        self._added |= values
+
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; each is warned of once."""
         if self._whole and not self._over:
@@ -230,7 +241,10 @@ class Syncing:
         if watch.record is not None:
             record = watch.record
             self._quietly("write the record", lambda: record.append(sync))
+        previous = next((last for last in reversed(watch.last) if last.ok and (last.sent or last.held)), None)
         self._quietly("judge the sync", self._judge)
+        for sink in watch.sinks:
+            self._quietly("send its numbers", partial(self._measure, sink, previous))
         if self.report is not None:
             self._tell(self.report, error)
 
@@ -265,6 +279,14 @@ class Syncing:
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
+
+    def _measure(self, sink: MetricSink, previous: SyncRecord | None) -> None:
+        """Send the numbers of the sync, and its findings, to one place."""
+        step = self._watch.number if self._sync.step is None else self._sync.step
+        added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
+        sink.log({**measure_sync(self._sync, previous, self.report), **added}, step)
+        for finding in self.report.findings if self.report is not None else ():
+            sink.alert(finding, step)
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

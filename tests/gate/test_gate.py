@@ -244,7 +244,7 @@ def test_a_whole_gate_passes_and_is_not_repeated(here: Path) -> None:
         file.write('[refit]\nswitch = ["prefix_cache=off"]\n[parity]\nnumber = 2\nlength = 12\nresponse = 8\n')
     outcome = gate(here, "gate.toml", "--deadline", "20 min")
     assert outcome.code == 0, outcome.report
-    assert {"JOB001", "IDX001", "REF003", "REF010", "PAR001"} <= set(outcome.report["passed"])
+    assert {"JOB001", "CFG001", "REF003", "REF010", "PAR001"} <= set(outcome.report["passed"])
     assert not [row for row in outcome.stages.values() if row.startswith("not ")]
     again = gate(here, "gate.toml", "--deadline", "1 min")
     assert again.code == 0

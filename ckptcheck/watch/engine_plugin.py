@@ -1,0 +1,237 @@
+"""Watches the syncs into an engine from inside it, where the environment variable CKPTCHECK_WATCH asks for that.
+
+vLLM loads `watch_vllm` in each of its processes (entry points ``vllm.general_plugins``), SGLang loads `watch_sglang`
+(``sglang.srt.plugins``), so that no line of the job's framework changes. Written against vLLM 0.32.0 (`WorkerWrapperBase.init_worker`,
+and `load_model`, `execute_model` and `finish_weight_update` of its worker) and SGLang 0.5.23 (`ModelRunner.load_model` and `forward`,
+`WeightUpdater.end_weight_update`). Whatever happens here, the engine goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptcheck.watch.watch import Syncing, Watch
+
+VARIABLE = "CKPTCHECK_WATCH"
+SETTINGS = ("record", "every", "keep", "metrics")
+MOST_ENGINES = 64
+"""Engines of one machine that may each keep a record of one name."""
+OPEN_LOCKS: list[Any] = []
+"""Locks of records, which this process holds until it ends."""
+
+
+def watch_vllm() -> None:
+    """Watch the model of each worker that this process of vLLM begins. Does nothing where CKPTCHECK_WATCH is not set."""
+    if os.environ.get(VARIABLE):
+        _quietly("watch vLLM", _hook_vllm)
+
+
+def watch_sglang() -> None:
+    """Watch the model of each scheduler that this process of SGLang begins. Does nothing where CKPTCHECK_WATCH is not set."""
+    if os.environ.get(VARIABLE):
+        _quietly("watch SGLang", _hook_sglang)
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """Return the settings of CKPTCHECK_WATCH. Raises ValueError for one that is not known.
+
+    >>> parse_settings("record=syncs.jsonl,every=5")
+    {'record': 'syncs.jsonl', 'every': '5'}
+    """
+    settings = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = pair.partition("=")
+        if not equals or name not in SETTINGS or not value:
+            raise ValueError(f"{pair} is none of {', '.join(f'{name}=…' for name in SETTINGS)}")
+        if name in ("every", "keep") and not value.isdecimal():
+            raise ValueError(f"{name} takes a whole number, not {value}")
+        settings[name] = value
+    return settings
+
+
+def open_watch(model: Any, name: str) -> Watch:
+    """Return the watch of one engine's model as CKPTCHECK_WATCH says. name: the engine, for the record.
+
+    Raises ValueError for settings that are not known.
+    """
+    from ckptcheck.watch.engine_side import module
+    from ckptcheck.watch.watch import Watch
+
+    settings = parse_settings(os.environ[VARIABLE])
+    record = settings.get("record")
+    return Watch(
+        module(model, name),
+        record=_claim_record(Path(record)) if record else None,
+        every=int(settings.get("every", "1")),
+        keep=int(settings.get("keep", "100")),
+        metrics=settings.get("metrics"),
+    )
+
+
+def _claim_record(path: Path) -> Path:
+    """Return the record of this process: the name that was given, or the first with a number that no other process writes.
+
+    Engines that run side by side get records of their own, and one that starts again goes on with its record.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return path
+    for number in range(1, MOST_ENGINES + 1):
+        own = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        file = open(own.with_name(f".{own.name}.lock"), "a", encoding="utf-8")  # noqa: SIM115 - held until the process ends
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            continue
+        OPEN_LOCKS.append(file)
+        return own
+    raise OSError(f"{MOST_ENGINES} engines write {path} already")
+
+
+class ModelSyncs:
+    """Tells the syncs of one model apart by what is loaded into it.
+
+    A sync begins with the first weight that is loaded, and ends before the model computes again, once it has got all names of the
+    largest sync before; or when its engine ends the update; or when a name comes again. So an update in many calls counts as one,
+    also where requests run between its buckets.
+    """
+
+    def __init__(self, model: Any, watch: Watch) -> None:
+        self._watch = watch
+        self._sync: Syncing | None = None
+        self._names: set[str] = set()
+        self._all_names: frozenset[str] = frozenset()
+        load = model.load_weights
+
+        @wraps(load)
+        def watched(weights: Any, *arguments: Any, **keywords: Any) -> Any:
+            return load(self._pass_through(weights), *arguments, **keywords)
+
+        model.load_weights = watched
+
+    def _pass_through(self, weights: Any) -> Iterator[Any]:
+        for item in weights:
+            _quietly("look at a weight", partial(self._see, item))
+            yield item
+
+    def _see(self, item: Any) -> None:
+        name = item[0]
+        if self._sync is not None and name in self._names:
+            self.end()
+        if self._sync is None:
+            self._sync = self._watch(step=max(0, self._watch.number - 1))
+            self._sync.before()
+        self._names.add(name)
+        self._sync.sent([item])
+
+    def end_if_complete(self) -> None:
+        """End the sync where it has got all the names of the largest one before. Called before the model computes."""
+        if self._sync is not None and self._names >= self._all_names:
+            self.end()
+
+    def end(self) -> None:
+        """End the sync: look at the engine, write the record, report findings."""
+        if self._sync is None:
+            return
+        sync, names = self._sync, frozenset(self._names)
+        self._sync, self._names = None, set()
+        self._all_names = max(self._all_names, names, key=len)
+        _quietly("end a sync", sync.after)
+
+
+def _hook_vllm() -> None:
+    worker_base = importlib.import_module("vllm.v1.worker.worker_base")
+    wrapper = worker_base.WorkerWrapperBase
+    init_worker = wrapper.init_worker
+    if getattr(init_worker, "is_watched", False):
+        return
+
+    @wraps(init_worker)
+    def watched(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = init_worker(self, *arguments, **keywords)
+        _quietly("watch a worker of vLLM", lambda: _watch_worker(self.worker))
+        return result
+
+    watched.is_watched = True  # type: ignore[attr-defined]
+    wrapper.init_worker = watched
+
+
+def _watch_worker(worker: Any) -> None:
+    """Watch the model of a worker from its first load on. The first rank of an engine keeps the record."""
+    if getattr(worker, "rank", 0) != 0:
+        return
+    syncs: list[ModelSyncs] = []
+    load, execute, finish = worker.load_model, worker.execute_model, getattr(worker, "finish_weight_update", None)
+
+    def begin() -> None:
+        syncs[:] = [ModelSyncs(worker.get_model(), open_watch(worker.get_model(), "vllm"))]
+
+    worker.load_model = _call_after(load, lambda: _quietly("watch the model of vLLM", begin))
+    worker.execute_model = _call_before(execute, lambda: [sync.end_if_complete() for sync in syncs])
+    if finish is not None:
+        worker.finish_weight_update = _call_after(finish, lambda: [sync.end() for sync in syncs])
+
+
+def _hook_sglang() -> None:
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    syncs: dict[int, ModelSyncs] = {}
+
+    def begin(runner: Any) -> None:
+        if getattr(runner, "tp_rank", 0) == 0 and not getattr(runner, "is_draft_worker", False):
+            syncs[id(runner)] = ModelSyncs(runner.model, open_watch(runner.model, "sglang"))
+
+    def after_load(result: Any, runner: Any, *_: Any, **__: Any) -> None:
+        _quietly("watch the model of SGLang", lambda: begin(runner))
+
+    def before_forward(runner: Any, *_: Any, **__: Any) -> None:
+        if (own := syncs.get(id(runner))) is not None:
+            own.end_if_complete()
+
+    def after_update(result: Any, *_: Any, **__: Any) -> None:
+        for own in syncs.values():
+            own.end()
+
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+    register, kinds = registry.HookRegistry.register, registry.HookType
+    register(f"{runner}.load_model", after_load, kinds.AFTER)
+    register(f"{runner}.forward", before_forward, kinds.BEFORE)
+    register(f"{updater}.end_weight_update", after_update, kinds.AFTER)
+
+
+def _call_after(function: Callable[..., Any], action: Callable[[], object]) -> Callable[..., Any]:
+    @wraps(function)
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        action()
+        return result
+
+    return watched
+
+
+def _call_before(function: Callable[..., Any], action: Callable[[], object]) -> Callable[..., Any]:
+    @wraps(function)
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        action()
+        return function(*arguments, **keywords)
+
+    return watched
+
+
+def _quietly(task: str, action: Callable[[], object]) -> None:
+    """Run an action. An exception becomes one line on stderr, and does not reach the engine."""
+    try:
+        action()
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"ckptcheck.watch could not {task}: {type(error).__name__}: {error}\n")
