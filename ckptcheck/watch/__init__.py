@@ -7,10 +7,14 @@
         # export() gives pairs (name, tensor); sync.sent passes them through
         push(sync.sent(export()))
 
-See docs/watch.md for slime, verl, NeMo-RL and TRL.
+`ckptcheck.watch.adapters` puts it into RL frameworks, `WatchCallback` into a trainer of TRL, and the environment variable
+CKPTCHECK_WATCH into vLLM and SGLang; see docs/watch.md.
 """
 
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
+from ckptcheck.watch.trl_callback import WatchCallback
 from ckptcheck.watch.watch import SyncError, Syncing, SyncWarning, Watch, digests
 
-__all__ = ["SyncError", "SyncWarning", "Syncing", "Watch", "WatchedEngine", "digests", "module", "servers"]
+__all__ = [
+    "SyncError", "SyncWarning", "Syncing", "Watch", "WatchCallback", "WatchedEngine", "digests", "module", "servers",
+]  # fmt: skip

@@ -1,17 +1,19 @@
 """Watches the syncs into an engine from inside it, where the environment variable CKPTCHECK_WATCH asks for that.
 
 vLLM loads `watch_vllm` in each of its processes (entry points ``vllm.general_plugins``), SGLang loads `watch_sglang`
-(``sglang.srt.plugins``), so that no line of the job's framework changes. Written against vLLM 0.32.0 (`WorkerWrapperBase.init_worker`,
-and `load_model`, `execute_model` and `finish_weight_update` of its worker) and SGLang 0.5.23 (`ModelRunner.load_model` and `forward`,
-`WeightUpdater.end_weight_update`). Whatever happens here, the engine goes on.
+(``sglang.srt.plugins``), so that no line of the job's framework changes. Written against vLLM 0.32.0
+(`WorkerWrapperBase.init_worker`, and `load_model`, `execute_model` and `finish_weight_update` of its worker) and SGLang 0.5.23
+(`ModelRunner.load_model` and `forward`, `WeightUpdater.end_weight_update`). Whatever happens here, the engine goes on.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -24,6 +26,8 @@ VARIABLE = "CKPTCHECK_WATCH"
 SETTINGS = ("record", "every", "keep", "metrics")
 MOST_ENGINES = 64
 """Engines of one machine that may each keep a record of one name."""
+QUIET_SECONDS = 10.0
+"""Seconds without a weight after which a sync is over, although it lacks names of the one before."""
 OPEN_LOCKS: list[Any] = []
 """Locks of records, which this process holds until it ends."""
 
@@ -101,9 +105,10 @@ def _claim_record(path: Path) -> Path:
 class ModelSyncs:
     """Tells the syncs of one model apart by what is loaded into it.
 
-    A sync begins with the first weight that is loaded, and ends before the model computes again, once it has got all names of the
-    largest sync before; or when its engine ends the update; or when a name comes again. So an update in many calls counts as one,
-    also where requests run between its buckets.
+    A sync begins with the first weight that is loaded. It ends before the model computes again, once it has got all names of the
+    largest sync before, or nothing for `QUIET_SECONDS`; when its engine ends the update; when a name comes again; and when the
+    process ends. So an update in many calls counts as one, also where requests run between its buckets, and one that lost a tensor
+    ends too.
     """
 
     def __init__(self, model: Any, watch: Watch) -> None:
@@ -111,6 +116,8 @@ class ModelSyncs:
         self._sync: Syncing | None = None
         self._names: set[str] = set()
         self._all_names: frozenset[str] = frozenset()
+        self._loaded_at = 0.0
+        atexit.register(self.end)
         load = model.load_weights
 
         @wraps(load)
@@ -132,11 +139,16 @@ class ModelSyncs:
             self._sync = self._watch(step=max(0, self._watch.number - 1))
             self._sync.before()
         self._names.add(name)
+        self._loaded_at = time.monotonic()
         self._sync.sent([item])
 
     def end_if_complete(self) -> None:
         """End the sync where it has got all the names of the largest one before. Called before the model computes."""
-        if self._sync is not None and self._names >= self._all_names:
+        if self._sync is None:
+            return
+        # whether the first sync is whole is not known: requests may run between its buckets
+        is_whole = bool(self._all_names) and self._names >= self._all_names
+        if is_whole or time.monotonic() - self._loaded_at > QUIET_SECONDS:
             self.end()
 
     def end(self) -> None:
@@ -177,9 +189,9 @@ def _watch_worker(worker: Any) -> None:
         syncs[:] = [ModelSyncs(worker.get_model(), open_watch(worker.get_model(), "vllm"))]
 
     worker.load_model = _call_after(load, lambda: _quietly("watch the model of vLLM", begin))
-    worker.execute_model = _call_before(execute, lambda: [sync.end_if_complete() for sync in syncs])
+    worker.execute_model = _call_before(execute, lambda: syncs[0].end_if_complete() if syncs else None)
     if finish is not None:
-        worker.finish_weight_update = _call_after(finish, lambda: [sync.end() for sync in syncs])
+        worker.finish_weight_update = _call_after(finish, lambda: syncs[0].end() if syncs else None)
 
 
 def _hook_sglang() -> None:

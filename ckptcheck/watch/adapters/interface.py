@@ -1,0 +1,56 @@
+"""What an adapter needs of its framework: the source that it was written against, and the methods with their arguments."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptcheck.text.formatting import join_words
+from ckptcheck.watch.watch import SyncWarning
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The methods of a framework's object that an adapter wraps or calls."""
+
+    framework: str
+    date: str
+    """The date of the source that the adapter was written against, as ``2026-08-21``; "" for a release."""
+    source: str
+    """Its commit or release."""
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a method → the arguments that it has there, without the object itself."""
+
+    def find_difference(self, owner: Any) -> str:
+        """Return how an object differs from this interface, "" where it does not. Further arguments are no difference."""
+        for name, arguments in self.methods.items():
+            method = getattr(owner, name, None)
+            if not callable(method):
+                return f"{type(owner).__name__} has no {name} here"
+            try:
+                parameters = inspect.signature(method).parameters
+            except (TypeError, ValueError):  # a builtin, or an object of Ray
+                continue
+            takes_all = {parameter.kind for parameter in parameters.values()} & {inspect.Parameter.VAR_KEYWORD}
+            missing = [argument for argument in arguments if argument not in parameters]
+            if missing and not takes_all:
+                return f"{name} takes no {join_words(missing)} here"
+        return ""
+
+    def check(self, owner: Any) -> bool:
+        """Return whether an object has this interface; where it has not, warn in one sentence."""
+        difference = self.find_difference(owner)
+        if difference:
+            warnings.warn(
+                f"ckptcheck.watch is written for {self.framework} {self._describe_source()}: {difference}; "
+                "it does not see what is sent",
+                SyncWarning,
+                stacklevel=3,
+            )
+        return not difference
+
+    def _describe_source(self) -> str:
+        return f"of {self.date} ({self.source})" if self.date else self.source

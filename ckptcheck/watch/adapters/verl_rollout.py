@@ -1,0 +1,49 @@
+"""Watches verl's rollout, or its checkpoint engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from ckptcheck.watch.adapters.passing import await_result, count_steps, watch_weights
+from ckptcheck.watch.watch import Watch
+
+T = TypeVar("T")
+
+
+def verl(side: T, watch: Watch) -> T:
+    """Watch verl's rollout (`update_weights`) or its checkpoint engine (`send_weights`): whichever this side has.
+
+    ``global_steps`` is the step; without it, the watch counts syncs. The weights may be a generator or an asynchronous
+    generator, and the method may be a coroutine or not: both stay as they are. The watch passes deltas (``delta_flush``) on
+    and does not digest them.
+    """
+    component: Any = side
+    name = "update_weights" if hasattr(component, "update_weights") else "send_weights"
+    send: Callable[..., Any] = getattr(component, name)
+    next_step = count_steps()
+
+    @wraps(send)
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        number, step = next_step(), keywords.get("global_steps")
+        sync = watch(step=number if step is None else step)
+        sync.before()
+        try:
+            arguments, keywords = watch_weights(sync, arguments, keywords, ("weights",))
+            result = send(*arguments, **keywords)
+        except BaseException as error:
+            sync.after(error)
+            raise
+        if inspect.isawaitable(result):
+            return await_result(sync, result)
+        sync.after()
+        return result
+
+    @wraps(send)
+    async def awaited(*arguments: Any, **keywords: Any) -> Any:
+        return await watched(*arguments, **keywords)
+
+    setattr(component, name, awaited if inspect.iscoroutinefunction(send) else watched)
+    return side

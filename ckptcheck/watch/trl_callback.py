@@ -1,0 +1,95 @@
+"""Watches a job of TRL by one argument of its trainer: ``GRPOTrainer(..., callbacks=[WatchCallback(record="syncs.jsonl")])``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from ckptcheck.watch.adapters.trl_generation import trl
+from ckptcheck.watch.engine_side import WatchedEngine, module, servers
+from ckptcheck.watch.watch import SyncWarning, Watch
+
+MOST_FRAMES = 12
+"""Frames from the callback up to its trainer. transformers 5 has two between them."""
+
+
+class WatchCallback:
+    """A callback of transformers' trainers that watches the weights which a trainer of TRL sends to vLLM.
+
+    It puts the watch in when training begins, on every rank, and enables it on the main process. The engine is the one in this
+    process (``vllm_mode="colocate"``) or the servers of the trainer's client; name another with `engine`.
+    Whatever goes wrong here is a warning: the job goes on.
+
+    Args:
+        engine: the engine to question, None to find it.
+        options: further arguments of `Watch`: record, every, on, metrics, ….
+
+    """
+
+    def __init__(self, engine: WatchedEngine | None = None, **options: Any) -> None:
+        self.engine, self.options = engine, options
+        self.watch: Watch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Put the watch into the trainer that calls this. Training may begin again: then the watch is there already."""
+        if self.watch is not None:
+            return
+        try:
+            self._put_in()
+        except Exception as error:
+            warnings.warn(
+                f"ckptcheck.watch cannot watch this trainer: {type(error).__name__}: {error}", SyncWarning, stacklevel=2
+            )
+
+    def _put_in(self) -> None:
+        trainer = _find_trainer(self)
+        if trainer is None or getattr(trainer, "vllm_generation", None) is None:
+            warnings.warn(
+                "ckptcheck.watch sees no syncs: this trainer has no vllm_generation (use_vllm, TRL 0.28 or later)",
+                SyncWarning,
+                stacklevel=3,
+            )
+            return
+        enabled = bool(self.options.pop("enabled", True)) and bool(trainer.accelerator.is_main_process)
+        engine = self.engine or find_engine(trainer.vllm_generation) if enabled else None
+        self.watch = Watch(engine, **{"trainer": "trl", **self.options}, enabled=enabled)
+        trl(trainer, self.watch)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return an event that does nothing, for every other event of transformers."""
+        if name.startswith("on_"):
+            return _ignore_event
+        raise AttributeError(name)
+
+
+def find_engine(generation: Any) -> WatchedEngine | None:
+    """Return the engine of TRL's `VLLMGeneration`, None where it cannot be reached.
+
+    Colocated: vLLM's model in this process, where its core runs here too (VLLM_ENABLE_V1_MULTIPROCESSING=0, as TRL sets it).
+    """
+    if getattr(generation, "mode", "") == "server":
+        url = getattr(getattr(generation, "vllm_client", None), "base_url", None)
+        return None if url is None else servers(url, allow_remote=True)
+    found = getattr(generation, "llm", None)
+    for name in ("llm_engine", "model_executor", "driver_worker", "model_runner", "model"):
+        found = getattr(found, name, None)
+    return None if found is None else module(found, "vllm")
+
+
+def _find_trainer(callback: WatchCallback) -> Any:
+    """Return the trainer whose frame calls this callback: an event does not name its trainer."""
+    frame = sys._getframe(1)
+    for _ in range(MOST_FRAMES):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if callback in getattr(getattr(owner, "callback_handler", None), "callbacks", ()):
+            return owner
+    return None
+
+
+def _ignore_event(*arguments: Any, **keywords: Any) -> None:
+    """Do nothing."""

@@ -1,0 +1,318 @@
+"""CKPTCHECK_WATCH watches the syncs into vLLM and SGLang from inside, and an engine without it is left as it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckptcheck.refit.history.history import open_history
+from ckptcheck.watch import SyncWarning, engine_plugin
+from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
+from tests.conftest import needs_engine
+from tests.paths import ROOT
+from tests.watch.toy import NAMES, Trainer
+
+torch = pytest.importorskip("torch")
+
+PLUGIN = """\
+[vllm.general_plugins]
+ckptcheck = ckptcheck.watch.engine_plugin:watch_vllm
+[sglang.srt.plugins]
+ckptcheck = ckptcheck.watch.engine_plugin:watch_sglang
+"""
+
+
+class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A model as engines have it: it takes pairs of names and tensors, all but those in `deaf`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaf: tuple[str, ...] = ()
+        for name in NAMES:
+            owner, _, last = name.rpartition(".")
+            self._make_module(owner).register_parameter(last, torch.nn.Parameter(torch.zeros(4, 4)))
+
+    def _make_module(self, path: str) -> Any:
+        module: Any = self
+        for part in path.split("."):
+            if not hasattr(module, part):
+                module.add_module(part, torch.nn.Module())
+            module = getattr(module, part)
+        return module
+
+    def load_weights(self, weights: Any) -> set[str]:
+        names = set()
+        for name, tensor in weights:
+            names.add(name)
+            if name not in self.deaf:
+                self.get_parameter(name).data.copy_(tensor)
+        return names
+
+
+class Worker:
+    """As vLLM 0.32's, as far as the plug-in goes."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.computed = 0
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        self.model = Model()
+        self.model.load_weights([(name, torch.zeros(4, 4)) for name in NAMES])
+
+    def get_model(self) -> Model:
+        return self.model
+
+    def execute_model(self, scheduler_output: Any) -> str:
+        self.computed += 1
+        return "tokens"
+
+    def finish_weight_update(self) -> None:
+        pass
+
+
+class WorkerWrapperBase:
+    """As vLLM 0.32's."""
+
+    def init_worker(self, all_kwargs: list[dict[str, Any]]) -> None:
+        self.worker = Worker(**all_kwargs[0])
+
+
+@pytest.fixture
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Free the records after a test, as a process does at its end."""
+    held: list[Any] = []
+    monkeypatch.setattr(engine_plugin, "OPEN_LOCKS", held)
+    yield
+    for file in held:
+        file.close()
+
+
+@pytest.fixture
+def record(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Watch a stand-in of vLLM, with a record."""
+    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
+    module = ModuleType("vllm.v1.worker.worker_base")
+    module.WorkerWrapperBase = type("WorkerWrapperBase", (WorkerWrapperBase,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", module)
+    engine_plugin.watch_vllm()
+    engine_plugin.watch_vllm()  # vLLM may load a plug-in twice
+    return tmp_path / "syncs.jsonl"
+
+
+def start_worker(**arguments: Any) -> Worker:
+    wrapper = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase()
+    wrapper.init_worker([arguments])
+    wrapper.worker.load_model()
+    worker: Worker = wrapper.worker
+    return worker
+
+
+def export(trainer: Trainer) -> list[tuple[str, Any]]:
+    return [(name, torch.from_numpy(values.copy())) for name, values in trainer.export()]
+
+
+def push_one_by_one(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+    for pair in export(trainer):
+        if pair[0] != lose:
+            worker.model.load_weights([pair])
+
+
+def push_at_once(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+    worker.model.load_weights(iter([pair for pair in export(trainer) if pair[0] != lose]))
+
+
+def push_while_requests_run(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+    for number, pair in enumerate(export(trainer)):
+        if pair[0] != lose:
+            worker.model.load_weights([pair])
+        if number:
+            worker.execute_model(None)
+
+
+PUSHES = [push_one_by_one, push_at_once, push_while_requests_run]
+
+
+@pytest.mark.parametrize("push", PUSHES)
+def test_each_sync_of_vllm_is_one_line_however_it_is_sent(record: Path, push: Callable[..., None]) -> None:
+    worker, trainer = start_worker(), Trainer()
+    for _ in range(3):
+        trainer.step()
+        push(worker, trainer)
+        assert worker.execute_model(None) == "tokens"
+        assert worker.execute_model(None) == "tokens"
+    history = open_history(record)
+    assert [(sync.step, len(sync.sent), len(sync.held), sync.engine) for sync in history.syncs] == [
+        (0, 6, 6, "vllm"), (0, 6, 6, "vllm"), (1, 6, 6, "vllm"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("push", PUSHES)
+def test_a_tensor_that_the_engine_drops_and_one_that_is_lost_are_named(
+    record: Path, push: Callable[..., None], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, trainer = start_worker(), Trainer()
+    for _ in range(3):
+        trainer.step()
+        push(worker, trainer)
+        worker.execute_model(None)
+    monkeypatch.setattr(engine_plugin, "QUIET_SECONDS", -1.0)
+    trainer.step()
+    worker.model.deaf = (NAMES[2],)
+    push_at_once(worker, trainer, lose=NAMES[4])
+    with pytest.warns(SyncWarning) as caught:
+        worker.execute_model(None)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert (
+        f"HIS001 step 2: 1 tensor of the engine did not change although the trainer sent new values: {NAMES[2]}" in said
+    )
+    assert "HIS007" in said
+    assert NAMES[4] not in open_history(record).syncs[-1].sent
+
+
+def test_the_first_sync_waits_for_what_comes_between_requests(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start_worker()
+    push_while_requests_run(worker, Trainer())
+    assert not record.exists()
+    monkeypatch.setattr(engine_plugin, "QUIET_SECONDS", -1.0)
+    worker.execute_model(None)
+    assert len(open_history(record).syncs[0].sent) == 6
+
+
+def test_an_update_that_is_finished_ends_the_sync(record: Path) -> None:
+    worker, trainer = start_worker(), Trainer()
+    push_at_once(worker, trainer)
+    worker.finish_weight_update()
+    assert len(open_history(record).syncs) == 1
+
+
+def test_engines_side_by_side_keep_records_of_their_own(record: Path) -> None:
+    for worker in (start_worker(), start_worker(), start_worker(rank=1)):
+        push_at_once(worker, Trainer())
+        worker.finish_weight_update()
+    written = sorted(path.name for path in record.parent.iterdir() if not path.name.startswith("."))
+    assert written == ["syncs.2.jsonl", "syncs.jsonl"]
+
+
+def test_an_engine_whose_watch_fails_goes_on(record: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("CKPTCHECK_WATCH", "recrod=syncs.jsonl")
+    worker = start_worker()
+    push_at_once(worker, Trainer())
+    assert worker.execute_model(None) == "tokens"
+    assert (
+        "could not watch the model of vLLM: ValueError: recrod=syncs.jsonl is none of record=…"
+        in capsys.readouterr().err
+    )
+
+
+def test_nothing_happens_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CKPTCHECK_WATCH", raising=False)
+    monkeypatch.setattr(engine_plugin, "_hook_vllm", pytest.fail)
+    monkeypatch.setattr(engine_plugin, "_hook_sglang", pytest.fail)
+    engine_plugin.watch_vllm()
+    engine_plugin.watch_sglang()
+
+
+def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: dict[str, Callable[..., Any]] = {}
+    registry = ModuleType("sglang.srt.plugins.hook_registry")
+    registry.HookType = SimpleNamespace(BEFORE="before", AFTER="after")  # type: ignore[attr-defined]
+    registry.HookRegistry = SimpleNamespace(  # type: ignore[attr-defined]
+        register=lambda target, hook, kind: hooks.__setitem__(f"{kind} {target.rpartition('.')[2]}", hook)
+    )
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
+    engine_plugin.watch_sglang()
+    assert set(hooks) == {"after load_model", "before forward", "after end_weight_update"}
+    runner, trainer = SimpleNamespace(tp_rank=0, model=Model()), Trainer()
+    hooks["after load_model"](None, runner)
+    for _ in range(3):
+        runner.model.load_weights(export(trainer))
+        hooks["before forward"](runner, None)
+        trainer.step()
+    runner.model.load_weights(export(trainer))
+    hooks["after end_weight_update"](None)
+    assert [len(sync.held) for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [6] * 4
+
+
+@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "record=a,=b"])
+def test_settings_that_are_not_known_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is none of|takes a whole number"):
+        parse_settings(text)
+
+
+def test_the_package_has_the_entry_points() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    for group, function in {"vllm.general_plugins": "watch_vllm", "sglang.srt.plugins": "watch_sglang"}.items():
+        module, _, name = groups[group]["ckptcheck"].partition(":")
+        assert (module, name) == (engine_plugin.__name__, function)
+        assert callable(getattr(engine_plugin, name))
+
+
+def test_a_model_keeps_what_its_load_returns() -> None:
+    from ckptcheck.watch import Watch
+
+    model = Model()
+    ModelSyncs(model, Watch())
+    assert model.load_weights(export(Trainer())) == set(NAMES)
+
+
+# --- the real vLLM ---
+
+JOB = """
+import os, sys
+import torch.nn.functional as F
+import vllm.model_executor.layers.utils as utils
+utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", F.linear)
+
+def push(worker, step, lose):
+    from safetensors.torch import load_file
+    for name, value in load_file(os.path.join(os.environ["MODEL"], "model.safetensors")).items():
+        if not lose or lose not in name:
+            worker.get_model().load_weights([(name, value + 0.001 * step)])
+
+if __name__ == "__main__":
+    from vllm import LLM, SamplingParams
+    llm = LLM(os.environ["MODEL"], skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=64)
+    for step in range(4):
+        llm.collective_rpc(push, args=(step, "1.self_attn.k_proj" if step == 3 else ""))
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("vllm-cpu")
+def test_a_real_vllm_is_watched_without_a_line_of_its_job(tmp_path: Path) -> None:
+    live = pytest.importorskip("live")
+    python = needs_engine("vllm").python
+    live.write("llama", tmp_path / "model")
+    (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
+    plugin = tmp_path / "site/ckptcheck_plugin-0.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: ckptcheck-plugin\nVersion: 0\n", encoding="utf-8")
+    (plugin / "entry_points.txt").write_text(PLUGIN, encoding="utf-8")
+    environment = {
+        **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{plugin.parent}",
+        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [str(python), str(tmp_path / "job.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    syncs = open_history(tmp_path / "syncs.jsonl").syncs
+    assert [(len(sync.sent), len(sync.held)) for sync in syncs] == [(21, 21), (21, 21), (21, 21), (20, 21)]
+    assert "model.layers.1.self_attn.k_proj.weight" in done.stderr

@@ -1,0 +1,112 @@
+"""One argument of a trainer of TRL puts the watch in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ckptcheck.refit.history.history import open_history
+from ckptcheck.watch import SyncWarning, WatchCallback
+from ckptcheck.watch.trl_callback import find_engine
+from tests.watch.toy import NAMES, Engine, Trainer
+
+
+class CallbackHandler:
+    """As transformers': an event is a method of each callback."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self.callbacks = callbacks
+
+    def call_event(self, event: str, **kwargs: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(None, None, None, **kwargs)
+
+
+class Generation:
+    """As TRL 1.16's VLLMGeneration, as far as a sync goes."""
+
+    mode, llm = "colocate", None
+
+    def __init__(self, trainer: Trainer, engine: Engine) -> None:
+        self.trainer, self.engine = trainer, engine
+
+    def _iter_named_params(self) -> Iterator[tuple[str, Any]]:
+        yield from self.trainer.export()
+
+    def sync_weights(self) -> None:
+        self.engine.update(self._iter_named_params())
+
+
+class GRPOTrainer:
+    """As TRL's: its callbacks are called from its own training loop."""
+
+    def __init__(self, generation: Any, callback: Any, *, is_main: bool = True) -> None:
+        self.vllm_generation = generation
+        self.callback_handler = CallbackHandler([callback])
+        self.accelerator = SimpleNamespace(is_main_process=is_main)
+        self.state = SimpleNamespace(global_step=0)
+
+    def train(self, steps: int) -> None:
+        self.callback_handler.call_event("on_train_begin", model=None)
+        for step in range(steps):
+            self.state.global_step = step
+            self.vllm_generation.sync_weights()
+            self.vllm_generation.trainer.step()
+            self.callback_handler.call_event("on_step_end")
+        self.callback_handler.call_event("on_train_end")
+
+
+def test_one_argument_records_every_sync(tmp_path: Path) -> None:
+    engine = Engine()
+    trainer = GRPOTrainer(Generation(Trainer(), engine), WatchCallback(engine, record=tmp_path / "syncs.jsonl"))
+    trainer.train(3)
+    trainer.train(2)  # the watch is there already
+    history = open_history(tmp_path / "syncs.jsonl")
+    assert [(sync.step, len(sync.sent), len(sync.held)) for sync in history.syncs] == [
+        (0, 6, 6), (1, 6, 6), (2, 6, 6), (0, 6, 6), (1, 6, 6),
+    ]  # fmt: skip
+    assert history.syncs[0].trainer == "trl"
+    assert set(history.syncs[0].sent) == set(NAMES)
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    callback = WatchCallback(record=tmp_path / "syncs.jsonl")
+    GRPOTrainer(Generation(Trainer(), Engine()), callback, is_main=False).train(2)
+    assert not (tmp_path / "syncs.jsonl").exists()
+
+
+def test_a_trainer_without_vllm_goes_on_and_is_told() -> None:
+    callback = WatchCallback()
+    trainer = GRPOTrainer(None, callback)
+    with pytest.warns(SyncWarning, match="this trainer has no vllm_generation"):
+        trainer.train(0)
+    with pytest.warns(SyncWarning, match="this trainer has no vllm_generation"):
+        callback.on_train_begin(None, None, None)
+
+
+def test_a_watch_that_cannot_be_made_never_ends_the_job() -> None:
+    trainer = GRPOTrainer(Generation(Trainer(), Engine()), WatchCallback(kep=3))
+    with pytest.warns(SyncWarning, match="cannot watch this trainer: TypeError"):
+        trainer.train(1)
+
+
+def test_the_engine_is_found() -> None:
+    assert find_engine(SimpleNamespace(mode="colocate", llm=None)) is None
+    found = find_engine(SimpleNamespace(mode="server", vllm_client=SimpleNamespace(base_url="http://localhost:8000")))
+    assert found is not None
+    assert found.name == "http://localhost:8000"
+    llm: Any = object()
+    for name in ("model", "model_runner", "driver_worker", "model_executor", "llm_engine"):
+        llm = SimpleNamespace(**{name: llm})
+    colocated = find_engine(SimpleNamespace(mode="colocate", llm=llm))
+    assert colocated is not None
+    assert colocated.name == "vllm"
+
+
+def test_it_is_no_callback_for_what_is_no_event() -> None:
+    with pytest.raises(AttributeError):
+        _ = WatchCallback().state  # type: ignore[attr-defined]
