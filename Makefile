@@ -3,7 +3,8 @@
 # make test    every test; installs what they need into .venv
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
 # make check   ruff, mypy, import contracts
-# make matrix  every trainer layout against every engine layout, live, and SGLang killed (an hour on two cores, after make engines)
+# make matrix  every trainer layout against every engine layout, live, and SGLang killed (an hour on two cores, after make engines);
+#              then every fault of docs/fault-matrix.md on both engines (another hour): make faults, by itself
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
@@ -23,7 +24,7 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo quick test engines matrix parity gpu check bench fuzz format clean
+.PHONY: demo quick test engines matrix faults parity gpu check bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -49,6 +50,10 @@ bench: .venv/torch.done .venv/tools.done
 matrix: .venv/torch.done .venv/tools.done
 	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q tests/refit/test_sglang_trouble.py
 	@$(BIN)/python -m tests.matrix
+	@$(BIN)/python -m tests.fault_matrix --keep
+
+faults: .venv/torch.done .venv/tools.done
+	@$(BIN)/python -m tests.fault_matrix --keep
 
 gpu: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m pytest -q -m gpu; $(BIN)/python -m tests.gpu --size $(SIZE)

@@ -630,6 +630,7 @@ def refit(
     sleep_level: int = 1,
     steps: int = 1,
     perturb: float | None = None,
+    fast: bool = False,
     check_weights: bool = True,
     check_logprobs: bool = True,
     hf_config: StrPath | None = None,
@@ -666,6 +667,7 @@ def refit(
         sleep_level: what becomes of the weights while the engine sleeps: 1 kept on the host, 2 dropped.
         steps: optimizer steps, each followed by two syncs.
         perturb: scale of the noise that moves every weight in place of a step.
+        fast: leave out scoring by decoding, as a gate in CI does; the report says what that leaves unseen.
         check_weights: compare every tensor with a cold load.
         check_logprobs: compare logprobs on both sides.
         hf_config: folder with the config.json of a Megatron run's model.
@@ -732,6 +734,7 @@ def refit(
         timeouts=parse_timeouts(timeout),
         pause=registry.choose_pause(engine, pause, chosen_transport, sleep_level),
         sleep_level=sleep_level,
+        decode=0 if fast else TrialSettings.decode,
     )
     loaded = load_rules()
     trial_source = TrialSource(os.fspath(source), _path(hf_config), despite_errors, keep)

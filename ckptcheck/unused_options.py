@@ -148,6 +148,7 @@ def reject_unused_refit_options(
         options.reject(["sleep_level"], "with --steps 0: the engine sleeps while the trainer steps")
         _reject_phases(timeouts, ["step"], "with --steps 0")
     if not checks_logprobs:
+        options.reject(["fast"], "with --no-check-logprobs: nothing is scored")
         _reject_phases(timeouts, ["score"], "with --no-check-logprobs: nothing is scored")
 
 

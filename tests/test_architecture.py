@@ -18,7 +18,7 @@ EXPLAINED = {
          "compare.matching.quantized.swapped_weights"),
         ("compare.matching.megatron_side", "compare.matching.side"),
         ("refit.history.history", "refit.history.tables"),
-        ("refit.report_sections", "refit.trace", "refit.trace_queries", "refit.weight_names"),
+        ("refit.proof", "refit.report_sections", "refit.trace", "refit.trace_queries", "refit.weight_names"),
         ("linter.report", "linter.reporters.html"),
     ],
     "a function names the type that its caller passes; at run time the lower one imports nothing of the higher": [

@@ -31,7 +31,7 @@ from ckptcheck.unused_options import ATTACHED, reject_unused_attach_options, rej
 
 TRIAL_OPTIONS = (
     "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "pause", "steps", "perturb", "record", "sleep_level",
+    "switch", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "sleep_level",
 )  # fmt: skip
 """Options of a trial. Servers that run already are taken as they are."""
 SERVER_OPTIONS = ("allow_write", "allow_remote")
@@ -136,6 +136,9 @@ def refit(
         float | None,
         typer.Option(min=0, callback=finite, help="Move every weight by noise of this scale in place of a step."),
     ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="For a gate in CI: leave out decoding; the report says what is not seen.")
+    ] = False,
     check_weights: Annotated[
         bool,
         typer.Option(
@@ -216,7 +219,7 @@ def refit(
             engine_mode=engine_mode, transport=transport, quantize=quantize, ignore=ignore,
             trainer_quantizer=trainer_quantizer, dtype=dtype, device=device, trainer_gpus=trainer_gpus,
             engine_gpus=engine_gpus, switch=switch or (), bucket_mb=bucket_mb, pause=pause, sleep_level=sleep_level, steps=steps,
-            perturb=perturb, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
+            perturb=perturb, fast=fast, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
             despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
         )  # fmt: skip

@@ -32,8 +32,8 @@ class SideNoise:
     """Between two identical requests."""
     batch: LogprobDiff = field(default_factory=LogprobDiff)
     """Between scoring each sequence alone and all together."""
-    decode: LogprobDiff = field(default_factory=LogprobDiff)
-    """Between decoding and prefill (engines only)."""
+    decode: LogprobDiff | None = field(default_factory=LogprobDiff)
+    """Between decoding and prefill (engines only); None if nothing was decoded."""
     rounding: LogprobDiff | None = None
     """After every weight moved by about one unit in its last place (trainers only); None if the trial ended before."""
 
@@ -53,7 +53,8 @@ class TrialNoise:
     @property
     def tie_tolerance(self) -> float:
         """Nats by which the trainer may prefer its own greedy token over the engine's (two logprobs, one of them decoded)."""
-        return 2 * max(EXACT.most, MEAN * self._prefill_noise.most, self.engine.decode.most)
+        decoding = self.engine.decode or LogprobDiff()
+        return 2 * max(EXACT.most, MEAN * self._prefill_noise.most, decoding.most)
 
     @property
     def _prefill_noise(self) -> LogprobDiff:
@@ -97,7 +98,7 @@ def measure_noise_floor(
     """Score the same sequences again, each alone, and by decoding. Every request starts with an empty prefix cache.
 
     An engine that cannot decode given tokens, for example because it speculates, decodes `decode` tokens of its own, which
-    prefill then scores.
+    prefill then scores. Where `decode` is 0, nothing is decoded.
     """
 
     def score_uncached(token_lists: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
@@ -107,7 +108,10 @@ def measure_noise_floor(
     together, again = score_uncached(sequences), score_uncached(sequences)
     alone = [score_uncached([tokens])[0] for tokens in sequences]
     engine.reset_prefix_cache()
-    if why_not_forced(engine.info):
+    decoding: LogprobDiff | None
+    if not decode:
+        decoding = None
+    elif why_not_forced(engine.info):
         decoded = engine.score(sequences, decode=decode)
         extended = [(*tokens, *scores.decoded_tokens) for tokens, scores in zip(sequences, decoded, strict=True)]
         prefilled = score_uncached(extended)

@@ -41,6 +41,7 @@ class TrialObservations:
     memory: list[int] = field(default_factory=list)
     replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
     sleep_check: SleepCheck | None = None
+    is_fast: bool = False
     sleep_skipped: str = ""
     unsynced_changes: dict[int, Mapping[Key, bool]] = field(default_factory=dict)
     failed_phases: dict[str, str] = field(default_factory=dict)

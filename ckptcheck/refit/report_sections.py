@@ -6,12 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.noise_floor import why_not_forced
+from ckptcheck.refit.proof import describe_proof
 from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes, join_truncated
 
 HIDING_MEAN = 1e-3
 """Tolerance in nats, on average, above which the report says what it could hide."""
+
+
+def proof_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield what the trial proved, in one sentence, where nothing is wrong."""
+    if proof := describe_proof(trace):
+        yield Section("what this trial proved", lines=(proof,))
 
 
 def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
@@ -118,8 +125,18 @@ def _greedy_text_lines(trace: RefitTrace) -> Iterator[str]:
                 yield f"{sync_label}{side}: {text!r}" if text else f"{sync_label}{side}: {' '.join(map(str, ids))}"
 
 
+LEFT_OUT = (
+    "nothing was decoded: that the engine decodes otherwise than it prefills (a decode kernel, a captured graph) is not seen",
+    "REF010 and REF012 compare logprobs by prefill only; REF017, which compares greedy text, does not run",
+)
+
+
 def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
-    """Yield what the trial did not cover: tensors that were not scrambled, by reason, and syncs without a diagnosis."""
+    """Yield what the trial did not cover: what --fast leaves out, tensors that were not scrambled, by reason, and syncs without a
+    diagnosis.
+    """
+    if trace.is_fast:
+        yield Section("left out by --fast", lines=LEFT_OUT)
     reasons: dict[str, dict[str, None]] = {}
     for (_, name), reason in trace.scrambled.skipped.items():
         reasons.setdefault(reason, {})[name] = None

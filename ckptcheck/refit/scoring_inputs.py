@@ -33,7 +33,7 @@ class ScoringInputs:
     prompt: tuple[int, ...]
     """Prompt that both sides continue greedily."""
     decode: int
-    """Number of tokens to decode."""
+    """Number of tokens to decode; 0 leaves decoding out."""
     text: TrialTokenizer
 
     @classmethod
@@ -45,7 +45,7 @@ class ScoringInputs:
         vocabulary: rows of the embedding. block: tokens that the prefix cache keeps together, or 0. length: tokens that the
         model has room for. For a small model everything is shorter, and there is no probe if the cache could not keep it.
         """
-        decode = max(1, min(decode, length // 4))
+        decode = min(decode, max(1, length // 4))
         room = max(1, length - decode - SPARE)
         sequences = scoring_sequences(vocabulary, length=min(LENGTH, room))
         probe = cache_probe_sequence(vocabulary, block)[: length - SPARE] if block else ()
@@ -99,13 +99,15 @@ class ScoringInputs:
         )
 
     def _force_decode(self, engine: Scorer) -> tuple[tuple[float, ...], ...]:
-        """Have the engine decode the last tokens of the sequences; () if it cannot."""
-        if why_not_forced(engine.info):
+        """Have the engine decode the last tokens of the sequences; () if it cannot, or is not to."""
+        if not self.decode or why_not_forced(engine.info):
             return ()
         begin = max(1, min(map(len, self.sequences)) - self.decode)
         return tuple(engine.score_by_decode(self.sequences, begin))
 
-    def _decode_greedily(self, engine: Scorer, trainer: Trainer) -> GreedyText:
+    def _decode_greedily(self, engine: Scorer, trainer: Trainer) -> GreedyText | None:
+        if not self.decode:
+            return None
         engine.reset_prefix_cache()
         greedy = decode_both(engine, trainer, self.prompt, self.decode)
         engine_text, trainer_text = self.text.decode([greedy.engine, greedy.trainer])

@@ -26,7 +26,7 @@ class TrialSettings:
     """Whether to compare logprobs."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     decode: int = 16
-    """Number of tokens to decode greedily."""
+    """Number of tokens to decode greedily; 0 leaves out all scoring by decoding."""
     pause: str = ""
     """What the engine does with a request that runs during a sync; "" if none runs."""
     sleep_level: int = 1

@@ -202,6 +202,8 @@ class RefitTrace(EvidenceDefaults):
     """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
     sleep_check: SleepCheck | None = None
     """What the engine held before and after a sleep."""
+    is_fast: bool = False
+    """Whether the trial left out all scoring by decoding."""
     sleep_skipped: str = ""
     """Why the engine did not sleep."""
     unsynced_changes: Mapping[int, Mapping[Key, bool]] = field(default_factory=dict)
@@ -233,9 +235,19 @@ class RefitTrace(EvidenceDefaults):
     @property
     def sections(self) -> tuple[Section, ...]:
         """Tables of what the trial measured, and of what each sync and its check cost."""
-        from ckptcheck.refit.report_sections import cost_sections, coverage_sections, measurement_sections
+        from ckptcheck.refit.report_sections import (
+            cost_sections,
+            coverage_sections,
+            measurement_sections,
+            proof_sections,
+        )
 
-        return (*measurement_sections(self), *coverage_sections(self), *cost_sections(self.syncs))
+        return (
+            *proof_sections(self),
+            *measurement_sections(self),
+            *coverage_sections(self),
+            *cost_sections(self.syncs),
+        )
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -104,7 +104,11 @@ class RefitTrial:
         self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
-        self._observations = TrialObservations(target, too_short if block and not self._inputs.probe else "")
+        self._observations = TrialObservations(
+            target,
+            too_short if block and not self._inputs.probe else "",
+            is_fast=settings.logprobs and not settings.decode,
+        )
 
     def run(self) -> RefitTrace:
         """Run the trial and return its evidence.

@@ -1,0 +1,52 @@
+"""The SGLang worker with a door for faults: those of its ranks (dispatch.py), and those of the engine around them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import undo
+from ckptcheck_worker import sglang_engine
+
+FOLDER = str(Path(__file__).parent)
+
+
+def register() -> None:
+    """Add the door to the methods of a rank. A plugin of every process of SGLang."""
+    import dispatch
+    from ckptcheck_worker import sglang_worker
+
+    def inject(view: Any, request: dict[str, Any]) -> None:
+        dispatch.inject(view.model, view.rank, request)
+
+    def heal(view: Any, forget: bool) -> None:
+        dispatch.heal(forget)
+
+    def keep_cache(view: Any) -> None:
+        undo.replace(view.scheduler, "flush_cache", lambda *_, **__: True)
+
+    sglang_worker.METHODS.update(inject=inject, heal=heal, keep_cache=keep_cache)
+
+
+def inject_around(name: str) -> None:
+    """Put a fault into the engine around its ranks."""
+    engine = sglang_engine._engine()
+    if name == "keep_cache":
+        sglang_engine.call_ranks("keep_cache", [])
+    elif name == "keep_version":
+        undo.replace(engine.tokenizer_manager, "_update_weight_version_if_provided", lambda *_, **__: None)
+    else:
+        raise ValueError(name)
+
+
+def heal_around() -> None:
+    """Take those out."""
+    undo.undo_all()
+
+
+sys.path.append(FOLDER)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), FOLDER)))
+sglang_engine.PLUGINS["faults"] = f"{Path(__file__).stem}:register"
+RPC_METHODS = {**sglang_engine.RPC_METHODS, "inject_around": inject_around, "heal_around": heal_around}
