@@ -16,6 +16,15 @@ EXPERTS_TENSOR = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(\w+)")
 EXPERT_PROJECTIONS = {"13": (("gate_proj", "up_proj"), ("w1", "w3")), "2": (("down_proj",), ("w2",))}
 """Suffix of a fused experts' tensor → names of the expert's projections in checkpoints, second those of Mixtral."""
 EXPERT_MODULE = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
+ROOTS = (
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("visual.", "model.visual."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("model.", "backbone."),
+)
+"""How names begin in an engine and in a checkpoint: vision-language models of transformers 5, and Nemotron-H."""
 FUSED_SUFFIX = {part: whole for whole, spellings in EXPERT_PROJECTIONS.items() for parts in spellings for part in parts}
 
 
@@ -30,6 +39,14 @@ def find_source_tensors(name: str, sent: Collection[str]) -> tuple[str, ...]:
     >>> find_source_tensors("model.layers.0.self_attn.qkv_proj.weight", projections)
     ('model.layers.0.self_attn.q_proj.weight', 'model.layers.0.self_attn.k_proj.weight', 'model.layers.0.self_attn.v_proj.weight')
     """
+    sources = _find_sources(name, sent)
+    for engine_root, root in () if sources else ROOTS:
+        if name.startswith(engine_root) and (sources := _find_sources(root + name.removeprefix(engine_root), sent)):
+            break
+    return sources
+
+
+def _find_sources(name: str, sent: Collection[str]) -> tuple[str, ...]:
     if name in sent:
         return (name,)
     module, _, last = name.rpartition(".")

@@ -188,7 +188,7 @@ def run_live_trial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK, length=DEFAULT_CONTEXT_LEN if local is None else default_context_len(local),
             nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
-            source=ckpt if quantization is None else None, say=observer.log,
+            source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None, say=observer.log,
         )  # fmt: skip
         trace = trial.run()
         signal_guard.ignore_signals()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckptcheck.refit.compute_path import ModuleDifference
+from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
@@ -40,6 +41,8 @@ class TrialObservations:
     steps: list[OptimizerStep] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+    acceptances: list[Acceptance] = field(default_factory=list)
     sleep_check: SleepCheck | None = None
     is_fast: bool = False
     sleep_skipped: str = ""

@@ -9,7 +9,7 @@ from ckptcheck.refit.noise_floor import why_not_forced
 from ckptcheck.refit.proof import describe_proof
 from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
-from ckptcheck.text.formatting import format_bytes, join_truncated
+from ckptcheck.text.formatting import count, format_bytes, join_truncated
 
 HIDING_MEAN = 1e-3
 """Tolerance in nats, on average, above which the report says what it could hide."""
@@ -88,6 +88,20 @@ def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
         )
         yield Section(
             "the request that ran when the weights came (tokens are counted from 1)", columns, tuple(request_rows)
+        )
+    if trace.acceptances:
+        yield Section(
+            "acceptance length: tokens per decode step with the draft model (1: none of its tokens is accepted)",
+            ("after", "engine", "cold load of the same weights"),
+            tuple(
+                (f"sync {each.after_sync}" if each.after_sync else "cold load", each.engine, each.cold)
+                for each in trace.acceptances
+            ),
+            (
+                f"the trainer does not hold {count(len(trace.untrained), 'tensor')} of the draft model: they stay as in SOURCE",
+            )
+            if trace.untrained
+            else (),
         )
     if trace.steps:
         yield Section(

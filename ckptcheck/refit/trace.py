@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.compute_path import ModuleDifference
+from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
@@ -200,6 +201,10 @@ class RefitTrace(EvidenceDefaults):
     """Bytes that the engine holds after the cold load and after every sync."""
     replica_mismatch: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
+    untrained: tuple[str, ...] = ()
+    """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""
+    acceptances: tuple[Acceptance, ...] = ()
+    """Acceptance lengths of a draft model, after the cold load and after every sync that was scored; () without one."""
     sleep_check: SleepCheck | None = None
     """What the engine held before and after a sleep."""
     is_fast: bool = False

@@ -20,6 +20,7 @@ from ckptcheck.refit import placement
 from ckptcheck.refit.borrowed_memory import find_unsynced_changes
 from ckptcheck.refit.compute_path import Capturing, find_first_difference
 from ckptcheck.refit.diagnose_sync import diagnose_sync
+from ckptcheck.refit.draft import Acceptance, add_untrained, find_untrained, measure_acceptance
 from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwise
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.host_scalars import ScalarReader
@@ -35,7 +36,7 @@ from ckptcheck.refit.timed_update import timed_update
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring, suspect_steps
-from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
+from ckptcheck.runtime.engines.base import Engine, HostScalars, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
 from ckptcheck.runtime.process.deadlines import time_budget
@@ -76,7 +77,8 @@ class RefitTrial:
     a process of its own. vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0
     if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
     that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
-    with; None if it cannot be compared. say: gets a line for each phase.
+    with; None if it cannot be compared. draft_source: the checkpoint with the layers by which the engine drafts, which the cold
+    loads get from there where the trainer does not hold them; None without such layers. say: gets a line for each phase.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class RefitTrial:
         text: TrialTokenizer | None = None,
         folder: Path,
         source: Checkpoint | None = None,
+        draft_source: Checkpoint | None = None,
         say: Log = lambda _: None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
         self._folder, self._say, self._nbytes = folder, say, nbytes
-        self._source = source
+        self._source, self._draft_source = source, draft_source
         self._trainer: Trainer
+        self._cold_acceptance: float | None = None
         self._scratch: frozenset[Key] = frozenset()
         self._scalars = ScalarReader()
         self._phase = ""
@@ -122,6 +126,9 @@ class RefitTrial:
             with self._run_phase("start", "start of the trainer"):
                 self._trainer = self._start_trainer()
                 observations.trainer, observations.weights = self._trainer.info, tuple(self._trainer.weights())
+                if self._draft_source is not None:
+                    exported = {weight.name for weight in observations.weights}
+                    observations.untrained = find_untrained(self._draft_source, exported)
                 self._compare_ranks(0)
             with self._run_phase("start", "cold load"):
                 engine = self._start(self._save_checkpoint(0))
@@ -156,6 +163,8 @@ class RefitTrial:
             engine.ignored_switches,
             manifest,
         )
+        if engine.info.facts.get("prefix_caching") == "False":
+            observations.cache_unused_reason = f"{engine.info.name} runs without a prefix cache here"
         joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets
         observations.stream_transport = transport if joins_buckets else ""
         observations.memory.append(memory)
@@ -197,7 +206,7 @@ class RefitTrial:
         with self._run_phase("sync", "find scratch memory"):
             self._find_scratch(engine)
         with self._run_phase("sync", "scramble"):
-            scrambled, manifest = engine.scramble_weights(), self._digest(engine)
+            scrambled, manifest = self._scramble(engine), self._digest(engine)
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
         cold = ColdLoad(observations.cold_manifest, observations.cold_scalars)
         self._sync(engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
@@ -231,7 +240,7 @@ class RefitTrial:
             # would compute with the marks.
             if is_marked := settings.weights and not settings.pause:
                 with self._run_phase("sync", "scramble again"):
-                    engine.scramble_weights()
+                    self._scramble(engine)
             self._sync(
                 engine, step, settings.bucket_bytes, reference, "the same sync with other buckets", is_marked=is_marked
             )
@@ -243,6 +252,10 @@ class RefitTrial:
             slept = not observations.sleep_skipped
             changes = find_unsynced_changes(observations.syncs, self._digest(engine), reference.manifest, slept=slept)
         observations.unsynced_changes[step] = changes
+
+    def _scramble(self, engine: Engine) -> ScrambleResult:
+        """Overwrite the weights with marks, but for a draft model of which the trainer sends nothing."""
+        return engine.scramble_weights(keep_draft=True) if self._observations.untrained else engine.scramble_weights()
 
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""
@@ -320,6 +333,8 @@ class RefitTrial:
         folder = self._folder / f"step{step}"
         folder.mkdir()
         self._trainer.save(folder)
+        if self._draft_source is not None and self._observations.untrained:
+            add_untrained(folder, self._draft_source, self._observations.untrained)
         return folder
 
     def _step(self, step: int) -> None:
@@ -368,6 +383,7 @@ class RefitTrial:
             probe = self._inputs.score_cache_probe(engine) if self._settings.logprobs else None
             if self._settings.logprobs:
                 scores = self._inputs.score_engine(engine)
+                self._cold_acceptance = measure_acceptance(engine, self._inputs.sequences)
             else:
                 # some numbers are made by the first forward pass
                 engine.score([self._inputs.sequences[0]], decode=1)
@@ -446,6 +462,10 @@ class RefitTrial:
             # some numbers are made anew by the first forward pass after a sync
             sync = replace(observations.syncs[after_sync - 1], scalars=self._scalars.read(engine))
             observations.syncs[after_sync - 1] = sync
+        if (acceptance := measure_acceptance(engine, self._inputs.sequences)) is not None:
+            if not after_sync:
+                self._cold_acceptance = acceptance
+            observations.acceptances.append(Acceptance(after_sync, acceptance, self._cold_acceptance or acceptance))
         if not after_sync or compare_scoring(scoring).most <= observations.noise_floor.cold_load_tolerance:
             return
         sync = observations.syncs[after_sync - 1]

@@ -22,6 +22,9 @@ def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, .
     # tensors that the engine derives from the head; the head of a tied model is the embedding
     if not sources and plain.startswith("lm_head."):
         sources = (HEAD,) if HEAD in weights else (EMBEDDING,)
+    # a state-space layer keeps the negated exponential of what the checkpoint has
+    if not sources and plain.endswith(".A"):
+        sources = find_source_tensors(f"{plain}_log", weights)
     return tuple(weights[source] for source in sources if source in weights)
 
 

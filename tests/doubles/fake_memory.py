@@ -131,14 +131,14 @@ class FakeMemory:
                 found |= {(rank, "attn.bmm1_scale"): self._lazy_scales[rank], (rank, "attn.length"): self._forwards}
         return found
 
-    def scramble_weights(self) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
         """Mark parameters and the packed head."""
         self._live("scramble")
         names = set()
         left = {(rank, name): "it is empty" for rank in range(self._number) for name in self._empty}
         kept = {fault.name for fault in self.faults if fault.kind == "unmarked"}
         for rank, name, kind, values in self._all():
-            if kind == "buffer" or name in self._empty or name == SCRATCH:
+            if kind == "buffer" or name in self._empty or name == SCRATCH or (keep_draft and name.startswith("draft:")):
                 continue
             if "" in kept:
                 left[rank, name] = "nothing unusual can be written there"

@@ -251,6 +251,10 @@ class TrialCase(CaseTable, kw_only=True):
     """It keeps prefixes."""
     speculates: bool = False
     """It cannot be made to decode given tokens."""
+    accepts: list[float] = []
+    """The acceptance lengths of its draft model, in the order in which the trial asks for them."""
+    drafts: str = "model"
+    """What its draft model is: model (of its own), or mtp."""
     version: tuple[str, str] | None = None
     """The name and the version that it says of itself."""
     length: int = DEFAULT_CONTEXT_LEN
@@ -268,6 +272,7 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
     # msgspec refuses an unknown kind of fault, and the dataclass an unknown key.
     faults = [Fault(**fault) for fault in table.get("faults", [])]
     started: list[bool] = []
+    accepts = iter(case.accepts)
 
     def start(checkpoint: Path) -> Engine:
         """Start the engine; the first one has the faults, those that give the reference have none."""
@@ -283,6 +288,9 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         if case.settings.get("pause") or case.flaws is not None:
             engine = FakeServing(tensors, case.flaws or ())
             engine.faults = tuple(own)
+        if case.accepts:
+            engine.info = replace(engine.info, facts={**engine.info.facts, "draft": case.drafts})
+            engine.acceptance_length = lambda *_: next(accepts)  # type: ignore[attr-defined]
         if case.speculates:
             engine.info = replace(engine.info, facts={**engine.info.facts, "follows": "False"})
             engine.score_by_decode = refuse_forced_decoding  # type: ignore[method-assign]

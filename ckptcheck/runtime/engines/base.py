@@ -167,8 +167,11 @@ class Inspectable(Running, Protocol):
         """Return the numbers that the engine's modules keep on the host, on every rank."""
         ...
 
-    def scramble_weights(self) -> ScrambleResult:
-        """Overwrite every tensor that an update should write with sentinels, different for each tensor and element."""
+    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
+        """Overwrite every tensor that an update should write with sentinels, different for each tensor and element.
+
+        keep_draft: not those of a draft model, because the trainer does not send it.
+        """
         ...
 
     def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:

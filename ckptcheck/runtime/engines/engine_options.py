@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from ckptcheck.errors import CkptcheckError
@@ -37,7 +38,9 @@ class Switches:
     text: bool | None = None
     """Load the checkpoint's tokenizer and generation config, as a server does."""
     speculative: int | None = None
-    """Tokens per step that n-grams of the prompt propose (speculative decoding without a draft model)."""
+    """Tokens per step that n-grams of the prompt propose, or with `draft` a draft model."""
+    draft: str | None = None
+    """mtp: the model's own layers for multi-token prediction propose tokens; else the folder of a draft model."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the switches that are set.
@@ -84,6 +87,8 @@ def _parse_value(name: str, value: str) -> Any:
         "logprobs": ("raw", "processed"),
         "compilation": ("eager", "inductor", "graphs"),
     }
+    if name == "draft":
+        return _parse_draft(value)
     if name in choices:
         if value not in choices[name]:
             raise CkptcheckError(f"{name} is {' or '.join(choices[name])}, not {value}")
@@ -95,6 +100,15 @@ def _parse_value(name: str, value: str) -> Any:
     if value not in ("on", "off"):
         raise CkptcheckError(f"{name} is on or off, not {value}")
     return value == "on"
+
+
+def _parse_draft(value: str) -> str:
+    if value == "mtp":
+        return value
+    if not (Path(value) / "config.json").is_file():
+        raise CkptcheckError(f"draft is mtp or the folder of a draft model, and {value} has no config.json")
+    # the engine runs in another folder
+    return str(Path(value).resolve())
 
 
 def ignored_switches(requested: Switches, applied: Mapping[str, Any], engine: str) -> dict[str, str]:

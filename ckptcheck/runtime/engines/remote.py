@@ -169,9 +169,12 @@ class RemoteEngine(ABC, Generic[Options]):
         """Return the numbers that the engine's modules keep on the host, on every rank."""
         return codec.decode_scalars(self._call_ranks("read_scalars"))
 
-    def scramble_weights(self) -> ScrambleResult:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels."""
-        return codec.decode_scramble(self._call_ranks("scramble_weights"))
+    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
+        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels.
+
+        keep_draft: leave a draft model as it is, because the trainer does not send it.
+        """
+        return codec.decode_scramble(self._call_ranks("scramble_weights", *([True] if keep_draft else [])))
 
     def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely."""
@@ -254,6 +257,10 @@ class RemoteEngine(ABC, Generic[Options]):
         samplings = [asdict(settings) for settings in sampling_per_prompt(sampling, len(prompts))]
         reply = self._call("generate", prompts=_as_lists(prompts), samplings=samplings, salt=salt)
         return codec.decode_generations(reply)
+
+    def acceptance_length(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+        """Return the tokens per decode step over greedy responses of so many tokens, one request at a time."""
+        return float(self._call("acceptance_length", prompts=_as_lists(prompts), tokens=tokens))
 
     def force_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
         """Force the engine to decode these tokens after the prompt, until the engine itself stops: at an end token."""

@@ -91,16 +91,16 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         """
         return codec.decode_digests(self._call_ranks_by("digest_tensors", loader))
 
-    def scramble_weights(self, *, loader: bool = False) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool = False, loader: bool = False) -> ScrambleResult:
         """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels. loader: see `digest_tensors`."""
-        return codec.decode_scramble(self._call_ranks_by("scramble_weights", loader))
+        return codec.decode_scramble(self._call_ranks_by("scramble_weights", loader, *([True] if keep_draft else [])))
 
     def find_unwritten(self, *, loader: bool = False) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely. loader: see `digest_tensors`."""
         return codec.decode_unwritten(self._call_ranks_by("find_unwritten", loader))
 
-    def _call_ranks_by(self, method: str, loader: bool) -> list[Any]:
-        results: list[Any] = self._call("call_ranks", method=method, arguments=[], loader=loader)
+    def _call_ranks_by(self, method: str, loader: bool, *arguments: Any) -> list[Any]:
+        results: list[Any] = self._call("call_ranks", method=method, arguments=list(arguments), loader=loader)
         return results
 
     def update_weights(

@@ -15,6 +15,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.trial import RefitTrial
+from ckptcheck.runtime.engines.engine_options import parse_switches
 from ckptcheck.runtime.engines.vllm import VllmEngine, VllmOptions
 from tests.conftest import needs_engine
 from tests.factories import sent_buckets
@@ -89,3 +90,18 @@ def judged(engine: VllmEngine, checkpoint: Path, folder: Path) -> dict[str, str]
         finding.code: " ".join([finding.message, *map(str, trace.syncs[0].unwritten_parts)])
         for finding in report.findings
     }
+
+
+def test_the_tokens_of_a_step_show_how_well_a_draft_model_guesses(tmp_path: Path) -> None:
+    needs_engine("vllm")
+    target, other = live.write("llama", tmp_path / "target"), live.write("qwen3", tmp_path / "other")
+    prompts = [list(range(9, 40)), list(range(50, 90))]
+    with VllmEngine(target, VllmOptions(switches=parse_switches([f"draft={target}", "speculative=3"]))) as engine:
+        assert engine.info.facts["draft"] == "model"
+        assert not engine.ignored_switches
+        assert engine.acceptance_length(prompts, 25) == 4  # it drafts for itself: every token is accepted
+        engine.restart(target, VllmOptions(switches=parse_switches([f"draft={other}", "speculative=3"])))
+        assert 1 <= engine.acceptance_length(prompts, 25) < 2
+        assert engine.scramble_weights(keep_draft=True).names.isdisjoint(
+            key for key in engine.digest_tensors() if key[1].startswith("draft:")
+        )

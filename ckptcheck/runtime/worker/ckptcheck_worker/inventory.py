@@ -51,7 +51,7 @@ def scramble_weights(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Overwrite every parameter with sentinels, and the derived tensors whose last name is in `rebuilt`; shared memory once.
 
-    foreign_draft: the draft model comes from a checkpoint of its own. Returns the report, and name → the name whose sentinels the
+    foreign_draft: the trainer does not send the draft model. Returns the report, and name → the name whose sentinels the
     tensor holds, for `find_unwritten`.
     """
     scrambled: dict[str, str] = {}
@@ -61,7 +61,7 @@ def scramble_weights(
         if kind == "buffer":
             continue
         if foreign_draft and name.startswith(DRAFT):
-            skipped[name] = "its draft model has a checkpoint of its own, so no sync is meant to write it"
+            skipped[name] = "the trainer does not send the draft model, so no sync is meant to write it"
             continue
         if kind == "derived" and name.rpartition(".")[2] not in rebuilt:
             skipped[name] = opaque or "nothing says that an update rebuilds it"

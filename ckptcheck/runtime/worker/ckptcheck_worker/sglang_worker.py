@@ -109,8 +109,8 @@ def _read_scalars(view: RankView) -> dict[str, Any]:
     return host_scalars.read_scalars(view.rank, numbers)
 
 
-def _scramble_weights(view: RankView) -> dict[str, Any]:
-    report, scrambled = inventory.scramble_weights(view.rank, view.tensors(), REBUILT)
+def _scramble_weights(view: RankView, keep_draft: bool = False) -> dict[str, Any]:
+    report, scrambled = inventory.scramble_weights(view.rank, view.tensors(), REBUILT, keep_draft)
     _scrambled.clear()
     _scrambled.update(scrambled)
     return report

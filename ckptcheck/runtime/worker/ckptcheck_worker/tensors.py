@@ -46,24 +46,30 @@ def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     A packed copy is not a tensor but a oneDNN handler, of which only the storage is known.
 
     A name consists of the module's name and the attribute. Aliases of parameters have an entry each; a derived tensor that is
-    exactly a parameter or buffer has none.
+    exactly a parameter or buffer has none. A buffer in the memory of a parameter is derived from that.
     """
     import torch
 
-    known = set()
+    known, owned = set(), set()
     derived = {name: list(_derived_tensors(module)) for name, module in model.named_modules(remove_duplicate=False)}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         known.add(_view_key(tensor))
+        owned.add(_memory(tensor))
         packed = any(opaque for _, _, opaque in derived[name.rpartition(".")[0]])
         empty = "it is empty: the engine computes with a packed copy" if packed else "it is empty"
         yield prefix + name, "parameter", tensor, "" if tensor.numel() else empty
     for name, tensor in model.named_buffers(remove_duplicate=False):
         known.add(_view_key(tensor))
-        yield prefix + name, "buffer", tensor, ""
+        yield prefix + name, "derived" if _memory(tensor) in owned - {""} else "buffer", tensor, ""
     for module, entries in derived.items():
         for name, tensor, opaque in entries:
             if not isinstance(tensor, torch.Tensor) or _view_key(tensor) not in known:
                 yield f"{prefix}{module}.{name}" if module else prefix + name, "derived", tensor, opaque
+
+
+def _memory(tensor: Any) -> str:
+    """Return the address of a tensor's storage, "" where it has no bytes."""
+    return storage_id(tensor).partition("+")[0]
 
 
 def _view_key(tensor: Any) -> tuple[Any, ...]:

@@ -65,6 +65,7 @@ def _describe(llm: Any) -> dict[str, Any]:
         "gpus": ",".join(_gpus(llm)),
         **_nccl_facts(),
         "follows": str(config.speculative_config is None),
+        "draft": vllm_options.draft_kind(config),
         "sleep": str(model.enable_sleep_mode),
         "stock_logprobs": vllm_options.stock_logprobs(),
     }
@@ -263,6 +264,7 @@ RPC_METHODS = {
     "score_by_decode": score_by_decode,
     "score_full_vocab": _with_engine(vllm_generate.score_full_vocab),
     "generate": _with_engine(vllm_generate.generate),
+    "acceptance_length": _with_engine(vllm_generate.acceptance_length),
     "force_decode": _with_engine(vllm_generate.force_decode),
     "tokenize": _with_engine(vllm_generate.tokenize),
     "expert_routing": expert_routing,

@@ -32,6 +32,26 @@ def _cannot_seed(llm: Any, prompts: list[list[int]]) -> bool:
     return config.device_config.device_type == "cpu" and sum(map(len, prompts)) > max_tokens
 
 
+def acceptance_length(llm: Any, prompts: list[list[int]], tokens: int) -> float:
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    engine, steps, decoded = llm.llm_engine, 0, 0
+    for number, prompt in enumerate(prompts):
+        # caches of earlier prompts change no step: a request's first step is its prefill
+        engine.add_request(
+            f"acceptance-{number}",
+            _prompt(prompt),
+            _settings({"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}),
+        )
+        outputs: dict[int, int] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                length = len(output.outputs[0].token_ids)
+                outputs.setdefault(length, length)
+        lengths = sorted(outputs)
+        steps, decoded = steps + len(lengths) - 1, decoded + lengths[-1] - lengths[0]
+    return decoded / steps if steps else 1.0
+
+
 def force_decode(llm: Any, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
     """Force vLLM to decode these tokens after the prompt, one by one, until vLLM itself stops: at an end token."""
     settings = _settings(

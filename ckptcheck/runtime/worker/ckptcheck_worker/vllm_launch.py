@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 from . import vllm_options, vllm_update
@@ -33,7 +35,7 @@ def arguments(
     backend = vllm_update.choose_backend(transport, runs_on_cpu())
     transfer = {"weight_transfer_config": {"backend": backend}} if backend else {}
     processors = {"logits_processors": [f"{PACKAGE}.vllm_force_tokens:ForceTokens"]}
-    if options.get("speculative_config") or switches.get("speculative"):
+    if options.get("speculative_config") or switches.get("speculative") or switches.get("draft"):
         # vLLM refuses logits processors with speculative decoding; tokens cannot be forced then
         processors = {}
     return {
@@ -55,9 +57,24 @@ def arguments(
         **processors,
         **transfer,
         **gpu_arguments(sleeps),
+        **(_state_cache_arguments(model) if runs_on_cpu() else {}),
         **vllm_options.engine_arguments(switches),
         **options,
     }
+
+
+def _state_cache_arguments(model: str) -> dict[str, Any]:
+    """Return the argument that keeps the states of Mamba-2 layers out of the prefix cache, {} for a model without such layers.
+
+    The cache indexes the state after every chunk, and vLLM 0.32's kernel on a CPU (mamba/ops/cpu/mamba_ssm.py) returns only the
+    last one: each prompt that is longer than a chunk raises an IndexError.
+    """
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    config = config.get("text_config") or config
+    has_states = "ssm_state_size" in config or "mamba_d_state" in config
+    is_chunked = "mamba_chunk_size" in config or "chunk_size" in config
+    return {"enable_prefix_caching": False} if has_states and is_chunked else {}
 
 
 def _max_batched_tokens(context_len: int, switches: dict[str, Any]) -> int:

@@ -27,7 +27,10 @@ def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
             "skip_tokenizer_init": not switches["text"],
             "generation_config": "auto" if switches["text"] else "vllm",
         }
-    if "speculative" in switches:
+    if "draft" in switches:
+        own = {"method": "mtp"} if switches["draft"] == "mtp" else {"model": switches["draft"]}
+        arguments["speculative_config"] = {"num_speculative_tokens": switches.get("speculative", 1), **own}
+    elif "speculative" in switches:
         proposed = {"num_speculative_tokens": switches["speculative"], "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         arguments["speculative_config"] = {"method": "ngram", **proposed}
     if "compilation" in switches:
@@ -75,8 +78,28 @@ def applied_switches(config: Any) -> dict[str, Any]:
         "head_fp32": str(model.head_dtype) == "torch.float32",
         "sequences": int(scheduler.max_num_seqs),
         "speculative": getattr(config.speculative_config, "num_speculative_tokens", 0),
+        "draft": _draft(config),
         "text": not model.skip_tokenizer_init and model.generation_config == "auto",
     }
+
+
+def draft_kind(config: Any) -> str:
+    """Return what proposes tokens: mtp, model (of another checkpoint), ngram, "" where nothing does. config: VllmConfig."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return ""
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is None or "ngram" in str(speculative.method):
+        return "ngram"
+    return "mtp" if draft.model == config.model_config.model else "model"
+
+
+def _draft(config: Any) -> str | None:
+    """Return the value of the switch `draft`, None where no draft model proposes tokens."""
+    kind = draft_kind(config)
+    return (
+        str(config.speculative_config.draft_model_config.model) if kind == "model" else "mtp" if kind == "mtp" else None
+    )
 
 
 def stock_logprobs() -> str:

@@ -40,10 +40,13 @@ class Extension:
             self.rank, (entry for prefix, model in models for entry in host_scalars.walk(model, prefix))
         )
 
-    def ckptcheck_scramble_weights(self) -> dict[str, Any]:
-        """Overwrite every parameter, and the derived tensors that updates rebuild, with sentinels."""
+    def ckptcheck_scramble_weights(self, keep_draft: bool = False) -> dict[str, Any]:
+        """Overwrite every parameter, and the derived tensors that updates rebuild, with sentinels.
+
+        keep_draft: the trainer sends no tensor of the draft model, so that it keeps its own.
+        """
         report, self._ckptcheck_scrambled = inventory.scramble_weights(
-            self.rank, self._ckptcheck_tensors(), REBUILT, self._ckptcheck_has_foreign_draft()
+            self.rank, self._ckptcheck_tensors(), REBUILT, keep_draft or self._ckptcheck_has_foreign_draft()
         )
         return report
 
