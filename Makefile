@@ -16,7 +16,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 JOBS ?= 2
-ENGINES ?= vllm-cpu sglang-cpu megatron
+ENGINES ?= vllm-cpu sglang-cpu megatron trl-cpu checkpoint-engine-cpu
 SEED ?= 1
 MATRIX ?= --lengths 100,1000,10000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm,megatron:sglang --calibrate
 COUNT ?= 2000

@@ -12,11 +12,14 @@ from ckptcheck.cli.command_groups import CommandGroup
 
 engine = typer.Typer(
     cls=CommandGroup,
-    help="Build, list and remove the isolated Python environments that vLLM, SGLang and Megatron run in.",
+    help="Build, list and remove the isolated Python environments that vLLM, SGLang, Megatron and RL frameworks run in.",
     no_args_is_help=True,
 )
 
-NAMES = typer.Argument(metavar="NAME...", help="vllm-cpu, sglang-cpu, megatron, or a folder with a recipe of your own.")
+NAMES = typer.Argument(
+    metavar="NAME...",
+    help="vllm-cpu, sglang-cpu, megatron, trl-cpu (ckptcheck engine list names all), or a folder with a recipe of your own.",
+)
 
 STUB_KINDS = ("stand-in", "patch")
 """The differences from upstream's environment that the text form lists; the JSON form lists all."""

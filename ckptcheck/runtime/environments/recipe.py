@@ -68,6 +68,8 @@ class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pythons: tuple[str, ...]
     """The Python versions that the recipe was tested with."""
     pin: tuple[Pin, ...]
+    base: str | None = None
+    """The recipe of ckptcheck's whose environment this one is built upon, so that its packages need not be installed twice."""
     leave_out: tuple[OmittedPackages, ...] = msgspec.field(default=(), name="leave-out")
     stand_in: tuple[StandIn, ...] = msgspec.field(default=(), name="stand-in")
     patch: tuple[Patch, ...] = ()
@@ -93,14 +95,17 @@ class Recipe(msgspec.Struct, frozen=True):
     requirements: tuple[str, ...]
     """The packages of requirements.txt, each as ``name==version``."""
 
+    base: Recipe | None = None
+    """The recipe of the environment whose packages this one sees too; None for one that stands alone."""
+
     @property
     def packages(self) -> tuple[str, ...]:
-        """Every package that is installed, torch included, as ``name==version``."""
+        """Every package that is installed, torch included, as ``name==version``; not those of the base."""
         return (*(pin.package for pin in self.contents.pin), *self.requirements)
 
     @property
     def engine(self) -> str:
-        """The engine or trainer that it installs: vllm, sglang or megatron."""
+        """What it installs: the engine, the trainer, or the framework that uses them (vllm, megatron, trl, …)."""
         return self.contents.module.partition(".")[0]
 
     @property
@@ -115,8 +120,9 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables the engine is started with."""
-        return {variable.name: variable.value for variable in self.contents.variable}
+        """The environment variables the engine is started with, those of the base included."""
+        inherited = self.base.variables if self.base is not None else {}
+        return inherited | {variable.name: variable.value for variable in self.contents.variable}
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -136,6 +142,8 @@ class Recipe(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Return a digest of everything that affects the environment, not of the reasons."""
         digest = hashlib.sha256()
+        if self.base is not None:
+            digest.update(f"base {self.base.name} {self.base.digest()}\n".encode())
         for package in sorted(self.packages):
             digest.update(f"package {package}\n".encode())
         for stand_in in self.contents.stand_in:
@@ -174,7 +182,12 @@ def load_recipe(folder: Path) -> Recipe:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CkptcheckError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
     requirements = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    recipe = Recipe(folder.name, folder, contents, requirements)
+    if contents.base == folder.name:
+        raise CkptcheckError(f"{file}: it is built upon itself")
+    if contents.base is not None and not (FOLDER / contents.base / "recipe.toml").is_file():
+        raise CkptcheckError(f"{file}: it is built upon {contents.base}, and ckptcheck has no such recipe")
+    base = load_recipe(FOLDER / contents.base) if contents.base is not None else None
+    recipe = Recipe(folder.name, folder, contents, requirements, base)
     if (problem := _find_problem(recipe)) is not None:
         raise CkptcheckError(f"{file}: {problem}")
     return recipe
@@ -184,6 +197,8 @@ def _find_problem(recipe: Recipe) -> str | None:
     """Return why a recipe cannot be built, None if it can."""
     if not NAME.fullmatch(recipe.name):
         return f"its folder is called {recipe.name}; a recipe's name is lower case letters, digits and dashes"
+    if recipe.base is not None and recipe.base.base is not None:
+        return f"its base {recipe.base.name} has a base of its own; name {recipe.base.base.name}"
     for package in recipe.packages:
         if not PINNED.fullmatch(package):
             return f"{package} is not written as name==version"

@@ -52,11 +52,13 @@ class Environment(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> State:
-        """ready, missing, stale (built from another recipe) or broken (half built, or its Python is gone)."""
+        """ready, missing, stale (built from another recipe) or broken (half built, or its Python or its base is gone)."""
         if not self.folder.exists():
             return "missing"
         # a link to a Python that was removed does not exist
         if self.build_info is None or not self.python.exists():
+            return "broken"
+        if self.recipe.base is not None and find_environment(self.recipe.base).state != "ready":
             return "broken"
         return "ready" if self.build_info.digest == self.recipe.digest() else "stale"
 

@@ -23,7 +23,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.environments import recipe, store
 from ckptcheck.runtime.environments.install import InstallOptions, install
-from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.runtime.environments.interpreter import PACKAGES, find_interpreter
 from ckptcheck.runtime.environments.recipe import Recipe
 from ckptcheck.runtime.environments.store import find_environment
 from tests.paths import ROOT
@@ -112,10 +112,10 @@ def test_a_recipe_says_why(known: Recipe) -> None:
     names = [package.partition("==")[0].lower().replace("_", "-") for package in known.packages]
     assert not set(out) & set(names)
     assert len(set(out)) == len(out)
-    assert known.torch == "torch==2.13.0", "tensors pass between environments: one torch for all"
+    assert (known.base or known).torch == "torch==2.13.0", "tensors pass between environments: one torch for all"
     listed = names[len(contents.pin) :]
     assert listed == sorted(listed)
-    assert contents.module.partition(".")[0] in ("vllm", "sglang", "megatron")
+    assert known.engine in PACKAGES
     used = {known.folder / "recipe.toml", known.folder / "requirements.txt"}
     used |= {known.folder / patch.prepend for patch in contents.patch}
     used |= {path for part in contents.stand_in for path in (known.folder / part.folder).rglob("*.py")}
@@ -166,7 +166,8 @@ def test_a_recipe_that_cannot_be_followed(toy: Path, old: str, new: str, message
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CkptcheckError, match="there is no recipe tgi") as caught:
         recipe.find_recipe("tgi")
-    assert caught.value.hint == "there are megatron, sglang-cpu, vllm-cpu, or name a folder that holds a recipe.toml"
+    names = ", ".join(known.name for known in recipe.builtin_recipes())
+    assert caught.value.hint == f"there are {names}, or name a folder that holds a recipe.toml"
 
 
 def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: Path) -> None:
@@ -218,6 +219,49 @@ def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: P
     assert not folder.exists()
     assert find_environment(recipe.load_recipe(toy)).state == "missing"
     assert command("engine", "remove", str(toy), cwd=tmp_path).stderr == "toy-cpu was not there\n"
+
+
+def test_an_environment_is_built_upon_another(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the packages of its base after its own, is built after it, and is not ready without it."""
+    monkeypatch.setattr(recipe, "FOLDER", toy.parent)
+    folder = toy.parent / "job-cpu"
+    folder.mkdir()
+    text = f'''title = "A job"\nmodule = "trl"\npythons = ["{VERSION}"]\nbase = "toy-cpu"\n'''
+    text += """[[pin]]\npackage = "trl==1.0"\nwhy = "the only one there is"\n"""
+    (folder / "recipe.toml").write_text(text)
+    (folder / "requirements.txt").write_text("beside==3.0\n")
+    wheel(tmp_path / "wheels", "trl", "1.0", {"trl.py": "import vllm, beside\nVERSION = beside.VERSION\n"})
+    wheel(tmp_path / "wheels", "beside", "3.0", {"beside.py": "VERSION = 3\n"})
+    said: list[str] = []
+    environment = install(recipe.load_recipe(folder), InstallOptions(say=said.append))
+    base = find_environment(recipe.load_recipe(toy))
+    assert (environment.state, base.state) == ("ready", "ready")
+    assert "toy-cpu: import vllm" in said
+    assert f"job-cpu: an environment of {base.python}" in said
+    assert environment.build_info is not None
+    assert environment.build_info.size < 1_000_000, "nothing is there twice"
+    assert environment.recipe.variables == {"TOY_DEVICE": "cpu"}
+    program = "import trl, vllm; print(trl.VERSION, vllm.__file__)"
+    for python, shown in ((environment.python, f"3 {base.folder}"), (base.python, "")):
+        ran = subprocess.run(
+            [python, "-c", program], env={"TOY_DEVICE": "cpu"}, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout.startswith(shown)
+        assert bool(ran.stdout) == bool(shown), "the base is as it was"
+    assert find_interpreter("trl").versions == {"trl": "1.0"}
+    digest = recipe.load_recipe(folder).digest()
+    (toy / "requirements.txt").write_text("beside==2.2\n")
+    assert recipe.load_recipe(folder).digest() != digest, "with another base it is another environment"
+    (toy / "requirements.txt").write_text("beside==2.1\n")
+    (folder / "recipe.toml").write_text(text.replace("toy-cpu", "no-cpu"))
+    with pytest.raises(CkptcheckError, match="it is built upon no-cpu, and ckptcheck has no such recipe"):
+        recipe.load_recipe(folder)
+    (folder / "recipe.toml").write_text(text.replace("toy-cpu", "job-cpu"))
+    with pytest.raises(CkptcheckError, match="it is built upon itself"):
+        recipe.load_recipe(folder)
+    (folder / "recipe.toml").write_text(text)
+    store.remove_environment(base)
+    assert find_environment(recipe.load_recipe(folder)).state == "broken"
 
 
 @pytest.fixture
@@ -401,20 +445,23 @@ def test_list_and_doctor_say_what_is_missing(tmp_path: Path, monkeypatch: pytest
     )
     (vllm.folder / store.READY).write_bytes(msgspec.json.encode(built))
     listed = json.loads(command("engine", "list", "--format", "json", cwd=tmp_path).stdout)
-    assert [(entry["name"], entry["engine"], entry["state"]) for entry in listed] == [
-        ("megatron", "megatron", "missing"),
-        ("sglang-cpu", "sglang", "broken"),
-        ("vllm-cpu", "vllm", "ready"),
-    ]
+    assert {entry["name"]: (entry["engine"], entry["state"]) for entry in listed} == {
+        "checkpoint-engine-cpu": ("checkpoint_engine", "missing"),
+        "megatron": ("megatron", "missing"),
+        "sglang-cpu": ("sglang", "broken"),
+        "trl-cpu": ("trl", "missing"),
+        "vllm-cpu": ("vllm", "ready"),
+    }
+    by_name = {entry["name"]: entry for entry in listed}
     assert {kind for entry in listed for kind in {each["kind"] for each in entry["differences"]}} == {
         "pin", "left out", "stand-in", "patch", "variable",
     }  # fmt: skip
-    stubs = [each["of"] for each in listed[1]["differences"] if each["kind"] in ("stand-in", "patch")]
+    stubs = [each["of"] for each in by_name["sglang-cpu"]["differences"] if each["kind"] in ("stand-in", "patch")]
     assert stubs == ["sgl_kernel", "triton", "torchvision/_meta_registrations.py"]
-    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in listed[2].pop(
-        "differences"
-    )
-    assert listed[2] == {
+    assert {"kind": "variable", "of": "VLLM_NO_USAGE_STATS=1", "why": "a check reports to nobody"} in by_name[
+        "vllm-cpu"
+    ].pop("differences")
+    assert by_name["vllm-cpu"] == {
         "name": "vllm-cpu",
         "engine": "vllm",
         "state": "ready",
@@ -488,3 +535,5 @@ for attempt in (lambda: kernel[(1,)](1), lambda: other[(1,)](1), lambda: fused(1
 def test_ci_builds_what_the_tests_need() -> None:
     steps = (ROOT / ".ci/run").read_text().split()
     assert steps.index("engines") < steps.index("test")
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("ENGINES ?=")]
+    assert set(line.split()[2:]) == {known.name for known in recipe.builtin_recipes()} - {"verl-cpu"}

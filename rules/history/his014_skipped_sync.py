@@ -1,0 +1,76 @@
+"""A sync is missing from a job that syncs at regular steps.
+
+## What it checks
+- Within one process, the steps between syncs are the same number again and again, such as 1 for a job that syncs after
+  every step. The rule reports a pause that is a multiple of that number.
+- There have to be four pauses at least, and at most a quarter of them may be longer than the others. Other pauses mean
+  that the job has another schedule, and the rule says nothing.
+
+## Why it matters
+- The engine sampled the rollouts of the steps in between from weights that were a sync older than the job's algorithm
+  takes them to be.
+
+## How to fix
+- Look for the condition under which the job calls its sync: a step that was counted twice, a rank that left early, an
+  exception that was caught.
+
+## When it can be wrong
+- A job that changes how often it syncs, from that change on.
+
+## Seen in
+huggingface/trl#5312 (no sync with sleep mode), allenai/open-instruct#1627 (the first sync was tied to step 1, so that it
+was missing after a resume)
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.history.history import History
+from ckptcheck.text.formatting import count
+
+PAUSES = 4
+"""Pauses between syncs from which a schedule can be told."""
+
+
+def _list_pauses(history: History) -> dict[str, list[tuple[int, int, int]]]:
+    """Return the process that recorded → its pauses: number of steps, place of the sync before, place of the sync after.
+
+    Syncs that failed count: they were tried. A sync without a step, and a second one of the same step, are left out.
+    """
+    last: dict[str, int] = {}
+    pauses: dict[str, list[tuple[int, int, int]]] = {}
+    for index, sync in enumerate(history.syncs):
+        if sync.step is None:
+            continue
+        before = last.get(sync.run)
+        steps = sync.step - (history.syncs[before].step or 0) if before is not None else 0
+        if before is not None and steps != 0:
+            pauses.setdefault(sync.run, []).append((steps, before, index))
+        last[sync.run] = index
+    return pauses
+
+
+@rule(
+    "HIS014",
+    "skipped-sync",
+    severity="warning",
+    on="history",
+    when=lambda history: (
+        not history.damaged_lines and any(len(pauses) >= PAUSES for pauses in _list_pauses(history).values())
+    ),
+)
+def check(history: History) -> Iterator[Problem]:
+    for pauses in _list_pauses(history).values():
+        (usual, number), *_ = Counter(steps for steps, _, _ in pauses).most_common(1)
+        is_regular = usual > 0 and all(steps % usual == 0 and steps > 0 for steps, _, _ in pauses)
+        if len(pauses) < PAUSES or not is_regular or 4 * number < 3 * len(pauses):
+            continue
+        for steps, before, after in pauses:
+            if steps > usual:
+                often = "step" if usual == 1 else f"{usual} steps"
+                yield Problem(
+                    f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
+                    f" in a job that syncs after every {often}",
+                    hint="look for the condition under which the job syncs",
+                )

@@ -1,0 +1,37 @@
+"""The trainer sends the same tensors in another number of bytes.
+
+## What it checks
+- Two syncs in a row that send the same names also send the same number of bytes.
+
+## Why it matters
+- The export was cast, so that the engine gets other roundings of the weights than before, or tensors were cut. An engine
+  that casts what it loads takes both without a word.
+
+## How to fix
+- Look for what casts on the way: an autocast around the export, a mixed-precision wrapper, a setting for the dtype of
+  the transfer.
+
+## When it can be wrong
+- A job may begin to send quantized weights at a certain step on purpose.
+
+## Seen in
+verl's FSDP2, whose mixed precision is bfloat16 unless `mixed_precision` says otherwise, also for a model in float32
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.history.history import History
+from ckptcheck.text.formatting import count
+
+
+@rule("HIS015", "resized-payload", severity="warning", on="history", when=lambda history: bool(history.pairs))
+def check(history: History) -> Iterator[Problem]:
+    for pair in history.pairs:
+        before, after = pair.before, pair.after
+        if before.sent.keys() == after.sent.keys() and before.nbytes and after.nbytes and before.nbytes != after.nbytes:
+            yield Problem(
+                f"{history.label(pair.index)}: the trainer sent its {count(len(after.sent), 'tensor')} in {after.nbytes:,}"
+                f" bytes, and in {before.nbytes:,} at {history.label(pair.before_index)}",
+                hint="was the export cast to another dtype? look for an autocast or a mixed-precision setting around it",
+            )
