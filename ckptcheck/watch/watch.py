@@ -21,6 +21,7 @@ from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
 from ckptcheck.watch.engine_side import WatchedEngine, read_engine
 from ckptcheck.watch.metrics import PREFIX, Metrics, MetricSink, measure_sync, open_sinks
+from ckptcheck.watch.probe import Probe
 
 TAIL = 8
 """Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
@@ -51,6 +52,7 @@ class Watch:
         record: the file to append each sync to, None for none.
         keep: how many syncs the file keeps.
         every: digest the weights only at every n-th sync; the watch asks for the version at each.
+        probe: fixed sequences that both sides score after every n-th sync, None for none.
         trainer: the name of the trainer, for the record.
         enabled: False makes the watch do nothing, on all ranks but the first.
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
@@ -66,13 +68,14 @@ class Watch:
         record: Path | str | None = None,
         keep: int = KEEP,
         every: int = 1,
+        probe: Probe | None = None,
         trainer: str = "",
         enabled: bool = True,
         on: OnFinding = "warn",
         metrics: Metrics = None,
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
-        self.every = max(1, every)
+        self.every, self.probe = max(1, every), probe
         self.record = Record(record, keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self.last: list[SyncRecord] = []
@@ -125,7 +128,7 @@ class Syncing:
     """
 
     def __init__(self, watch: Watch, step: int | None, loss: float | None, version: str | None, *, whole: bool) -> None:
-        self._watch, self._whole = watch, whole
+        self._watch, self._whole, self._number = watch, whole, watch.number
         self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN_ID)
         self._began = self._checking = 0.0
         self._unseen = self._over = False
@@ -243,6 +246,9 @@ class Syncing:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
             if not is_ending and self._version() and self._whole:
                 self._quietly("ask the engine for its weights", self._hold)
+        probe = watch.probe
+        if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
+            self._quietly("compare the logprobs of both sides", self._probe)
         sync.checked = self._checking + time.monotonic() - began
         if watch.record is not None:
             record = watch.record
@@ -282,6 +288,10 @@ class Syncing:
         assert self._watch.engine is not None
         weights = read_engine(self._watch.engine, self._sync.sent)
         self._sync.held, self._sync.unseen = dict(weights.digests), sorted(weights.unseen)
+
+    def _probe(self) -> None:
+        assert self._watch.probe is not None
+        self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)

@@ -12,7 +12,7 @@ import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.refit.history.history import History, open_history
-from ckptcheck.refit.history.record import Record, SyncRecord
+from ckptcheck.refit.history.record import ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 3
@@ -65,6 +65,10 @@ class SyncTable(StrictTable, kw_only=True):
     """Patterns of names that are not sent."""
     extra: list[str] = []
     """Further names that are sent."""
+    probe: float | None = None
+    """Mean |Δ| of a probe of 124 tokens, the largest being three times that; None: no probe."""
+    floor: float | None = None
+    """The model's floor, as the probe knows it."""
     nbytes: int = 0
     """Bytes sent, as in `SyncRecord`."""
     held: bool = True
@@ -131,6 +135,7 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         message=wanted.message,
         run=wanted.run,
         nbytes=wanted.nbytes,
+        probe=None if wanted.probe is None else ProbeRecord(wanted.probe, 3 * wanted.probe, 124, wanted.floor),
         time="2026-01-01T00:00:00Z",
         sent=sent,
         held=held if wanted.held else {},

@@ -11,6 +11,7 @@ from jobs import launch
 
 from ckptcheck import api
 from ckptcheck.linter.rule import Finding
+from ckptcheck.refit.history.history import open_history
 from tests.conftest import needs_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
@@ -45,26 +46,51 @@ def line(finding: Finding) -> str:
 
 def test_a_job_of_trl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) -> None:
     """Six sound syncs, then one fault after the other with sound syncs in between. Nothing else is said."""
-    lost = "model.layers.1.mlp.down_proj.weight"
+    lost = "model.layers.1.self_attn.k_proj.weight"  # a part of what vLLM fuses
     faults = (f"6=lost:{lost}", "9=skipped", "11=stale", "13=rounded", "15=narrow", "17=unsent:model.layers.0.*")
     done = run("trl_grpo", tmp_path, "--steps", "20", "--fault", *faults)
+    expected = {
+        6: ["HIS001", "HIS016"],
+        10: ["HIS014"],
+        11: ["HIS002", "HIS016"],
+        13: ["HIS008", "HIS016"],
+        15: ["HIS015", "HIS016"],
+        16: ["HIS015"],
+        17: ["HIS007", "HIS016"],
+    }
     said = said_of(tmp_path)
-    assert list(said["step 6"]) == [
-        f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
-    ]
-    assert said["step 10"] == ["HIS014 1 sync missing since step 8, in a job that syncs after every step []"]
-    assert said["step 11"] == ["HIS002 the trainer sent all 21 tensors as at step 10 []"]
-    (rounded,) = said["step 13"]
-    assert rounded.startswith("HIS008 the engine holds other values than the trainer sent in 9 tensors")
-    (narrow,) = said["step 15"]
-    assert re.match(r"HIS015 the trainer sent its 21 tensors in 214,\d+ bytes, and in 428,\d+ at step 14", narrow)
-    (unsent,) = said["step 17"]
-    assert unsent.startswith("HIS007 the trainer no longer sends 9 of 21 tensors: model.layers.0.")
-    assert set(said) == {"step 6", "step 10", "step 11", "step 13", "step 15", "step 16", "step 17"}
-    assert lines_of_the_log(done) == [
-        "HIS001 step 6", "HIS014 step 10", "HIS002 step 11", "HIS008 step 13", "HIS015 step 15", "HIS015 step 16", "HIS007 step 17",
-    ]  # fmt: skip
+    codes = {where: sorted(line[:6] for line in lines) for where, lines in said.items()}
+    assert codes == {f"step {step}": found for step, found in expected.items()}
+    assert sorted(lines_of_the_log(done)) == sorted(
+        f"{code} step {step}" for step, found in expected.items() for code in found
+    )
     assert (
         f"HIS001 step 6: 1 tensor of the engine did not change although the trainer sent new values: {lost}"
         in done.stderr
     )
+    first = {where: next(line for line in lines if not line.startswith("HIS016")) for where, lines in said.items()}
+    assert first["step 10"] == "HIS014 1 sync missing since step 8, in a job that syncs after every step []"
+    assert first["step 11"] == "HIS002 the trainer sent all 21 tensors as at step 10 []"
+    assert first["step 13"].startswith("HIS008 the engine holds other values than the trainer sent in 21 tensors")
+    assert re.match(r"HIS015 the trainer sent its 21 tensors in 214,\d+ bytes, and in 428,\d+ at", first["step 15"])
+    assert first["step 17"].startswith("HIS007 the trainer no longer sends 9 of 21 tensors: model.layers.0.")
+    probes = [sync.probe for sync in open_history(tmp_path / "syncs.jsonl").syncs]
+    assert all(probe is not None for probe in probes)
+    sound = [
+        probe.mean for place, probe in enumerate(probes) if probe is not None and place in (0, 1, 2, 3, 4, 5, 7, 8)
+    ]
+    assert max(sound) < 1e-6
+
+
+def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path: Path) -> None:
+    """A mixture of experts: what is lost is one expert of eight, inside a tensor that vLLM holds all experts in."""
+    lost = "model.layers.1.mlp.experts.5.down_proj.weight"
+    done = run("checkpoint_engine_updates", tmp_path, "--steps", "10", "--fault", f"4=lost:{lost}", "7=misversioned")
+    said = said_of(tmp_path)
+    assert said == {
+        "step 4": [
+            f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
+        ],
+        "step 7": ["HIS005 the engine's weight version fell from 6 to 5 []"],
+    }
+    assert lines_of_the_log(done) == ["HIS001 step 4", "HIS005 step 7"]

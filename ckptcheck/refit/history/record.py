@@ -37,6 +37,21 @@ RUN_ID = uuid.uuid4().hex[:12]
 """Identifies this process: in the next one, versions and steps may start again."""
 
 
+class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
+    """How far the logprobs of engine and trainer were apart on fixed sequences, right after a sync."""
+
+    mean: float
+    """Mean |Δ| over the tokens, in nats."""
+    most: float
+    """Largest |Δ|, in nats."""
+    tokens: int
+    """Number of tokens."""
+    floor: float | None = None
+    """Mean |Δ| of equal weights on both sides, as it was calibrated for this model; None if it was not."""
+    file: str = ""
+    """The file that has the logprobs, "" if they were not kept."""
+
+
 class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
     """One weight sync as a record stores it. The field names are the file format."""
 
@@ -72,6 +87,8 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
     alike: bool = False
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
+    probe: ProbeRecord | None = None
+    """The parity of both sides after the sync, None if it was not measured."""
 
 
 class Record:

@@ -30,6 +30,7 @@ COLUMNS = (
 def history_sections(history: History) -> tuple[Section, ...]:
     """Return the table of the syncs, with the tensors that never changed below it, and the table of the changed tensors."""
     pairs = {pair.index: pair for pair in history.pairs}
+    has_probes = any(sync.probe is not None for sync in history.syncs)
     rows: list[tuple[Cell, ...]] = []
     for index, sync in enumerate(history.syncs):
         pair = pairs.get(index)
@@ -47,6 +48,7 @@ def history_sections(history: History) -> tuple[Section, ...]:
                 sync.seconds or None,
                 sync.checked or None,
                 sync.time or None,
+                *((sync.probe.mean if sync.probe is not None else None,) if has_probes else ()),
             )
         )
     constant_names = history.constant_names if history.step_pairs else ()
@@ -58,7 +60,10 @@ def history_sections(history: History) -> tuple[Section, ...]:
     )
     if history.unseen:
         lines += (f"unseen in the engine: {len(history.unseen):,} tensors: {join_truncated(history.unseen)}",)
-    return (Section("weight syncs", COLUMNS, tuple(rows), lines), *_change_sections(history))
+    return (
+        Section("weight syncs", (*COLUMNS, "probe mean |Δ|") if has_probes else COLUMNS, tuple(rows), lines),
+        *_change_sections(history),
+    )
 
 
 def _change_sections(history: History) -> tuple[Section, ...]:

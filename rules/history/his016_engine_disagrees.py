@@ -1,0 +1,72 @@
+"""After a sync, the engine's logprobs are further from the trainer's than they were before.
+
+## What it checks
+- The watch has both sides score a few fixed sequences after some syncs (`Watch(probe=…)`).
+- With a floor that was calibrated for the model, the mean |Δ| is at most 5 times that.
+- Otherwise it is at most 5 times the median, and twice the largest, of the probes before that were sound. From the third
+  probe on the rule can tell; a gap below 2e-6 nats never counts.
+- In any case mean |Δ| stays below 0.05 nats.
+
+## Why it matters
+- Engine and trainer have the same weights right after a sync. If they compute different logprobs, the engine samples from
+  something else than the policy that is trained, whatever its weights look like.
+
+## How to fix
+- The digests of the same sync name the tensor where they can see it (HIS001, HIS008).
+- `ckptcheck parity why FILE SOURCE` separates the causes, from the logprobs that the probe kept.
+
+## When it can be wrong
+- A mixture of experts in bfloat16 may route a token of a short probe to other experts. Use more sequences.
+
+## Seen in
+NovaSky-AI/SkyRL#1680 (rollouts of a mixture of experts were corrupted from the first sync on, and nothing said so)
+"""
+
+from collections.abc import Iterator
+from statistics import median
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.history.history import History
+
+BEYOND_FLOOR = 5.0
+"""How many times its floor the gap of a model may be, as in `ckptcheck parity judge`."""
+EXACT = 2e-6
+"""Nats: two implementations in float32 need not agree better than this."""
+LARGEST = 0.05
+"""Nats: NeMo-RL's limit for equal precision is a mult_prob_error of 1.05."""
+
+
+def _find_limit(before: list[float], floor: float | None) -> tuple[float, str]:
+    """Return the largest mean |Δ| that is sound, and what it is based on."""
+    if floor is not None:
+        return min(LARGEST, max(EXACT, BEYOND_FLOOR * floor)), f"the model's floor is {floor:.3g}"
+    if len(before) < 2:
+        return LARGEST, f"the limit is {LARGEST}"
+    limit = max(EXACT, BEYOND_FLOOR * median(before), 2 * max(before))
+    return min(LARGEST, limit), f"it was {median(before):.3g} at the probes before"
+
+
+@rule(
+    "HIS016",
+    "engine-disagrees",
+    severity="error",
+    on="history",
+    when=lambda history: any(sync.probe is not None for sync in history.syncs),
+)
+def check(history: History) -> Iterator[Problem]:
+    sound: dict[str, list[float]] = {}
+    for index, sync in enumerate(history.syncs):
+        if (probe := sync.probe) is None:
+            continue
+        before = sound.setdefault(sync.run, [])
+        limit, reason = _find_limit(before, probe.floor)
+        if probe.mean <= limit:
+            before.append(probe.mean)
+            continue
+        yield Problem(
+            f"{history.label(index)}: on {probe.tokens:,} fixed tokens the engine is {probe.mean:.3g} nats a token from the"
+            f" trainer, at most {probe.most:.3g}; {reason}",
+            hint=f"ckptcheck parity why {probe.file} SOURCE"
+            if probe.file
+            else "ckptcheck parity probe separates the causes",
+        )

@@ -1,0 +1,102 @@
+"""Fixed sequences that both sides score after a sync: what is recorded, kept and judged, and that a failure ends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ckptcheck import api
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.history.history import open_history
+from ckptcheck.watch import Probe, SyncWarning, Watch, fixed_sequences, score_with_transformers
+from tests.conftest import needs
+from tests.watch.toy import Trainer
+
+
+class Side:
+    """Scores every token alike; `off` nats away from the other side."""
+
+    def __init__(self) -> None:
+        self.off = 0.0
+        self.calls = 0
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.calls += 1
+        return [[-1.5 + self.off] * (len(tokens) - 1) for tokens in sequences]
+
+
+def test_sequences_are_the_same_every_time_and_leave_special_tokens_out() -> None:
+    sequences = fixed_sequences(50, number=3, length=8, first=10)
+    assert sequences == fixed_sequences(50, number=3, length=8, first=10)
+    assert {len(tokens) for tokens in sequences} == {8}
+    assert min(map(min, sequences)) >= 10
+    with pytest.raises(CkptcheckError, match="a vocabulary of 5 has no ids from 5 on"):
+        fixed_sequences(5, first=5)
+
+
+def test_a_gap_is_recorded_kept_and_said(tmp_path: Path) -> None:
+    trainer, engine, ours = Trainer(), Side(), Side()
+    probe = Probe(fixed_sequences(50), engine.score, ours.score, every=2, keep=tmp_path / "probes")
+    watch = Watch(probe=probe, record=tmp_path / "syncs.jsonl")
+    for step in range(7):
+        engine.off = 0.25 if step == 6 else 1e-7 * step
+
+        def sync(step: int = step) -> None:
+            with watch(step=step, version=str(step)) as syncing:
+                list(syncing.sent(trainer.export()))
+            trainer.step()
+
+        if step == 6:
+            with pytest.warns(SyncWarning, match="HIS016 step 6: on 124 fixed tokens the engine is 0.25 nats a token"):
+                sync()
+        else:
+            sync()
+    assert engine.calls == ours.calls == 4
+    probes = [sync.probe for sync in open_history(tmp_path / "syncs.jsonl").syncs]
+    assert [probe is not None for probe in probes] == [True, False, True, False, True, False, True]
+    last = probes[-1]
+    assert last is not None
+    assert (last.mean, last.most, last.tokens) == (pytest.approx(0.25), pytest.approx(0.25), 124)
+    report = api.judge(Path(last.file))
+    assert any(finding.code.startswith("PAR") for finding in report.findings)
+
+
+def test_a_probe_that_fails_is_said_and_the_job_goes_on() -> None:
+    def broken(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        raise RuntimeError("the engine sleeps")
+
+    for engine, said in ((broken, "RuntimeError: the engine sleeps"), (lambda _: [[0.0]], "the engine did not score every")):
+        watch = Watch(probe=Probe(fixed_sequences(50), engine, Side().score))
+        with pytest.warns(SyncWarning, match=f"could not compare the logprobs of both sides: {said}"), watch(step=0):
+            pass
+        assert watch.last[0].probe is None
+
+
+def test_a_probe_against_the_floor_of_the_model(tmp_path: Path) -> None:
+    floor = tmp_path / "floor.json"
+    floor.write_text('{"metrics": {"abs_mean": 0.001}, "format": "ckptcheck-floor/1"}')
+    engine = Side()
+    engine.off = 0.02
+    watch = Watch(probe=Probe(fixed_sequences(50), engine.score, Side().score, floor=floor))
+    with pytest.warns(SyncWarning, match=r"HIS016 step 0: .*; the model's floor is 0\.001"), watch(step=0):
+        pass
+
+
+def test_scoring_leaves_a_model_in_training_mode() -> None:
+    needs("torch", "transformers")
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, attention_dropout=0.5
+    )
+    model = AutoModelForCausalLM.from_config(config).train()
+    score = score_with_transformers(model)
+    sequences = fixed_sequences(50, number=2, length=5)
+    state = torch.get_rng_state()
+    assert score(sequences) == score(sequences)
+    assert torch.equal(torch.get_rng_state(), state), "the job draws the same numbers as without a probe"
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
