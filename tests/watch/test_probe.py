@@ -67,7 +67,10 @@ def test_a_probe_that_fails_is_said_and_the_job_goes_on() -> None:
     def broken(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RuntimeError("the engine sleeps")
 
-    for engine, said in ((broken, "RuntimeError: the engine sleeps"), (lambda _: [[0.0]], "the engine did not score every")):
+    for engine, said in (
+        (broken, "RuntimeError: the engine sleeps"),
+        (lambda _: [[0.0]], "the engine did not score every"),
+    ):
         watch = Watch(probe=Probe(fixed_sequences(50), engine, Side().score))
         with pytest.warns(SyncWarning, match=f"could not compare the logprobs of both sides: {said}"), watch(step=0):
             pass
@@ -90,7 +93,12 @@ def test_scoring_leaves_a_model_in_training_mode() -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, attention_dropout=0.5
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attention_dropout=0.5,
     )
     model = AutoModelForCausalLM.from_config(config).train()
     score = score_with_transformers(model)
