@@ -90,10 +90,10 @@ def score_with_vllm(llm: Any) -> Score:
     """Return a function that scores with a vLLM in this process. llm: ``vllm.LLM``, such as ``trainer.vllm_generation.llm``."""
 
     def score(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        from vllm import SamplingParams
-
         # vLLM reads no prefix cache for a request that asks for the logprobs of its prompt
-        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        parameters = type(llm.get_default_sampling_params())(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False
+        )
         prompts = [{"prompt_token_ids": list(tokens)} for tokens in sequences]
         answers = llm.generate(prompts, parameters, use_tqdm=False)
         return [
