@@ -18,7 +18,7 @@ Everything is imported inside the functions: importing this module costs nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -579,6 +579,7 @@ def gate(
     import time
 
     began = time.monotonic()
+    stages = _wrap_single(stages)
     from ckptcheck.gate.gate_file import STAGES, parse_duration, read_gate_request
     from ckptcheck.gate.plan import check_options
     from ckptcheck.gate.run_gate import run_gate
@@ -593,7 +594,7 @@ def gate(
     request = replace(
         request,
         deadline=request.deadline if deadline is None else parse_duration(deadline),
-        stages=_subset(_wrap_single(stages), STAGES, "--stages") if stages else request.stages,
+        stages=_subset(stages, STAGES, "--stages") if stages else request.stages,
         goes_on=request.goes_on if go_on is None else go_on,
         folder=_path(folder) or request.folder,
         model=request.model if model is None else os.fspath(model),
@@ -861,6 +862,21 @@ def history(file: StrPath) -> Report:
     from ckptcheck.refit.history.history import open_history
 
     return _report(open_history(Path(file)))
+
+
+def follow_history(file: StrPath) -> Iterator[Report]:
+    """Yield a report as `history` does, now and whenever a sync was added (``ckptcheck refit history --watch``).
+
+    It never ends by itself. A record that does not exist yet is waited for.
+
+    file: the record of a job that runs.
+    """
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.refit.history.follow import follow_history as follow
+
+    loaded = load_rules()
+    for record in follow(Path(file)):
+        yield _report(record, loaded)
 
 
 # --- parity ---

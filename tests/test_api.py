@@ -532,6 +532,7 @@ FUNCTIONS = {
     "manifest": api.manifest,
     "verify": api.verify,
     "preflight": api.preflight,
+    "gate": api.gate,
     "refit": api.refit,
     "critic": api.critic,
     "refit history": api.history,
@@ -548,6 +549,7 @@ FUNCTIONS = {
 FURTHER_FUNCTIONS: dict[str, tuple[Callable[..., object], ...]] = {
     "scan": (api.scan_all, api.preview_repairs),
     "refit": (api.attach,),
+    "refit history": (api.follow_history,),
     "parity judge": (api.judge_all,),
 }
 """Command → functions beside the one of its name that take some of its options."""
@@ -584,6 +586,10 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
         renamed = {"targets": "target", "files": "file", "diff": None}
         # only judge_all compares two runs
         renamed |= {"against": None} if name == "parity judge" else {}
+        # only follow_history follows a record
+        renamed |= {"watch": None} if name == "refit history" else {}
+        # a gate ends at findings of this severity
+        arguments -= {"fail_on"} if name == "gate" else set()
         assert {renamed.get(option, option) for option in options if option} - {None} == arguments, name
 
 

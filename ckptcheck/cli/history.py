@@ -9,12 +9,17 @@ import typer
 
 from ckptcheck import api
 from ckptcheck.cli.options import FailOn, Format, Output
+from ckptcheck.errors import CkptcheckError
 
 
 def history(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The record that refit --record or ckptcheck.watch wrote.")
     ],
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow the record of a job that runs: report again at each sync, until Ctrl-C."),
+    ] = False,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -24,8 +29,16 @@ def history(
 ) -> None:
     """Say which tensors changed at each weight sync, what was never updated, and whether the version moved.
 
-    Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read.
+    Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read. With --watch, Ctrl-C ends the command with
+    the code of the last report.
     """
     from ckptcheck.cli import output as out
 
+    if watch:
+        from ckptcheck.cli.history_page import follow
+
+        report = follow(file, format, output, verbose=verbose)
+        if report is None:
+            raise CkptcheckError(f"{file} was never written", hint="the job writes it at its first sync")
+        raise typer.Exit(report.exit_code(fail_on))
     out.finish(api.history(file), format, output, fail_on, verbose=verbose)

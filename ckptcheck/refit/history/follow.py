@@ -1,0 +1,46 @@
+"""Follows the record of a job that runs: the history again whenever a sync was added."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.refit.history.history import History, open_history
+
+INTERVAL = 1.0
+"""Seconds between two looks at the file."""
+
+
+def follow_history(path: Path, wait: Callable[[], object] = lambda: time.sleep(INTERVAL)) -> Iterator[History]:
+    """Yield the history of a record now and whenever the file has changed, for ever. A job may begin the record later.
+
+    A file that holds no whole sync yet is waited for. wait: returns when it is time to look again.
+    Raises CkptcheckError where the file cannot be read, or is not a record although it has whole lines.
+    """
+    known: tuple[int, int, int] | None = None
+    while True:
+        try:
+            status = os.stat(path)
+            state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            state = None
+        if state is not None and state != known and state[1]:
+            known = state
+            history = _open_unless_begun(path)
+            if history is not None:
+                yield history
+        wait()
+
+
+def _open_unless_begun(path: Path) -> History | None:
+    """Return the history, None where the first sync is being written."""
+    try:
+        return open_history(path)
+    except CkptcheckError:
+        with open(path, "rb") as file:
+            if b"\n" in file.read(1 << 20):
+                raise
+        return None
