@@ -44,6 +44,7 @@ StrPath = str | os.PathLike[str]
 Dtype = Literal["float32", "bfloat16"]
 TrainerName = Literal["megatron", "transformers"]
 EngineMode = Literal["plain", "stock"]
+AdapterUpdate = Literal["reload", "inplace", "same"]
 Bridge = Literal["builtin", "mbridge", "both"]
 Device = Literal["auto", "cpu", "cuda"]
 Scheme = Literal["w4a16", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8"]
@@ -852,6 +853,51 @@ def attach(
         report = _report(attach_to_servers(ckpt, options, observer.log), loaded)
         signal_guard.ignore_signals()
     return add_source_errors(report, errors)
+
+
+def lora(
+    source: StrPath,
+    adapter: StrPath,
+    *,
+    engine: str = "vllm",
+    update: AdapterUpdate = "reload",
+    engine_tp: int = 1,
+    engine_mode: EngineMode = "plain",
+    dtype: Dtype = "float32",
+    engine_gpus: str | None = None,
+    engine_python: StrPath | None = None,
+    observer: Observer = SILENT,
+) -> Report:
+    """Load a LoRA adapter into a live engine, evict it, replace it under its name, and check what requests with it compute.
+
+    Args:
+        source: the base model, a checkpoint on this disk.
+        adapter: the folder of the adapter, as PEFT writes it.
+        engine: the inference engine: vllm or sglang.
+        update: how a new adapter is loaded under the old name: reload, inplace or same.
+        engine_tp: tensor parallelism of the engine.
+        engine_mode: plain keeps weights readable on a CPU; stock leaves the engine as it is.
+        dtype: what the engine computes in.
+        engine_gpus: GPUs that the engine may see, comma-separated; None: all.
+        engine_python: a Python that has the engine; None: the one that ckptcheck installed.
+        observer: receives messages.
+
+    Raises CkptcheckError for what cannot be opened or started.
+
+    """
+    _require_ranges(engine_tp=engine_tp)
+    _require_choices(update=(update, AdapterUpdate), engine_mode=(engine_mode, EngineMode), dtype=(dtype, Dtype))
+    engine_gpus = _normalize_gpus("--engine-gpus", engine_gpus)
+    from ckptcheck.refit.live_trial import TrialEngine
+    from ckptcheck.refit.lora.live_trial import run_live_lora_trial
+    from ckptcheck.runtime.engines import registry
+
+    registry.require_engine(engine)
+    trial_engine = TrialEngine(engine, engine_tp, engine_mode, (), engine_gpus, _path(engine_python))
+    with run_live_lora_trial(
+        os.fspath(source), Path(adapter), trial_engine, dtype=dtype, update=update, observer=observer
+    ) as trace:
+        return _report(trace)
 
 
 def history(file: StrPath) -> Report:

@@ -46,6 +46,7 @@ from ckptcheck.parity.run_comparison import RunComparison
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.preflight.job import Job
 from ckptcheck.refit.history.history import History
+from ckptcheck.refit.lora.trace import LoraTrace
 from ckptcheck.refit.running_servers.trace import ServerEvidence
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.runtime.engines.known_issues import EngineIdentity
@@ -67,6 +68,7 @@ from tests.factories.critic_cases import build_critic
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
 from tests.factories.localize_cases import build_localization
+from tests.factories.lora_cases import run_lora_case
 from tests.factories.parity_matrix_cases import build_matrix
 from tests.factories.probe_cases import run_probe_case
 from tests.factories.refit_cases import run_trial_case
@@ -76,6 +78,7 @@ RULES = rule_loader.load_rules()
 CASES = list(load_cases())
 BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "refit": run_trial_case,
+    "lora": run_lora_case,
     "job": read_job,
     "servers": lambda table, _: build_servers(table),
     "engines": lambda table, folder: build_servers(table) if "servers" in table else run_trial_case(table, folder),
@@ -106,6 +109,7 @@ SCANNED = {
 """What a rule looks at → what its check receives, where a case's checkpoint is scanned."""
 EVIDENCE = SCANNED | {
     "refit": RefitTrace,
+    "lora": LoraTrace,
     "job": Job,
     "servers": ServerEvidence,
     "engines": tuple[EngineIdentity, ...],

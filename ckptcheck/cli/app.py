@@ -24,6 +24,7 @@ COMMAND_MODULES = {
     "gate": "gate",
     "critic": "critic",
     "refit history": "history",
+    "refit lora": "refit_lora",
     "manifest": "manifest",
     "verify": "manifest",
     "rules": "rules",

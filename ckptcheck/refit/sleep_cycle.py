@@ -46,18 +46,19 @@ class SleepCheck:
 
     @property
     def changed_tensors(self) -> list[str]:
-        """Names of the tensors, and of the numbers on the host, that differ after the sleep, or are gone."""
-        scalars = {
-            name
-            for (rank, name), value in self.scalars_before.items()
-            if not same_number(value, self.scalars_after.get((rank, name)))
-        }
-        return sorted(scalars | {
+        """Names of the tensors that differ after the sleep, or are gone."""
+        return sorted({
             name
             for (rank, name), entry in self.before.items()
             if (self.level == 1 or entry.kind == "buffer")
             and ((rank, name) not in self.after or self.after[rank, name].digest != entry.digest)
         })  # fmt: skip
+
+    @property
+    def changed_scalars(self) -> list[str]:
+        """Names of the numbers on the host that differ after the sleep, or are gone, at any level."""
+        after = self.scalars_after
+        return sorted({key[1] for key, value in self.scalars_before.items() if not same_number(value, after.get(key))})
 
 
 def find_sleeping_engine(engine: Running) -> SleepingEngine | str:

@@ -2,7 +2,7 @@
 
 ## What it checks
 - The engine sleeps while the trainer steps and wakes before the sync, as in jobs that share GPUs. Its parameters,
-  buffers and derived tensors are the same before and after.
+  buffers, derived tensors, and numbers on the host (the scales of an FP8 KV cache) are the same before and after.
 - With `--sleep-level 2` the engine drops its weights. The memory of the weights comes back before the sync, the
   memory of the cache after it, and the rule compares the buffers in between. REF001 to REF004 check the weights after
   the sync.
@@ -50,5 +50,11 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             key=names[0],
             hint="a sync brings parameters back, and nothing else",
         )
-    elif trace.sleep_check.no_op_reason:
+    if numbers := trace.sleep_check.changed_scalars:
+        yield Problem(
+            f"{count(len(numbers), 'number')} on the host changed while the engine slept: {join_truncated(numbers)}",
+            key=numbers[0],
+            hint="set them again after the wake, or have the engine process its weights",
+        )
+    if not names and not numbers and trace.sleep_check.no_op_reason:
         raise Skip(trace.sleep_check.no_op_reason)

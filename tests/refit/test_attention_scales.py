@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.runtime.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.runtime.engines.vllm import VllmEngine, VllmOptions
 from tests.conftest import needs_engine
@@ -115,3 +116,15 @@ def test_a_copy_on_the_host_of_sglang_that_is_not_made_anew(sglang: LiveTrials) 
     )
     assert found.keys() == {"REF047"}
     assert found["REF047"].startswith(f"after sync 1, {AT}attn.v_scale_float is 1 (a cold load makes it 0.01)")
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_scales_through_the_sleep_of_a_gpu_worker(vllm: LiveTrials, forgets: bool) -> None:
+    """vLLM does not sleep on a CPU: this runs the methods of its GPU worker over memory that is lost at level 2."""
+    engine = vllm.tested
+    before, numbers = engine.digest_tensors(), engine.read_scalars()
+    engine._call_ranks("sleep_as_on_a_gpu", 2, forgets)
+    check = SleepCheck(before, engine.digest_tensors(), 0, 2, "", numbers, engine.read_scalars())
+    names = [f"model.layers.{layer}.self_attn.attn._k_scale" for layer in range(LAYERS)]
+    assert check.changed_tensors == (names if forgets else [])
+    assert check.changed_scalars == ([f"{name}_float" for name in names] if forgets else [])

@@ -142,6 +142,7 @@ def start_engine(
     log: Path | None = None,
     scratch: Sequence[Path] = (),
     prepared: PreparedWorker | None = None,
+    extra_arguments: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Start an engine with a checkpoint.
 
@@ -162,6 +163,7 @@ def start_engine(
         log: a file that keeps the engine's output.
         scratch: folders of the caller that are removed if the caller is killed.
         prepared: of `prepare_worker`; it must not be used again.
+        extra_arguments: further arguments of the engine's constructor.
 
     Raises CkptcheckError for an unknown engine and for one that is not installed, and what `WorkerClient` raises if it does not
     start.
@@ -187,6 +189,7 @@ def start_engine(
             log=log,
             scratch=scratch,
             prepared=prepared,
+            extra_arguments=extra_arguments or {},
         )
     except RemoteError as error:
         if (hint := missing_kernels.explain_refusal(name, error.remote_message)) is not None:

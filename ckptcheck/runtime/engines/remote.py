@@ -289,6 +289,47 @@ class RemoteEngine(ABC, Generic[Options]):
         captures = self._call("capture_activations", tokens=list(map(int, tokens)), path=str(path))
         return assemble_activations(captures, len(tokens))
 
+    @classmethod
+    @abstractmethod
+    def lora_arguments(cls, slots: int, rank: int, modules: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of the engine's constructor for LoRA adapters.
+
+        slots: how many it holds at once. rank: of the largest. modules: the names of those that they change.
+        """
+
+    def load_adapter(self, name: str, folder: Path, update: str = "reload") -> None:
+        """Load a LoRA adapter, or another one under the same name.
+
+        update: reload unloads the one before; inplace has the engine replace it; same only names the new folder.
+        Raises RemoteError where the engine refuses.
+        """
+        self._call("load_adapter", name=name, path=str(folder.resolve()), update=update)
+
+    def score_with_adapter(
+        self, sequences: Sequence[Sequence[int]], adapter: str, *, decode: int = 0
+    ) -> list[SequenceScores]:
+        """Score sequences as `score` does, by requests with a loaded adapter; "" for none.
+
+        One request at a time: with LoRA on, vLLM 0.32 cannot compute the prompt logprobs of several on a CPU.
+        """
+        replies = (self._call("score", sequences=[one], decode=decode, adapter=adapter) for one in _as_lists(sequences))
+        return [score for reply in replies for score in codec.decode_scores(reply)]
+
+    def digest_adapter(self, name: str) -> TensorDigests:
+        """Digest what every rank holds of an adapter; {} where it holds none of it, because no request needs it."""
+        return codec.decode_digests(self._call("digest_adapter", name=name))
+
+    def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
+        """Write a checkpoint with an adapter merged into its weights; nudge: and each matrix moved by its last place."""
+        self._call(
+            "write_merged", checkpoint=str(checkpoint.resolve()), adapter=str(adapter.resolve()), folder=str(folder),
+            nudge=nudge,
+        )  # fmt: skip
+
+    def write_variant(self, adapter: Path, folder: Path, seed: int) -> None:
+        """Write an adapter of the same shape, with other values."""
+        self._call("write_variant", adapter=str(adapter.resolve()), folder=str(folder), seed=seed)
+
     def reset_prefix_cache(self) -> None:
         """Drop all cached keys and values."""
         self._call("reset_prefix_cache")

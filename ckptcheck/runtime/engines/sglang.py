@@ -84,6 +84,13 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         exception_type, _, message = match.string[match.start() :].partition(": ")
         raise RemoteError(self.name, "start", exception_type, message, error.remote_traceback) from error
 
+    @classmethod
+    def lora_arguments(cls, slots: int, rank: int, modules: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of sglang.Engine for adapters of this rank. slots: how many it holds at once, the base model too."""
+        return {
+            "enable_lora": True, "max_loras_per_batch": slots, "max_lora_rank": rank, "lora_target_modules": list(modules),
+        }  # fmt: skip
+
     def digest_tensors(self, *, loader: bool = False) -> TensorDigests:
         """Digest every parameter, buffer and derived tensor on every rank, where they live.
 

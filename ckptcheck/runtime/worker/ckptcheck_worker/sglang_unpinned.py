@@ -1,0 +1,38 @@
+"""An SGLang plugin that lets LoRA run on a CPU: SGLang 0.5.23 asks for pinned host memory there, which torch has only beside a GPU.
+
+Pinned memory makes copies to a device faster, and nothing else. The plugin does nothing where there is an accelerator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Leave host memory as it is where SGLang's LoRA wants it pinned."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    from sglang.srt.lora import layers
+
+    torch.Tensor.pin_memory = _stay
+    layers.torch = _UnpinnedTorch(torch)
+
+
+def _stay(tensor: Any, *_: Any, **__: Any) -> Any:
+    return tensor
+
+
+class _UnpinnedTorch:
+    """torch, whose function `tensor` ignores pin_memory."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def tensor(self, *arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
+        """Return torch.tensor(...) in pageable memory."""
+        return self._torch.tensor(*arguments, **options)

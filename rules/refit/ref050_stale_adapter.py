@@ -1,0 +1,68 @@
+"""After an adapter was replaced under its name, the engine serves something else.
+
+## What it checks
+- A training step makes a new adapter, and the job loads it under the name of the old one. The trial does the same, in the
+  way that `--update` names.
+- Afterwards the adapter's slot holds what it holds after a cold start of the engine with the new adapter, and requests
+  get the same logprobs.
+
+## Why it matters
+- vLLM keeps an adapter as long as its number is known. A request with the same name and number and a new path gets the
+  old adapter: every step after the first samples from the policy of step 1, and nothing reports it.
+
+## How to fix
+- vLLM: `remove_lora(number)` before `add_lora`, or `LoRARequest(..., load_inplace=True)`, or a new number for every step.
+- SGLang: `unload_lora_adapter` before `load_lora_adapter`.
+
+## When it can be wrong
+- An engine on a GPU that chooses other kernels in another process: the logprobs differ then, and no slot does.
+
+## Seen in
+vllm-project/vllm#48297 (RFC: adapters in the weight update), verl-project/verl#7495
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.lora.trace import LoraTrace, compare_scores
+from ckptcheck.text.formatting import count, join_truncated
+
+WAYS = {
+    "reload": "unloaded and loaded again under its name",
+    "inplace": "replaced in place",
+    "same": "named with a new path and the same name",
+}
+
+
+@rule("REF050", "stale-adapter", severity="error", on="lora", when=lambda trace: trace.updated_cold is not None)
+def check(trace: LoraTrace) -> Iterator[Problem]:
+    assert trace.loaded is not None
+    assert trace.updated is not None
+    assert trace.updated_cold is not None
+    slots = trace.updated.differing_slots(trace.updated_cold)
+    gap = compare_scores(trace.updated.scores, trace.updated_cold.scores)
+    hint = "unload the adapter before you load the new one, or give every step a name and a number of its own"
+    way = f"after the adapter was {WAYS[trace.update]}"
+    if slots and not trace.updated.differing_slots(trace.loaded):
+        yield Problem(
+            f"{way}, requests still get the old one: its slot holds what the first load wrote, and logprobs differ by up to"
+            f" {gap.most:.2g} nats from those of the new adapter",
+            key=trace.adapter,
+            hint=hint,
+        )
+    elif slots:
+        stale = sorted(set(slots) - set(trace.updated.differing_slots(trace.loaded)))
+        old = f"; {join_truncated(stale)} {'is' if len(stale) == 1 else 'are'} still the old one's" if stale else ""
+        yield Problem(
+            f"{way}, {count(len(slots), 'tensor')} of its slot {'is' if len(slots) == 1 else 'are'} not what a cold load of the"
+            f" new adapter writes: {join_truncated(slots)}; logprobs differ by up to {gap.most:.2g} nats{old}",
+            key=slots[0],
+            hint=hint,
+        )
+    elif gap.most > trace.exact_tolerance:
+        yield Problem(
+            f"{way}, its slot is right, and logprobs differ by up to {gap.most:.2g} nats from those of a cold load of the new"
+            " adapter: the engine computes with another slot, or with another scale",
+            key=trace.adapter,
+            hint=hint,
+        )
