@@ -37,6 +37,8 @@ class ModuleDifference:
     """The largest difference of its output."""
     compared: int = 0
     """Modules that both captured."""
+    relation: str = ""
+    """How its output is related to what it should be, "" where no simple relation holds."""
 
 
 def find_first_difference(
@@ -63,11 +65,13 @@ def compare_activations(found: Activations, expected: Activations) -> ModuleDiff
     """Return the first module, in the order of execution, whose output differs beyond the noise of a repeated run."""
     import numpy as np
 
+    from ckptcheck.compare.activations.relation import describe_relation
+
     shared = [point for point in expected if point in found and found[point].shape == expected[point].shape]
     for point in shared:
         difference = np.abs(found[point] - expected[point])
         most = float(difference.max(initial=0.0))
         scale = float(np.abs(expected[point]).max(initial=0.0))
         if not most <= TOLERANCE * max(scale, 1e-6):  # NaN too
-            return ModuleDifference(point, most, len(shared))
+            return ModuleDifference(point, most, len(shared), describe_relation(point, expected, found) or "")
     return ModuleDifference("", 0.0, len(shared))

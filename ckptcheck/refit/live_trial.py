@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptcheck.runtime.engines.base import Engine
     from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
     from ckptcheck.runtime.trainers.base import Trainer
+    from ckptcheck.runtime.trainers.remote import RemoteTrainer
 
 PREFIX_CACHE_BLOCK = 128
 """Tokens that an engine's prefix cache keeps together, at most."""
@@ -98,6 +99,7 @@ def run_live_trial(
     dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
     CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
     """
+    from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.refit import feasibility
     from ckptcheck.refit.placement import check_devices
     from ckptcheck.refit.source import open_source
@@ -112,6 +114,7 @@ def run_live_trial(
     from ckptcheck.runtime.process.signal_guard import SignalGuard
     from ckptcheck.runtime.trainers import registry as trainers
     from ckptcheck.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.runtime.trainers.transformers import start_transformers
 
     switches = parse_switches(list(engine.switches))
     with SignalGuard() as signal_guard, contextlib.ExitStack() as stack:
@@ -183,12 +186,19 @@ def run_live_trial(
                 prepared.append(prepare_engine())
             return started
 
+        def start_oracle(checkpoint: Path) -> RemoteTrainer:
+            """Start transformers in float32; it computes on the CPU, beside whatever holds the GPUs."""
+            return start_transformers(
+                open_checkpoint(str(checkpoint)), exchange, device="cpu", python=trainer.python, scratch=scratch
+            )
+
         local = ckpt.source.local
         trial = RefitTrial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK, length=DEFAULT_CONTEXT_LEN if local is None else default_context_len(local),
             nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
-            source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None, say=observer.log,
+            source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None,
+            start_oracle=start_oracle if quantization is None else None, say=observer.log,
         )  # fmt: skip
         trace = trial.run()
         signal_guard.ignore_signals()

@@ -9,6 +9,7 @@ from typing import Any
 from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.export_comparison import ExportComparison
+from ckptcheck.refit.module_errors import ModuleErrors
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
@@ -38,6 +39,8 @@ class TrialObservations:
     syncs: list[Sync] = field(default_factory=list)
     scorings: list[Scoring] = field(default_factory=list)
     module_differences: dict[int, ModuleDifference] = field(default_factory=dict)
+    module_errors: ModuleErrors | None = None
+    module_errors_skipped: str = ""
     steps: list[OptimizerStep] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)

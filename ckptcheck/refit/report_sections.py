@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptcheck.linter.report import Section
+from ckptcheck.refit.module_errors import RATIO
 from ckptcheck.refit.noise_floor import why_not_forced
 from ckptcheck.refit.proof import describe_proof
 from ckptcheck.refit.trace import RefitTrace, Sync
@@ -120,9 +121,17 @@ def _hidden_by_floor(trace: RefitTrace) -> tuple[str, ...]:
     allowed = trace.noise_floor.trainer_tolerance
     if allowed.mean <= HIDING_MEAN:
         return ()
+    begin = f"trainer and engine may differ by {allowed.mean:.2g} nats on average before that is told from rounding"
+    if trace.module_errors is not None:
+        shared = trace.module_errors.engine.keys() & trace.module_errors.trainer.keys()
+        return (
+            f"{begin}; {len(shared):,} module outputs were compared with float32 too (REF043): what hides is less than"
+            f" {RATIO:.0f} times what a sound module of this dtype rounds, or lies in decoding alone",
+        )
+    reason = f" ({trace.module_errors_skipped})" if trace.module_errors_skipped else ""
     return (
-        f"trainer and engine may differ by {allowed.mean:.2g} nats on average before that is told from rounding: a head or a router"
-        " in another dtype can hide there; run the trial with --dtype float32, or ckptcheck parity probe and localize, to see it",
+        f"{begin}, and modules were not compared with float32{reason}: a head or a router in another dtype can hide there; run the"
+        " trial with --dtype float32, or ckptcheck parity probe and localize, to see it",
     )
 
 

@@ -14,6 +14,7 @@ from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
+from ckptcheck.refit.module_errors import ModuleErrors
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
@@ -196,6 +197,10 @@ class RefitTrace(EvidenceDefaults):
     scorings: tuple[Scoring, ...] = ()
     module_differences: Mapping[int, ModuleDifference] = field(default_factory=dict)
     """Number of a sync after which logprobs are off although weights are right → where the engine computes otherwise."""
+    module_errors: ModuleErrors | None = None
+    """How far the modules of both sides are from float32; None where that was not measured."""
+    module_errors_skipped: str = ""
+    """Why it was not measured although it was called for, "" otherwise."""
     steps: tuple[OptimizerStep, ...] = ()
     memory: tuple[int, ...] = ()
     """Bytes that the engine holds after the cold load and after every sync."""

@@ -9,6 +9,7 @@ from math import isfinite
 
 from ckptcheck.refit.host_scalars import same_number
 from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
+from ckptcheck.refit.module_errors import describe_module
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.refit.weight_names import trainer_weights
 from ckptcheck.runtime.engines.base import HostScalars, SequenceScores, UnwrittenElements
@@ -178,6 +179,30 @@ def misexported_weights(trace: RefitTrace) -> set[str]:
     wrong = {part.shard.name for each in trace.export_comparisons for part in each.wrong}
     saved = {name for each in trace.export_comparisons for name in each.saved_otherwise}
     return wrong | saved | set(source.differing if source is not None else ())
+
+
+HIDING = 1e-3
+"""Nats below which two float32 sides differ by rounding alone."""
+
+
+def may_compute_otherwise(trace: RefitTrace) -> bool:
+    """Whether the weights of the last sync are right, and trainer and engine differ, or could without passing the noise floor."""
+    sync, engine, trainer = trace.syncs[-1] if trace.syncs else None, trace.engine, trace.trainer
+    if sync is None or engine is None or trainer is None or sync.has_wrong_parameter or sync.unwritten_parts:
+        return False
+    if any(each.wrong for each in trace.export_comparisons):
+        return False
+    is_narrow = {engine.dtype, trainer.dtype} != {"float32"}
+    last = trace.scorings[-1] if trace.scorings else None
+    return is_narrow or (last is not None and not compare_scoring(last).trainer.most <= HIDING)
+
+
+def describe_off_module(trace: RefitTrace) -> str | None:
+    """Say which side computes otherwise than float32 does, and in which module first; None where neither is known to."""
+    errors = trace.module_errors
+    if errors is None or not errors.module or trace.engine is None or trace.trainer is None:
+        return None
+    return describe_module(errors, {"engine": trace.engine.name, "trainer": trace.trainer.name})
 
 
 def wrong_references(trace: RefitTrace, sync: Sync) -> set[Key]:

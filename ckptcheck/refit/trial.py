@@ -25,6 +25,7 @@ from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwi
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.host_scalars import ScalarReader
 from ckptcheck.refit.inflight import InflightUpdate
+from ckptcheck.refit.module_errors import ActivationSource, StartOracle, capture_three_sides, has_room_for_oracle
 from ckptcheck.refit.noise_floor import measure_noise_floor, measure_rounding
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.scoring_inputs import ScoringInputs
@@ -35,7 +36,7 @@ from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.timed_update import timed_update
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import compare_scoring, suspect_steps
+from ckptcheck.refit.trace_queries import compare_scoring, may_compute_otherwise, suspect_steps
 from ckptcheck.runtime.engines.base import Engine, HostScalars, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
@@ -78,7 +79,8 @@ class RefitTrial:
     if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
     that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
     with; None if it cannot be compared. draft_source: the checkpoint with the layers by which the engine drafts, which the cold
-    loads get from there where the trainer does not hold them; None without such layers. say: gets a line for each phase.
+    loads get from there where the trainer does not hold them; None without such layers. start_oracle: starts
+    transformers in float32 with a checkpoint; None if nothing does. say: gets a line for each phase.
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class RefitTrial:
         folder: Path,
         source: Checkpoint | None = None,
         draft_source: Checkpoint | None = None,
+        start_oracle: StartOracle | None = None,
         say: Log = lambda _: None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
         self._folder, self._say, self._nbytes = folder, say, nbytes
         self._source, self._draft_source = source, draft_source
+        self._start_oracle = start_oracle
         self._trainer: Trainer
         self._cold_acceptance: float | None = None
         self._scratch: frozenset[Key] = frozenset()
@@ -134,6 +138,7 @@ class RefitTrial:
                 engine = self._start(self._save_checkpoint(0))
                 self._observe_engine(engine)
             self._run_rounds(engine)
+            self._measure_modules(engine)
             self._measure_rounding()
             self._compare_saved()
         except (CkptcheckError, OSError, KeyboardInterrupt) as error:
@@ -256,6 +261,27 @@ class RefitTrial:
     def _scramble(self, engine: Engine) -> ScrambleResult:
         """Overwrite the weights with marks, but for a draft model of which the trainer sends nothing."""
         return engine.scramble_weights(keep_draft=True) if self._observations.untrained else engine.scramble_weights()
+
+    def _measure_modules(self, engine: Engine) -> None:
+        """Where trainer and engine may differ unseen, or do, compare the modules of both with float32; a failure is only noted."""
+        observations, trainer, start = self._observations, self._trainer, self._start_oracle
+        if start is None or not observations.scorings or not may_compute_otherwise(observations.to_trace()):
+            return
+        if not isinstance(trainer, ActivationSource) or not isinstance(engine, ActivationSource):
+            return
+        step = observations.syncs[-1].step
+        dtypes = engine.info.dtype, trainer.info.dtype
+        with self._run_phase("start", "compare the modules of both sides with float32"):
+            start_oracle = partial(start, self._folder / f"step{step}")
+            if not has_room_for_oracle(observations.weights):
+                observations.module_errors_skipped = "there is no memory for the weights once more in float32"
+                return
+            try:
+                observations.module_errors = capture_three_sides(
+                    step, engine, trainer, start_oracle, self._inputs.sequences[0], self._folder, dtypes
+                )
+            except (CkptcheckError, OSError) as error:
+                observations.module_errors_skipped = str(error)
 
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""

@@ -32,8 +32,8 @@ consistency dumps
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.compare.activations.points import LAYER
 from ckptcheck.parity.localize.localization import Localization
-from ckptcheck.parity.localize.points import LAYER
 from ckptcheck.text.formatting import join_truncated
 
 LOOK = {

@@ -93,4 +93,5 @@ def _describe_module(trace: RefitTrace, sync: Sync) -> str:
         return ""
     if not found.module:
         return f" after its modules ({found.compared:,} put out the same in a prefill): in the logits, or only when it decodes"
-    return f", first in {found.module}, whose output differs by up to {found.most:.3g}"
+    relation = f" ({found.relation})" if found.relation else ""
+    return f", first in {found.module}, whose output differs by up to {found.most:.3g}{relation}"

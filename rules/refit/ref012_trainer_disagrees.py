@@ -33,7 +33,12 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import compare_scoring, input_rounding_tolerance, misexported_weights
+from ckptcheck.refit.trace_queries import (
+    compare_scoring,
+    describe_off_module,
+    input_rounding_tolerance,
+    misexported_weights,
+)
 from ckptcheck.text.formatting import count
 
 
@@ -90,6 +95,11 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
         return (
             f"{export}, and before the step it was not: the trainer exports other weights than it computes with",
             "find what the exporter reads: a copy from before the step, or only some ranks",
+        )
+    if (place := describe_off_module(trace)) is not None:
+        return (
+            f"; a cold load of the same weights is as far off, so the sync is not to blame: {place}",
+            "find what this side computes otherwise there: its configuration, or its implementation of the module",
         )
     return (
         "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame",

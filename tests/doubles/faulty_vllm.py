@@ -11,7 +11,11 @@ vllm_launch.WORKER_EXTENSION = "faulty_vllm_extension.FaultyExtension"
 
 
 def plant(layer: int, what: str) -> None:
-    """Give a layer's second norm another epsilon, its attention another rotary base, or exchange its q, k and v in part."""
+    """Let an engine compute otherwise, with the same weights but for "qkv".
+
+    eps: a layer's second norm has another epsilon. rope: its attention another rotary base. qkv: parts of its q, k and v are
+    exchanged. act: its MLP has another activation. scale: logits lack a factor. head: they are rounded to 8 bits.
+    """
 
     def change(worker: Any) -> None:
         import torch
@@ -31,8 +35,22 @@ def plant(layer: int, what: str) -> None:
                 size = block.self_attn.head_dim
                 heads = weight[: 2 * size].clone()
                 weight[:size], weight[size : 2 * size] = heads[size:], heads[:size]
+        elif what == "act":
+            block.mlp.act_fn = type("Gelu", (torch.nn.Module,), {"forward": gelu_and_mul})()
+        elif what == "scale":
+            worker.model_runner.get_model().logits_processor.scale = 0.25
+        elif what == "head":
+            worker.model_runner.get_model().logits_processor.register_forward_hook(
+                lambda _, __, logits: logits.to(torch.float8_e5m2).to(logits.dtype)
+            )
         else:
             raise ValueError(what)
+
+    def gelu_and_mul(_: Any, gate_up: Any) -> Any:
+        import torch
+
+        gate, up = gate_up.chunk(2, -1)
+        return torch.nn.functional.gelu(gate) * up
 
     vllm_engine._llm().collective_rpc(change)
 

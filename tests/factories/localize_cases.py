@@ -8,11 +8,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ckptcheck.compare.activations.points import PARTS, execution_order
 from ckptcheck.parity.localize.dumps import compare_ranks
 from ckptcheck.parity.localize.dumps.names import AttentionShape
 from ckptcheck.parity.localize.dumps.rank import RankDump
 from ckptcheck.parity.localize.localization import Localization
-from ckptcheck.parity.localize.points import PARTS, execution_order
 from tests.factories.case_table import CaseTable, StrictTable
 
 TOKENS, LAYERS = 12, 3

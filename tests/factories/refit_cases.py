@@ -223,6 +223,31 @@ def megatron_names(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (own,), (2, 3) if ".layers." in name and ".layers.0." not in name else (0, 1)
 
 
+class CapturedModules:
+    """Plays the modules of one side: the same outputs on all sides, but for rounding and for factors.
+
+    factors: point → what its output is multiplied with; 0: it is not finite. seed: of the rounding, 0 for the float32 side.
+    """
+
+    POINTS = ("model.embed_tokens", "model.layers.0.self_attn.q_proj", "model.layers.0.mlp", "model.norm", "lm_head")
+
+    def __init__(self, factors: Mapping[str, float], seed: int) -> None:
+        self._factors, self._seed = factors, seed
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> dict[str, np.ndarray]:
+        found, draw = {}, np.random.default_rng(self._seed)
+        for number, point in enumerate(self.POINTS):
+            rows = 1 if point == "lm_head" else len(tokens)
+            exact = np.random.default_rng(100 + number).standard_normal((rows, 64))
+            noise = 0.004 * draw.standard_normal(exact.shape) if self._seed else 0.0
+            factor = self._factors.get(point, 1.0)
+            found[point] = (exact * (1 + noise) * (factor or np.nan)).astype(np.float32)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
 def refuse_forced_decoding(*_: Any) -> Any:
     """Be an engine that cannot be made to decode given tokens."""
     raise RemoteError("fake", "follow", "RuntimeError", "it has a draft", "")
@@ -263,6 +288,10 @@ class TrialCase(CaseTable, kw_only=True):
     """What is wrong with the trainer, see `FakeTrainer`."""
     settings: dict[str, Any] = {}
     """Settings of the trial, see refit/settings.py."""
+    modules: dict[str, dict[str, float]] | None = None
+    """It can be compared with float32. "engine" and "trainer": point → the factor by which the output of that side is off."""
+    narrow: bool = False
+    """Both sides say that they compute in bfloat16."""
 
 
 def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
@@ -297,14 +326,23 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         if case.version is not None:
             name, version = case.version
             engine.info = replace(engine.info, name=name, version=version)
+        if case.modules is not None:
+            engine.capture_activations = CapturedModules(case.modules.get("engine", {}), 1).capture_activations  # type: ignore[method-assign]
+        if case.narrow:
+            engine.info = replace(engine.info, dtype="bfloat16")
         return engine
 
     trainer = FakeTrainer(folder, **case.trainer)
+    if case.narrow:
+        trainer.info = replace(trainer.info, dtype="bfloat16")
+    if case.modules is not None:
+        trainer.capture_activations = CapturedModules(case.modules.get("trainer", {}), 2).capture_activations  # type: ignore[attr-defined]
+    oracle = CapturedModules({}, 0)
     (folder / "source").mkdir()
     save_file(weights(), folder / "source" / "model.safetensors")
     settings = TrialSettings(**{"bucket_bytes": 1000, "second_bucket_bytes": 300, "decode": 4, **case.settings})
     block = 4 if case.cache else 0
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
-        source=open_checkpoint(str(folder / "source")),
+        source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
     ).run()  # fmt: skip

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.report import Section
-from ckptcheck.parity.localize.points import (
+from ckptcheck.compare.activations.points import (
     Point,
     compare_points,
     execution_order,
@@ -16,8 +14,10 @@ from ckptcheck.parity.localize.points import (
     rounding_limit,
     worst_by_layer,
 )
+from ckptcheck.compare.activations.relation import describe_relation
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
 from ckptcheck.parity.localize.rank_layout import RankLayout
-from ckptcheck.parity.localize.relation import describe_relation
 from ckptcheck.parity.localize.routing import ReroutedLayer, find_rerouted_tokens
 from ckptcheck.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count, join_truncated

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptcheck.compare.activations.points import execution_order
 from ckptcheck.parity.localize.dumps.rank import Replica
-from ckptcheck.parity.localize.points import execution_order
 
 LONGEST = 1 << 16
 """Tokens of a side that ckptcheck puts into another order at most."""

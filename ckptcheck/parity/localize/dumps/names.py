@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.compare.activations.points import PARTS
 from ckptcheck.parity.localize.dumps.rank import RankDump, RankPoints
-from ckptcheck.parity.localize.points import PARTS
 
 if TYPE_CHECKING:
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions

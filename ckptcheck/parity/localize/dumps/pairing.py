@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptcheck.compare.activations.points import EPSILON, execution_order, rounding_limit
+from ckptcheck.compare.activations.relation import describe_relation
 from ckptcheck.parity.localize.dumps.alignment import Match
 from ckptcheck.parity.localize.dumps.rank import Replica
-from ckptcheck.parity.localize.points import EPSILON, execution_order, rounding_limit
 from ckptcheck.parity.localize.rank_layout import UnequalCopy
-from ckptcheck.parity.localize.relation import describe_relation
 
 
 def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str, Any], dict[str, Any]]:

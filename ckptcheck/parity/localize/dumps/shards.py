@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ckptcheck.compare.activations.points import execution_order
 from ckptcheck.parity.localize.dumps.rank import RankPoints, Replica
 from ckptcheck.parity.localize.dumps.stages import split_into_stages
-from ckptcheck.parity.localize.points import execution_order
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj", "up_proj", "act", "lm_head")
 """Suffixes of points of which each tensor-parallel rank has its own columns."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ckptcheck.compare.activations.points import LAYER
 from ckptcheck.parity.localize.dumps.rank import RankPoints
-from ckptcheck.parity.localize.points import LAYER
 
 ROUNDING = 1e-3
 """What one rank sends and the other receives is the same up to this share of its norm."""
