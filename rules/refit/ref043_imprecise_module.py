@@ -12,7 +12,8 @@
 - The message names the side that is off, so nobody searches the other.
 
 ## How to fix
-- Compare the configuration of that side with the model's config.json for the module that is named: scales, epsilons, the rotary base.
+- Compare the configuration of that side with the model's config.json for the module that is named: scales, epsilons, the
+  rotary base.
 - If the module is only rounded further, see in which dtype that side computes it.
 
 ## When it can be wrong
