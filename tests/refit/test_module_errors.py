@@ -23,7 +23,9 @@ def outputs(seed: int, scale: float = 0.004) -> Outputs:
     return found
 
 
-def locate(engine: Mapping[str, np.ndarray], trainer: Mapping[str, np.ndarray], dtype: str = "bfloat16") -> tuple[str, str]:
+def locate(
+    engine: Mapping[str, np.ndarray], trainer: Mapping[str, np.ndarray], dtype: str = "bfloat16"
+) -> tuple[str, str]:
     found = measure_module_errors(0, engine, trainer, outputs(0), (dtype, dtype))
     return found.party, found.module
 
