@@ -24,7 +24,7 @@ from ckptcheck.watch.metrics import PREFIX, Metrics, MetricSink, measure_sync, o
 from ckptcheck.watch.probe import Probe
 
 TAIL = 8
-"""Number of syncs that the rules see, the new one included. The file keeps more; ``ckptcheck refit history`` reads them all."""
+"""Number of digested syncs that the rules see, the new one included. ``ckptcheck refit history`` sees all that the file keeps."""
 
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
@@ -102,7 +102,7 @@ class Watch:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
         target = str(self.record.path) if self.record is not None else "syncs"
         # a finding that comes up because the oldest sync is dropped is not new either
-        kept = self.last[1 - TAIL :]
+        kept = _keep_tail(self.last, TAIL - 1)
         old_findings = self._findings | set(
             run_rules(History(target, tuple(kept)), self._rules).findings if kept else ()
         )
@@ -337,6 +337,12 @@ class Syncing:
                 warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
         if on == "raise" and error is None and report.count("error"):
             raise SyncError(report)
+
+
+def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:
+    """Return the last so many syncs whose weights were digested, and the others from there on."""
+    digested = [place for place, sync in enumerate(syncs) if sync.is_digested]
+    return syncs[digested[-number] :] if len(digested) >= number else syncs[-10 * number :]
 
 
 def _describe_finding(finding: Finding) -> str:

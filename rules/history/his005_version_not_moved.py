@@ -24,7 +24,9 @@ from ckptcheck.refit.history.history import History, SyncPair
 
 
 def _pairs_with_versions(history: History) -> list[SyncPair]:
-    return [pair for pair in history.pairs if pair.before.version is not None and pair.after.version is not None]
+    return [
+        pair for pair in history.version_pairs if pair.before.version is not None and pair.after.version is not None
+    ]
 
 
 @rule(

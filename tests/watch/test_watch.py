@@ -159,6 +159,22 @@ def test_every_third_sync_is_looked_at_and_other_ranks_do_nothing(tmp_path: Path
     assert not (tmp_path / "other.jsonl").exists()
 
 
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_lost_tensor_is_found_though_most_syncs_are_not_looked_at(every: int) -> None:
+    """Also in an engine whose digests compare with nothing: there only what did not change tells."""
+    for alike in (True, False):
+        trainer, engine, told = Trainer(), Engine(), list[Finding]()
+        engine.alike = alike  # type: ignore[misc]
+        watch = Watch(engine, every=every, on=told.append)
+        for step in range(41):
+            engine.deaf = (NAMES[2],) if step > 1 else ()
+            synced(trainer, engine, watch)
+            trainer.step()
+        first = min(int(finding.message.split()[1].rstrip(":")) for finding in told if finding.code == "HIS001")
+        assert first <= 2 + 2 * every
+        assert {finding.code for finding in told} <= {"HIS001", "HIS008"}
+
+
 def test_torch_tensors_where_they_lie() -> None:
     needs("torch")
     import torch

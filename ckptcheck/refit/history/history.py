@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -64,6 +64,15 @@ class SyncPair:
         return None
 
 
+def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]:
+    """Return each sync with the one before it, if the same process recorded both. syncs: their places in the record, and they."""
+    return tuple(
+        SyncPair(index, before_index, before, after)
+        for (before_index, before), (index, after) in pairwise(syncs)
+        if before.run == after.run
+    )
+
+
 def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
     """Return the names that have different digests before and after."""
     return frozenset(name for name, value in after.items() if name in before and before[name] != value)
@@ -112,13 +121,16 @@ class History(EvidenceDefaults):
 
     @cached_property
     def pairs(self) -> tuple[SyncPair, ...]:
-        """Each successful sync with the successful one before it, if the same process recorded both."""
-        successful = [(index, sync) for index, sync in enumerate(self.syncs) if sync.ok]
-        return tuple(
-            SyncPair(index, before_index, before, after)
-            for (before_index, before), (index, after) in pairwise(successful)
-            if before.run == after.run
-        )
+        """Each successful sync whose weights were digested with the one before it, if the same process recorded both.
+
+        A watch may digest the weights at every n-th sync only: those in between tell nothing of them.
+        """
+        return _pair_syncs((index, sync) for index, sync in enumerate(self.syncs) if sync.ok and sync.is_digested)
+
+    @cached_property
+    def version_pairs(self) -> tuple[SyncPair, ...]:
+        """Each successful sync with the successful one before it, digested or not, if the same process recorded both."""
+        return _pair_syncs((index, sync) for index, sync in enumerate(self.syncs) if sync.ok)
 
     @cached_property
     def step_pairs(self) -> tuple[SyncPair, ...]:

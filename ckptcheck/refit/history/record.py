@@ -90,6 +90,11 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     probe: ProbeRecord | None = None
     """The parity of both sides after the sync, None if it was not measured."""
 
+    @property
+    def is_digested(self) -> bool:
+        """Whether the weights of either side were digested."""
+        return bool(self.sent or self.held)
+
 
 class Record:
     """A file to which syncs are appended. keep: how many of the last ones stay; CkptcheckError for less than 2."""
