@@ -6,6 +6,7 @@ caller asks for that.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -18,10 +19,11 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
-from ckptcheck.refit.history.record import KEEP, RUN_ID, Record, SyncRecord
+from ckptcheck.refit.history.record import KEEP, Record, SyncRecord, run_id
 from ckptcheck.watch.engine_side import WatchedEngine, read_engine
 from ckptcheck.watch.metrics import PREFIX, Metrics, MetricSink, measure_sync, open_sinks
 from ckptcheck.watch.probe import Probe
+from ckptcheck.watch.record_claim import claim_record
 
 TAIL = 8
 """Number of digested syncs that the rules see, the new one included. ``ckptcheck refit history`` sees all that the file keeps."""
@@ -76,8 +78,10 @@ class Watch:
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
-        self.record = Record(record, keep=keep) if record is not None and enabled else None
+        # a job may change its folder
+        self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
+        self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
         self.last: list[SyncRecord] = []
         self.number = 0
         self.said: set[str] = set()
@@ -92,6 +96,31 @@ class Watch:
         """
         self.number += 1
         return Syncing(self, step, loss, version, whole=self.enabled and (self.number - 1) % self.every == 0)
+
+    def append(self, sync: SyncRecord) -> None:
+        """Append a sync to the record; another process that has the file already leaves this one a file beside it.
+
+        A process that was forked after the watch was made continues the file. Raises CkptcheckError and OSError.
+        """
+        if self.record is None:
+            return
+        if not self._has_claimed and os.getpid() == self._maker:
+            path = claim_record(self.record.path)
+            if path != self.record.path:
+                self.say(f"another process writes {self.record.path}; this one records to {path}")
+                self.record = Record(path, keep=self._keep)
+            self._has_claimed = True
+        self.record.append(sync)
+
+    def say(self, message: str) -> None:
+        """Warn of trouble of the watch itself, once."""
+        if message not in self.said:
+            self.said.add(message)
+            warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=4)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the rules, which were loaded from files and cannot be pickled; they are loaded again."""
+        return {**self.__dict__, "_rules": []}
 
     def judge(self, sync: SyncRecord) -> Report:
         """Judge the last syncs, and return only the findings that are new with this one."""
@@ -129,7 +158,7 @@ class Syncing:
 
     def __init__(self, watch: Watch, step: int | None, loss: float | None, version: str | None, *, whole: bool) -> None:
         self._watch, self._whole, self._number = watch, whole, watch.number
-        self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=RUN_ID)
+        self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=run_id())
         self._began = self._checking = 0.0
         self._unseen = self._over = False
         self._given = self._taken = 0
@@ -250,9 +279,7 @@ class Syncing:
         if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
             self._quietly("compare the logprobs of both sides", self._probe)
         sync.checked = self._checking + time.monotonic() - began
-        if watch.record is not None:
-            record = watch.record
-            self._quietly("write the record", lambda: record.append(sync))
+        self._quietly("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and (last.sent or last.held)), None)
         self._quietly("judge the sync", self._judge)
         for sink in watch.sinks:
@@ -318,21 +345,26 @@ class Syncing:
 
         return self._quietly("ask the engine for its version", ask)
 
-    def _quietly(self, task: str, action: Callable[[], object]) -> bool:
-        """Run an action and return whether it succeeded. An exception becomes a warning and does not reach the training loop."""
+    def _quietly(self, task: str, action: Callable[[], object], *, once: bool = False) -> bool:
+        """Run an action and return whether it succeeded. An exception becomes a warning and does not reach the training loop.
+
+        once: warn of the first failure of this task only.
+        """
         try:
             action()
             return True
         except Exception as error:
             message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
+            if not once or task not in self._watch.said:
+                self._watch.said.add(task)
+                warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
             return False
 
     def _tell(self, report: Report, error: BaseException | None) -> None:
         on = self._watch.on
         for finding in report.findings:
             if callable(on):
-                on(finding)
+                self._quietly(f"report {finding.code}", partial(on, finding))
             elif on == "warn" or finding.severity != "error" or error is not None:
                 warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
         if on == "raise" and error is None and report.count("error"):

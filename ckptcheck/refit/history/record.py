@@ -8,6 +8,7 @@ that are not syncs are kept, because somebody else wrote them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -34,7 +35,17 @@ LONGEST = 1 << 27
 NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
 """Digests of a tensor without bytes, ckptcheck's own and that of vLLM's servers: they do not tell what the engine computes with."""
 RUN_ID = uuid.uuid4().hex[:12]
-"""Identifies this process: in the next one, versions and steps may start again."""
+"""Identifies the process that imported this module; see `run_id`."""
+_IMPORTED_BY = os.getpid()
+LOCK_PATIENCE = 1.0
+"""Seconds to wait for another process that writes to the same file: a job must not wait for one that was stopped."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems without locks answer, such as some network file systems."""
+
+
+def run_id() -> str:
+    """Return what identifies this process: in another one, versions and steps may start again, also in one that was forked."""
+    return RUN_ID if os.getpid() == _IMPORTED_BY else f"{RUN_ID}-{os.getpid()}"
 
 
 class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -121,7 +132,7 @@ class Record:
 
         Raises CkptcheckError if the file cannot be written, or if it holds something else than syncs.
         """
-        sync.run = sync.run or RUN_ID
+        sync.run = sync.run or run_id()
         sync.time = sync.time or utc_now()
         line = msgspec.json.encode(sync) + b"\n"
         try:
@@ -226,14 +237,25 @@ def _ends_with_newline(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(handle: int) -> Iterator[None]:
-    """Lock the file against other writers, if the system has locks."""
+    """Lock the file against other writers, if the system has locks. Raises OSError if another process keeps it locked."""
     try:
         import fcntl
     except ImportError:
         yield
         return
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
+    end = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                break
+            if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                raise
+            if time.monotonic() > end:
+                raise OSError(errno.EWOULDBLOCK, "another process keeps it locked") from None
+            time.sleep(0.01)
+        else:
+            break
+    # closing the file ends the lock
+    yield
