@@ -20,7 +20,7 @@ from ckptcheck.refit.history.history import open_history
 from ckptcheck.refit.history.record import Record, SyncRecord, read_record
 from ckptcheck.watch import SyncWarning, Watch
 from tests.paths import ROOT
-from tests.watch.toy import Engine, Trainer
+from tests.watch.toy import Trainer
 
 JOB = """
 import sys, time
