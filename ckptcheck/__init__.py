@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckptcheck.api import (
         attach,
         calibrate_floor,
+        conformance,
         convert_rollouts,
         critic,
         diff,
@@ -69,6 +70,7 @@ __all__ = [
     "__version__",
     "attach",
     "calibrate_floor",
+    "conformance",
     "convert_rollouts",
     "critic",
     "diff",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ckptcheck.parity.calibrate import FloorMeasurement
     from ckptcheck.parity.rollouts import Rollouts
     from ckptcheck.preflight.job import Job
+    from ckptcheck.refit.conformance.own_transport import WeightTransport
     from ckptcheck.runtime.process.exchange import TensorExchange
     from ckptcheck.runtime.trainers.base import Trainer
     from ckptcheck.scanning import ScanRequest
@@ -757,6 +758,77 @@ def refit(
             record_error = error
     if record_error is not None:
         raise RecordError(record_error.message, report) from record_error
+    return report
+
+
+def conformance(
+    source: StrPath | None = None,
+    *,
+    transport: str | Callable[[], WeightTransport] | None = None,
+    engine: str = "vllm",
+    engine_tp: int = 1,
+    engine_mode: EngineMode = "plain",
+    dtype: Dtype = "float32",
+    engine_gpus: str | None = None,
+    switch: Sequence[str] = (),
+    hf_config: StrPath | None = None,
+    engine_python: StrPath | None = None,
+    despite_errors: bool = False,
+    markdown: StrPath | None = None,
+    observer: Observer = SILENT,
+) -> Report:
+    """Put faults on a transport, one after the other, and report how each was answered (``ckptcheck refit --conformance``).
+
+    Args:
+        source: a checkpoint whose weights are sent; None, for a transport of your own: random ones of the receiver's shapes.
+        transport: how weights reach the engine, by its name (None: the engine's first), or one of your own: a class with five
+            methods, or its name as ``module:Class``.
+        engine: the inference engine: vllm or sglang.
+        engine_tp: tensor parallelism of the engine.
+        engine_mode: plain keeps weights readable on a CPU; stock leaves the engine as it is.
+        dtype: what the engine computes in.
+        engine_gpus: GPUs that the engine may see, comma-separated; None: all.
+        switch: settings of the engine, as ``NAME=VALUE``.
+        hf_config: folder with the config.json of a Megatron run's model.
+        engine_python: a Python that has the engine; None: the one that ckptcheck installed.
+        despite_errors: go on where a scan of the source finds errors; the report names them.
+        markdown: file for the table in Markdown.
+        observer: receives messages.
+
+    Raises CkptcheckError for what cannot be started.
+
+    """
+    switch = _wrap_single(switch)
+    _require_ranges(engine_tp=engine_tp)
+    engine_gpus = _normalize_gpus("--engine-gpus", engine_gpus)
+    from ckptcheck.refit.conformance.live_run import is_own_transport, try_engine_transport, try_own_transport
+    from ckptcheck.refit.live_trial import TrialEngine, TrialSource
+    from ckptcheck.refit.source import add_source_errors
+    from ckptcheck.runtime.engines import registry
+    from ckptcheck.text.file_io import replace_file, require_writable
+    from ckptcheck.unused_options import Arguments, reject_unused_conformance_options
+
+    is_own = is_own_transport(transport)
+    reject_unused_conformance_options(Arguments(conformance, locals()), is_own=is_own, has_source=source is not None)
+    _require_choices(engine_mode=(engine_mode, EngineMode), dtype=(dtype, Dtype))
+    if markdown is not None:
+        require_writable(Path(markdown))
+    trial_source = None if source is None else TrialSource(os.fspath(source), _path(hf_config), despite_errors)
+    if transport is not None and (is_own or not isinstance(transport, str)):
+        trace = try_own_transport(transport, trial_source, observer=observer)
+    elif trial_source is None:
+        raise CkptcheckError(
+            "there are no weights to send", hint="name a checkpoint, or a transport of your own by module:Class"
+        )
+    else:
+        trace = try_engine_transport(
+            registry.choose_transport(engine, transport), trial_source,
+            TrialEngine(engine, engine_tp, engine_mode, switch, engine_gpus, _path(engine_python)),
+            dtype=dtype, observer=observer,
+        )  # fmt: skip
+    report = add_source_errors(_report(trace), trial_source.errors if trial_source is not None else None)
+    if markdown is not None:
+        replace_file(Path(markdown), trace.markdown().encode())
     return report
 
 

@@ -29,6 +29,12 @@ LOCALIZE_OPTIONS = (
 TRAINER_OPTIONS = ("trainer", "tp", "pp", "ep", "device", "trainer_gpus", "trainer_python")
 SOURCE_OPTIONS = (*TRAINER_OPTIONS, "engine_python", "hf_config", "despite_errors", "keep")
 """Options of ``refit --attach`` about what is started with SOURCE."""
+CONFORMANCE_UNUSED = (
+    "attach", *TRAINER_OPTIONS, "quantize", "ignore", "trainer_quantizer", "bucket_mb", "pause", "sleep_level", "steps", "perturb",
+    "check_weights", "check_logprobs", "timeout", "record", "keep", "allow_write", "allow_remote",
+)  # fmt: skip
+"""Options of ``refit`` about a trainer, servers and the length of a trial."""
+ENGINE_OPTIONS = ("engine", "engine_tp", "engine_mode", "dtype", "engine_gpus", "switch", "engine_python")
 ATTACHED = "with --attach: the servers run already, and no sync is made"
 
 
@@ -150,6 +156,15 @@ def reject_unused_refit_options(
     if not checks_logprobs:
         options.reject(["fast"], "with --no-check-logprobs: nothing is scored")
         _reject_phases(timeouts, ["score"], "with --no-check-logprobs: nothing is scored")
+
+
+def reject_unused_conformance_options(options: Options, *, is_own: bool, has_source: bool) -> None:
+    """Reject options of ``refit --conformance``. is_own: whether the transport is a class of the user's own."""
+    options.reject(CONFORMANCE_UNUSED, "with --conformance: no trainer runs, and the kit chooses what is sent")
+    if is_own:
+        options.reject(ENGINE_OPTIONS, "with a transport of your own, which brings its receiver")
+    if not has_source:
+        options.reject(["hf_config", "despite_errors"], "without SOURCE")
 
 
 def reject_unused_attach_options(

@@ -45,6 +45,7 @@ from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.run_comparison import RunComparison
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.preflight.job import Job
+from ckptcheck.refit.conformance.trace import ConformanceTrace
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.lora.trace import LoraTrace
 from ckptcheck.refit.running_servers.trace import ServerEvidence
@@ -64,6 +65,7 @@ from tests.factories.checkpoint_cases import (
     load_cases,
 )
 from tests.factories.comparison_cases import build_comparison
+from tests.factories.conformance_cases import build_conformance
 from tests.factories.critic_cases import build_critic
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
@@ -92,6 +94,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "attribution": lambda table, _: build_attribution(table),
     "localization": lambda table, _: build_localization(table),
     "critic": lambda table, _: build_critic(table),
+    "conformance": lambda table, _: build_conformance(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -123,6 +126,7 @@ EVIDENCE = SCANNED | {
     "attribution": Attribution,
     "localization": Localization,
     "critic": CriticComparison,
+    "conformance": ConformanceTrace,
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

@@ -27,7 +27,12 @@ from ckptcheck.cli.options import (
 )
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines.transports import describe_transports
-from ckptcheck.unused_options import ATTACHED, reject_unused_attach_options, reject_unused_refit_options
+from ckptcheck.unused_options import (
+    ATTACHED,
+    reject_unused_attach_options,
+    reject_unused_conformance_options,
+    reject_unused_refit_options,
+)
 
 TRIAL_OPTIONS = (
     "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
@@ -171,6 +176,17 @@ def refit(
         bool,
         typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them."),
     ] = False,
+    conformance: Annotated[
+        bool,
+        typer.Option(
+            "--conformance",
+            help="Put faults on the transport instead, one after the other, and report how each is answered;"
+            " --transport module:Class names one of your own.",
+        ),
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table of --conformance in Markdown.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints that the trial writes.")] = False,
     format: Format = "text",
     output: Output = None,
@@ -179,6 +195,8 @@ def refit(
 ) -> None:
     """Sync a trainer's weights into a live engine, at step 0 and after steps, and compare with a cold load of the same weights.
 
+    With --conformance no trainer runs: faults are put on the transport, and the report says who noticed each.
+
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck.cli import output as out
@@ -186,6 +204,19 @@ def refit(
     from ckptcheck.text.file_io import require_output_apart, require_writable
 
     written = WrittenOptions(ctx)
+    if conformance:
+        reject_unused_conformance_options(
+            written, is_own=transport is not None and ":" in transport, has_source=source is not None
+        )
+        require_writable(output)
+        require_output_apart(output, markdown, Path(source) if source is not None else None)
+        report = api.conformance(
+            source, transport=transport, engine=engine, engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype,
+            engine_gpus=engine_gpus, switch=switch or (), hf_config=hf_config, engine_python=engine_python,
+            despite_errors=despite_errors, markdown=markdown, observer=out.TERMINAL,
+        )  # fmt: skip
+        out.finish(report, format, output, fail_on, verbose=verbose)
+    written.reject(["markdown"], "without --conformance")
     if attach:
         written.reject(TRIAL_OPTIONS, ATTACHED)
         reject_unused_attach_options(

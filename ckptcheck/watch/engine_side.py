@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,6 +94,11 @@ class _ModuleSide:
             for part, view in split_fused(name, weight, modules[owner], names):
                 digests[f"0/{part}"] = prefix + digest(view)
         return EngineWeights(digests, unseen)
+
+    def tensors(self) -> Iterable[tuple[str, Any]]:
+        """Yield the name and the tensor of every parameter."""
+        pairs: Iterable[tuple[str, Any]] = self._model.named_parameters()
+        return pairs
 
     def version(self) -> str | None:
         """Return None: a module has no version."""

@@ -107,6 +107,8 @@ class UpdateResult:
     """The names that the engine reports as loaded, None where it reports none."""
     weight_version: str | None = None
     """The weight version that the engine reports afterwards."""
+    refusal: str = ""
+    """How the engine refused what the conformance kit tried between two buckets, "" where it did not."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,14 @@ def decode_update(reply: Mapping[str, Any]) -> UpdateResult:
     """Decode the result of an update."""
     names = reply.get("loaded_names")
     loaded_names = None if names is None else tuple(names)
-    return UpdateResult(reply["ok"], reply["message"], reply["seconds"], loaded_names, reply.get("weight_version"))
+    return UpdateResult(
+        reply["ok"],
+        reply["message"],
+        reply["seconds"],
+        loaded_names,
+        reply.get("weight_version"),
+        reply.get("refusal", ""),
+    )
 
 
 def decode_scores(replies: Iterable[Mapping[str, Any]]) -> list[SequenceScores]:

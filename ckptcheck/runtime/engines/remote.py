@@ -181,14 +181,14 @@ class RemoteEngine(ABC, Generic[Options]):
         return codec.decode_unwritten(self._call_ranks("find_unwritten"))
 
     def update_weights(
-        self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None
+        self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None, version: str | None = None
     ) -> UpdateResult:
-        """Update the weights by one of `transports` (see transports.py).
+        """Update the weights by one of `transports` (see transports.py). version: of the weights, None for the next number.
 
         The buckets of a process group have its address (process_group.py), and its rank 0 sends meanwhile; those of ipc have the
         handles of their tensors. Raises CkptcheckError for a transport that this engine does not have.
         """
-        return self._update(buckets, transport, timeout)
+        return self._update(buckets, transport, timeout, **({} if version is None else {"version": version}))
 
     def _update(
         self, buckets: Sequence[Bucket], transport: str, timeout: float | None, **arguments: Any

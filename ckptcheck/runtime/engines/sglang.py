@@ -111,13 +111,20 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         return results
 
     def update_weights(
-        self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None, flush: bool = True
+        self,
+        buckets: Sequence[Bucket],
+        transport: str,
+        *,
+        timeout: float | None = None,
+        version: str | None = None,
+        flush: bool = True,
     ) -> UpdateResult:
         """Update the weights by one of `transports`; see `RemoteEngine.update_weights`.
 
         flush: have SGLang flush its cache with the last bucket, which is SGLang's default.
         """
-        return self._update(buckets, transport, timeout, flush=flush)
+        more = {} if version is None else {"version": version}
+        return self._update(buckets, transport, timeout, flush=flush, **more)
 
     def sleep(self, level: int = 1) -> None:
         """Release device memory (release_memory_occupation); on a CPU nothing is released.

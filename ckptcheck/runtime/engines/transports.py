@@ -34,6 +34,8 @@ class Transport:
     """Whether an engine has this transport only if it was started for it."""
     joins_buckets: bool = False
     """Whether the engine gets all buckets as one stream, so that their size makes no difference."""
+    has_session: bool = False
+    """Whether an update has a beginning and an end at the engine, between which other calls can come."""
     supports_inflight: bool = False
     """Whether the engine takes weights in this way while requests run (``--pause``)."""
 
@@ -53,23 +55,28 @@ TRANSPORTS: Mapping[str, tuple[Transport, ...]] = {
         Transport("reload", "reload_weights, one call for all buckets", joins_buckets=True, supports_inflight=True),
         Transport(
             "gloo", "the weight-transfer API with a gloo backend of ckptcheck",
-            sender="group", rendezvous="gloo", devices=("cpu",), needs_launch=True,
+            sender="group", rendezvous="gloo", devices=("cpu",), needs_launch=True, has_session=True,
         ),
         Transport(
             "nccl", "the weight-transfer API over NCCL",
-            sender="group", rendezvous="nccl-id", devices=("cuda",), needs_launch=True,
+            sender="group", rendezvous="nccl-id", devices=("cuda",), needs_launch=True, has_session=True,
         ),
         Transport(
-            "ipc", "the weight-transfer API over CUDA IPC", sender="ipc", devices=("cuda",), needs_launch=True
+            "ipc", "the weight-transfer API over CUDA IPC",
+            sender="ipc", devices=("cuda",), needs_launch=True, has_session=True,
         ),
         Transport("load_weights", "the model's own load_weights, one call a bucket"),
     ),
     "sglang": (
-        Transport("tensor", "update_weights_from_tensor", supports_inflight=True),
-        Transport("flattened_bucket", "update_weights_from_tensor with one buffer a bucket"),
-        Transport("gloo", "update_weights_from_distributed over gloo", sender="group", rendezvous="gloo"),
+        Transport("tensor", "update_weights_from_tensor", has_session=True, supports_inflight=True),
+        Transport("flattened_bucket", "update_weights_from_tensor with one buffer a bucket", has_session=True),
         Transport(
-            "nccl", "update_weights_from_distributed over NCCL", sender="group", rendezvous="nccl", devices=("cuda",)
+            "gloo", "update_weights_from_distributed over gloo",
+            sender="group", rendezvous="gloo", has_session=True,
+        ),
+        Transport(
+            "nccl", "update_weights_from_distributed over NCCL",
+            sender="group", rendezvous="nccl", devices=("cuda",), has_session=True,
         ),
         Transport("disk", "update_weights_from_disk", joins_buckets=True),
     ),

@@ -148,11 +148,17 @@ def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
     inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
 
 
-def update_weights(buckets: list[dict[str, Any]], transport: str, flush: bool) -> dict[str, Any]:
-    """Update the weights by a transport (sglang_update.py); return the result. flush: flush the cache with the last bucket."""
+def update_weights(
+    buckets: list[dict[str, Any]], transport: str, flush: bool, version: str | None = None
+) -> dict[str, Any]:
+    """Update the weights by a transport (sglang_update.py); return the result.
+
+    flush: flush the cache with the last bucket. version: of the weights, None for the next number.
+    """
     _wait_until_idle()
     _running["updates"] += 1
-    return dict(_run(_update(buckets, transport, flush, str(_running["updates"]))))
+    chosen = str(_running["updates"]) if version is None else version
+    return dict(_run(_update(buckets, transport, flush, chosen)))
 
 
 async def _update(buckets: list[dict[str, Any]], transport: str, flush: bool, version: str) -> dict[str, Any]:

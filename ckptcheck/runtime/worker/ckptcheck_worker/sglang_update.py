@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from . import tensor_files, tensors
+from . import interruptions, tensor_files, tensors
 
 Answer = tuple[bool, str]
 """(success, message) of a call of SGLang."""
@@ -53,6 +53,8 @@ class Progress:
     """When the update itself began: the time to join a group is no part of it."""
     group: dict[str, Any] | None = None
     """The process group to leave after the update."""
+    refusal: str = ""
+    """How SGLang refused what was tried in the midst of the update."""
 
 
 def has_session() -> bool:
@@ -74,13 +76,50 @@ async def run_update(engine: Any, transport: str, update: Update) -> dict[str, A
         await _leave_group(engine, progress.group)
     errors = [message for ok, message in progress.answers if not ok]
     version = engine.tokenizer_manager.config_value("weight_version")
-    return {"ok": not errors, "message": "; ".join(errors), "seconds": seconds, "weight_version": str(version)}
+    return {
+        "ok": not errors,
+        "message": "; ".join(errors),
+        "seconds": seconds,
+        "weight_version": str(version),
+        "refusal": progress.refusal,
+    }
+
+
+async def _comes_between(engine: Any, bucket: dict[str, Any], progress: Progress) -> bool:
+    """Let happen what stands between two buckets (interruptions.py); return whether there is no bucket to send."""
+    if not interruptions.interrupt(bucket):
+        # the sender of a second update that is refused sends nothing
+        return bool(progress.refusal and bucket["address"].get("is_second"))
+    if progress.refusal:
+        return True
+    inner = Progress([], progress.begin)
+    try:
+        kind = interruptions.find_kind(bucket)
+        if kind == "begin":
+            await _begin_session(engine, inner)
+        elif kind == "end":
+            await _end_session(engine, inner)
+        elif kind == "sleep":
+            await _sleep_and_wake(engine)
+    except Exception as error:
+        inner.answers.append((False, f"{type(error).__name__}: {error}"))
+    progress.refusal = "; ".join(message for ok, message in inner.answers if not ok)
+    return True
+
+
+async def _sleep_and_wake(engine: Any) -> None:
+    from sglang.srt.managers import io_struct
+
+    await engine.tokenizer_manager.release_memory_occupation(io_struct.ReleaseMemoryOccupationReqInput(), None)
+    await engine.tokenizer_manager.resume_memory_occupation(io_struct.ResumeMemoryOccupationReqInput(), None)
 
 
 async def _send_tensors(engine: Any, update: Update, progress: Progress, *, flatten: bool) -> None:
     """Send tensors in a session, one call a bucket. flatten: as one buffer a bucket."""
     await _begin_session(engine, progress)
     for number, bucket in enumerate(update.buckets, 1):
+        if await _comes_between(engine, bucket, progress):
+            continue
         progress.answers.append(await _send_bucket(engine, bucket, flatten, update.bucket_options(number)))
     await _end_session(engine, progress)
 
@@ -149,6 +188,8 @@ async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *,
         return
     await _begin_session(engine, progress)
     for number, bucket in enumerate(update.buckets, 1):
+        if await _comes_between(engine, bucket, progress):
+            continue
         progress.answers.append(await _update_from_distributed(engine, bucket, **update.bucket_options(number)))
     await _end_session(engine, progress)
     if has_barrier:
@@ -200,6 +241,8 @@ async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> No
     try:
         shutil.copy(os.path.join(engine.server_args.model_path, "config.json"), update.folder)
         for number, bucket in enumerate(update.buckets, 1):
+            if interruptions.interrupt(bucket):
+                continue
             file = f"model-{number:05d}-of-{len(update.buckets):05d}.safetensors"
             os.symlink(bucket["address"]["path"], os.path.join(update.folder, file))
         request = UpdateWeightFromDiskReqInput(

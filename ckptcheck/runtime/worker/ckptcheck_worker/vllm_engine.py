@@ -119,9 +119,10 @@ def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
     inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
 
 
-def update_weights(buckets: list[dict[str, Any]], transport: str) -> dict[str, Any]:
-    """Update the weights by a transport (vllm_update.py); return the result of the update."""
-    result = vllm_update.TRANSPORTS[transport](_llm(), call_ranks, buckets, str(_running["updates"] + 1))
+def update_weights(buckets: list[dict[str, Any]], transport: str, version: str | None = None) -> dict[str, Any]:
+    """Update the weights by a transport (vllm_update.py); return the result. version: of the weights, None for the next number."""
+    chosen = str(_running["updates"] + 1) if version is None else version
+    result = vllm_update.TRANSPORTS[transport](_llm(), call_ranks, buckets, chosen)
     # only the weight-transfer API has a version
     _running["updates"] += result["ok"] and "weight_version" in result
     return result

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from . import ipc, tensors, vllm_gloo
+from . import interruptions, ipc, tensors, vllm_gloo
 
 CallRanks = Callable[[str, "list[Any]"], "list[Any]"]
 """Calls a method of every worker's extension."""
@@ -79,7 +79,7 @@ def _load(call_ranks: CallRanks, buckets: list[dict[str, Any]], raw: bool) -> di
 
 def transfer(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
     """Update the weights by the weight-transfer API, one call a bucket; return the result. version: of the update."""
-    begin, error = time.perf_counter(), ""
+    begin, error, refusal = time.perf_counter(), "", ""
     call_ranks("fill_new_memory", [True])
     try:
         llm.init_weight_transfer_engine({"init_info": init_info(buckets[0]["address"])})
@@ -87,7 +87,11 @@ def transfer(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], ver
         begin = time.perf_counter()
         llm.start_weight_update()
         for bucket in buckets:
-            llm.update_weights({"update_info": update_info(bucket)})
+            if interruptions.interrupt(bucket):
+                refusal = refusal or _interrupt(llm, interruptions.find_kind(bucket), version)
+            # the sender of a second update that is refused sends nothing
+            elif not (refusal and bucket["address"].get("is_second")):
+                llm.update_weights({"update_info": update_info(bucket)})
         _finish(llm, version)
     except Exception as exception:
         error = describe_error(exception)
@@ -97,7 +101,23 @@ def transfer(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], ver
     except Exception as exception:
         error = error or describe_error(exception)
     call_ranks("fill_new_memory", [False])
-    return {**_result(begin, error, weight_version=_weight_version(llm)), "seconds": seconds}
+    more = {"weight_version": _weight_version(llm), "refusal": refusal}
+    return {**_result(begin, error, **more), "seconds": seconds}
+
+
+def _interrupt(llm: Any, kind: str, version: str) -> str:
+    """Let a second update begin or end, or the engine sleep, in the midst of an update; return how vLLM refused it, "" if not."""
+    try:
+        if kind == "begin":
+            llm.start_weight_update()
+        elif kind == "end":
+            _finish(llm, f"{version}-second")
+        elif kind == "sleep":
+            llm.sleep(level=1)
+            llm.wake_up()
+    except Exception as error:
+        return describe_error(error)
+    return ""
 
 
 def init_info(address: dict[str, Any]) -> dict[str, Any]:

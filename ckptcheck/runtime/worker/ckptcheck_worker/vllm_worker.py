@@ -10,7 +10,19 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import capture, hf_hooks, host_scalars, inventory, ipc, tensor_files, tensors, vllm_gloo, vllm_lora, vllm_plain
+from . import (
+    capture,
+    hf_hooks,
+    host_scalars,
+    interruptions,
+    inventory,
+    ipc,
+    tensor_files,
+    tensors,
+    vllm_gloo,
+    vllm_lora,
+    vllm_plain,
+)
 
 vllm_plain.apply_plain_mode()
 vllm_gloo.register()
@@ -70,7 +82,7 @@ class Extension:
             with torch.no_grad(), self._ckptcheck_filled_memory():
                 if raw:
                     return {"rank": self.rank, "loaded_names": self._ckptcheck_load_raw(buckets)}
-                stream = (named for bucket in buckets for named in tensor_files.read_bucket(bucket))
+                stream = interruptions.read_stream(buckets)
                 self.reload_weights(weights_iterator=stream, is_checkpoint_format=True)  # type: ignore[attr-defined]
         except Exception as error:
             return {"rank": self.rank, "error": f"{type(error).__name__}: {error}"}
@@ -84,6 +96,8 @@ class Extension:
         loaded: set[str] = set()
         with torch.inference_mode():
             for bucket in buckets:
+                if interruptions.interrupt(bucket):
+                    continue
                 names = model.load_weights(tensor_files.read_bucket(bucket))
                 reports_names, loaded = reports_names and names is not None, loaded.union(names or ())
         return sorted(loaded) if reports_names else None

@@ -1,0 +1,128 @@
+"""The faults that the kit puts on a transport, as the events of one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+OLD, NEW = 0, 1
+"""The two sets of weights: those that the receiver holds before a fault, and those that the faulty update brings."""
+
+FaultKind = Literal[
+    "poison", "drop", "drop-tensor", "lose", "duplicate", "stale-duplicate", "reorder", "delay", "truncate",
+    "kill-sender", "kill-receiver", "still-version", "two-updates", "generation", "sleep",
+]  # fmt: skip
+
+TITLES: dict[FaultKind, str] = {
+    "poison": "marks are written over the weights before a sound update",
+    "drop": "a bucket is never sent",
+    "drop-tensor": "a tensor is missing from its bucket",
+    "lose": "a bucket is announced and lost on the wire",
+    "duplicate": "a bucket is sent twice",
+    "stale-duplicate": "a bucket of the update before arrives once more at the end",
+    "reorder": "the buckets come in reverse order",
+    "delay": "a bucket comes late",
+    "truncate": "the last tensor of a bucket has half its rows",
+    "kill-sender": "the sender dies",
+    "kill-receiver": "a receiver dies",
+    "still-version": "new weights come under the version of the old ones",
+    "two-updates": "a second update runs between two buckets of the first",
+    "generation": "an update comes while a response is generated",
+    "sleep": "the receiver sleeps and wakes between two buckets",
+}
+"""Fault → what happens, for tables; in the order in which the kit tries them."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A bucket on its way."""
+
+    bucket: int
+    values: int = NEW
+    """Which of the two sets of weights it brings."""
+    is_cut: bool = False
+    """Whether its last tensor has half its rows."""
+    lacks_tensor: bool = False
+    """Whether its last tensor is missing."""
+    is_lost: bool = False
+    """Whether it is announced to the receiver and never arrives."""
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """Something that happens between two buckets."""
+
+    kind: Literal["delay", "sender-dies", "receiver-dies", "sleep", "begin", "end"]
+    """begin, end: of a second update within the first."""
+    seconds: float = 0.0
+
+
+Event = Parcel | Interruption
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault at one place."""
+
+    kind: FaultKind
+    events: tuple[Event, ...]
+    place: str = ""
+    """Where among the buckets, "" where that says nothing."""
+
+    @property
+    def loses_weights(self) -> bool:
+        """Whether a part of the weights never arrives."""
+        return self.kind in ("drop", "drop-tensor", "lose", "truncate", "kill-sender")
+
+
+def send_all(buckets: int, values: int = NEW) -> tuple[Event, ...]:
+    """Return the events of a sound update."""
+    return tuple(Parcel(number, values) for number in range(buckets))
+
+
+def plan_faults(
+    buckets: int, *, has_wire: bool = False, pause_modes: Sequence[str] = ("",), delay: float = 2.0
+) -> list[Fault]:
+    """Return all faults for an update of so many buckets, at least two.
+
+    has_wire: whether buckets are announced apart from their bytes. pause_modes: what can become of running requests. delay: seconds
+    that a bucket is late.
+    """
+    sound = send_all(buckets)
+    middle = buckets // 2
+
+    def at(number: int) -> str:
+        return f"bucket {number + 1} of {buckets}"
+
+    def replace(number: int, *events: Event) -> tuple[Event, ...]:
+        return (*sound[:number], *events, *sound[number + 1 :])
+
+    faults = [Fault("drop", replace(number), at(number)) for number in range(buckets)]
+    faults += [
+        Fault("drop-tensor", replace(middle, Parcel(middle, lacks_tensor=True)), at(middle)),
+        *([Fault("lose", replace(middle, Parcel(middle, is_lost=True)), at(middle))] if has_wire else []),
+        Fault("duplicate", replace(middle, Parcel(middle), Parcel(middle)), at(middle)),
+        Fault("stale-duplicate", (*sound, Parcel(0, OLD)), at(0)),
+        Fault("reorder", sound[::-1]),
+        Fault("delay", replace(middle, Interruption("delay", delay), Parcel(middle)), at(middle)),
+        Fault("truncate", replace(middle, Parcel(middle, is_cut=True)), at(middle)),
+    ]
+    faults += [
+        Fault(
+            "kill-sender",
+            (*sound[:number], Interruption("sender-dies")),
+            f"before {at(number)}" if number < buckets else "after the last bucket, before the end",
+        )
+        for number in range(buckets + 1)
+    ]
+    second = (Interruption("begin"), *send_all(buckets, OLD), Interruption("end"))
+    return [
+        *faults,
+        Fault("still-version", sound),
+        Fault("two-updates", (*sound[:middle], *second, *sound[middle:]), f"before {at(middle)}"),
+        *(Fault("generation", sound, mode) for mode in pause_modes),
+        Fault("sleep", (*sound[:middle], Interruption("sleep"), *sound[middle:]), f"before {at(middle)}"),
+        # last, because it ends what the receiver runs in
+        Fault("kill-receiver", (*sound[:middle], Interruption("receiver-dies"), *sound[middle:]), f"before {at(middle)}"),
+    ]  # fmt: skip

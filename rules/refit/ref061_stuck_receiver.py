@@ -1,0 +1,40 @@
+"""A fault leaves the receiver in a state from which a sound update does not bring it back.
+
+## What it checks
+- After every fault `ckptcheck refit --conformance` sends the old weights by a sound update, over marks, and compares what the
+  receiver then holds with what it held before the fault.
+- An error where that update reported success and the weights are wrong; a warning where it was refused, so that only a restart
+  helped.
+
+## Why it matters
+- One lost bucket then spoils every later update of the run, and where success is reported nobody restarts anything.
+
+## How to fix
+- End the session of an update that failed, on both sides, before the error leaves the call: free its buffers, leave its group,
+  forget its version.
+- Let the beginning of an update reset what an unfinished one has left.
+
+## When it can be wrong
+- A receiver that asks for a restart after a failed update is safe, if it also stops serving. The warning says so much.
+
+## Seen in
+vllm-project/vllm 0.32.0 (the first request after a failed reload_weights on a CPU), FlashRT#205
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.refit.conformance.report_faults import group_by_kind
+from ckptcheck.refit.conformance.trace import ConformanceTrace
+
+
+@rule("REF061", "stuck-receiver", severity="warning", on="conformance")
+def check(trace: ConformanceTrace) -> Iterator[Problem]:
+    for kind, title, outcomes in group_by_kind([outcome for outcome in trace.outcomes if outcome.is_stuck]):
+        worst = next((outcome for outcome in outcomes if outcome.is_wrong_afterwards), outcomes[0])
+        yield Problem(
+            f"{title}: {worst.recovery.removeprefix('a restart: ')}; only a restart brought the receiver back",
+            key=kind,
+            hint="end the session of a failed update before its error leaves the call; until then restart after one",
+            severity="error" if worst.is_wrong_afterwards else None,
+        )
