@@ -44,8 +44,6 @@ def try_own_transport(
 
 def _read_tensors(source: TrialSource, folder: Path) -> dict[str, Any]:
     """Return the tensors of a source as those of torch."""
-    import torch
-
     from ckptcheck.refit.conformance.weights import read_weights, write_safetensors
     from ckptcheck.refit.source import open_source
     from ckptcheck.runtime.worker.ckptcheck_worker.tensor_files import read_tensors
@@ -53,11 +51,7 @@ def _read_tensors(source: TrialSource, folder: Path) -> dict[str, Any]:
     tolerated = source.errors if source.despite_errors else None
     weights = read_weights(open_source(source.target, folder / "source", source.hf_config, tolerated=tolerated))
     write_safetensors(weights, folder / "weights.safetensors")
-    tensors = read_tensors({"kind": "file", "path": str(folder / "weights.safetensors"), "tensors": len(weights)})
-    return {
-        name: tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
-        for name, tensor in tensors.items()
-    }
+    return read_tensors({"kind": "file", "path": str(folder / "weights.safetensors"), "tensors": len(weights)})
 
 
 def try_engine_transport(

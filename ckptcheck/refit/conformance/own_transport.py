@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 import threading
 import time
@@ -119,9 +120,11 @@ class OwnTransport:
                 f"{target} has {len(sent)} tensors to send, and the kit needs at least two",
                 "name a checkpoint whose weights it carries",
             )
+        from ckptcheck.runtime.worker.ckptcheck_worker.sample_weights import alter, draw
+
         if weights is None:
-            sent = {name: _draw(tensor, seed) for seed, (name, tensor) in enumerate(sent.items())}
-        self._weights = (sent, {name: _alter(tensor) for name, tensor in sent.items()})
+            sent = {name: draw(tensor, seed) for seed, (name, tensor) in enumerate(sent.items())}
+        self._weights = (sent, {name: alter(tensor) for name, tensor in sent.items()})
         self.buckets: Sequence[Sequence[str]] = split_evenly({name: t.nbytes for name, t in sent.items()}, BUCKETS)
         self.title = f"{len(sent)} tensors in {len(self.buckets)} buckets"
         self._marked: dict[str, str] = {}
@@ -317,33 +320,8 @@ def split_evenly(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
 
 
 def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise CkptcheckError("a transport of your own is tried in this process, which needs torch") from error
-
-
-def _draw(tensor: Any, seed: int) -> Any:
-    """Return random values of a tensor's shape, dtype and device."""
-    import torch
-
-    draw = torch.Generator().manual_seed(seed)
-    if tensor.is_floating_point():
-        values = torch.randn(tuple(tensor.shape), generator=draw).to(tensor.dtype)
-    else:
-        values = torch.randint(0, 2 if tensor.dtype == torch.bool else 100, tuple(tensor.shape), generator=draw)
-    return values.to(device=tensor.device, dtype=tensor.dtype)
-
-
-def _alter(tensor: Any) -> Any:
-    """Return the same tensor with other values everywhere."""
-    import torch
-
-    if tensor.dtype == torch.bool:
-        return ~tensor
-    if not tensor.is_floating_point():
-        return tensor ^ 1
-    return (tensor.float() * 1.25 + 0.01).to(tensor.dtype)
+    if importlib.util.find_spec("torch") is None:
+        raise CkptcheckError("a transport of your own is tried in this process, which needs torch")
 
 
 def _describe(error: BaseException) -> str:
