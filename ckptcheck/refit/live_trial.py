@@ -177,14 +177,14 @@ def run_live_trial(
         def start_engine(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
             ready = prepared.pop() if prepared else None
-            started = registry.start_engine(
+            # the next one is imported meanwhile: an engine starts on one core
+            if next(starts) <= settings.steps:
+                prepared.append(prepare_engine())
+            return registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, python=engine.python,
                 gpus=engine.gpus, switches=switches, transport=settings.transport, sleep_level=settings.sleep_level,
                 scratch=scratch, prepared=ready,
             )  # fmt: skip
-            if next(starts) <= settings.steps:
-                prepared.append(prepare_engine())
-            return started
 
         def start_oracle(checkpoint: Path) -> RemoteTrainer:
             """Start transformers in float32; it computes on the CPU, beside whatever holds the GPUs."""

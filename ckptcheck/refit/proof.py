@@ -15,7 +15,14 @@ def describe_proof(trace: RefitTrace) -> str:
     if _has_empty_step(trace) or (source is not None and (source.differing or source.missing)):
         return ""
     compared = [sync for sync in trace.syncs if sync.manifest]
-    if any(sync.differing_tensors or sync.has_wrong_parameter or sync.unwritten_parts for sync in trace.syncs):
+    if any(
+        sync.differing_tensors
+        or sync.missing_tensors
+        or sync.extra_tensors
+        or sync.unreadable_tensors
+        or sync.unwritten_parts
+        for sync in trace.syncs
+    ):
         return ""
     clauses = []
     if compared:

@@ -26,10 +26,23 @@ def wrong_parameters(sync: Sync) -> set[Key]:
 
 
 def stale_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
-    """Return the parameters that still have the values from before the last step, although the reference differs."""
+    """Return the parameters that still have the right values from before the last step, although the reference differs."""
     before = _sync_before_step(trace, sync)
     if before is None:
         return set()
+    return {key for key in _unchanged_parameters(before, sync) if key not in before.differing_tensors}
+
+
+def still_wrong_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
+    """Return the parameters that were wrong before the last step and have not changed: what was wrong then was told then."""
+    before = _sync_before_step(trace, sync)
+    if before is None:
+        return set()
+    return {key for key in _unchanged_parameters(before, sync) if key in before.differing_tensors}
+
+
+def _unchanged_parameters(before: Sync, sync: Sync) -> set[Key]:
+    """Return the wrong parameters that hold what they held after an earlier sync."""
     return {
         key
         for key in wrong_parameters(sync)

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import stale_parameters, wrong_parameters, wrong_references
+from ckptcheck.refit.trace_queries import stale_parameters, still_wrong_parameters, wrong_parameters, wrong_references
 from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -47,7 +47,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             yield from name_problems
             are_names_reported = bool(name_problems)
         # what an earlier sync got wrong is not told again: a later one may have another fault
-        wrong = wrong_parameters(sync) - stale_parameters(trace, sync) - wrong_references(trace, sync) - reported
+        other_findings = stale_parameters(trace, sync) | wrong_references(trace, sync)
+        wrong = wrong_parameters(sync) - other_findings - still_wrong_parameters(trace, sync) - reported
         reported |= wrong
         yield from _describe_causes(trace, sync, wrong)
 

@@ -50,6 +50,8 @@ def test_a_short_trial_claims_no_more_than_it_did(tmp_path: Path) -> None:
     [
         {"faults": [{"kind": "cast", "name": OUT}]},
         {"faults": [{"kind": "dropped", "name": OUT}]},
+        {"faults": [{"kind": "renamed", "name": "lm_head.packed"}]},
+        {"faults": [{"kind": "renamed", "name": OUT, "other": "else"}]},
         {"trainer": {"frozen": ["model", "lm_head"]}},
         {"trainer": {"apart": True}},
     ],

@@ -13,8 +13,11 @@ _running: dict[str, Any] = {}
 
 
 def prepare() -> None:
-    """Import what `start` needs, before there is a checkpoint."""
-    import vllm  # noqa: F401
+    """Import what `start` needs, before there is a checkpoint: vllm itself imports next to nothing, and LLM() the worker late."""
+    from vllm import LLM  # noqa: F401
+
+    if vllm_launch.runs_on_cpu():
+        import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 def start(
