@@ -50,7 +50,10 @@ def _has_empty_step(trace: RefitTrace) -> bool:
 def _describe_equality(syncs: list[Sync]) -> str:
     """Say of how many tensors every sync left the bits of a cold load."""
     read = min(
-        sum(not entry.opaque and not sync.manifest[key].opaque for key, entry in sync.reference.items())
+        sum(
+            not entry.opaque and (own := sync.manifest.get(key)) is not None and not own.opaque
+            for key, entry in sync.reference.items()
+        )
         for sync in syncs
     )
     total = max(len(sync.reference) for sync in syncs)

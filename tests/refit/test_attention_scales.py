@@ -48,7 +48,8 @@ def start_vllm(checkpoint: Path) -> VllmEngine:
 
 def start_sglang(checkpoint: Path) -> SglangEngine:
     """SGLang has an FP8 cache only on CPUs with AMX; its attention loads and processes the scales without one too."""
-    return SglangEngine(checkpoint, SglangOptions())
+    options = SglangOptions(dtype="bfloat16", extra_arguments={"kv_cache_dtype": "bfloat16"})
+    return SglangEngine(checkpoint, options)
 
 
 @pytest.fixture(scope="module")
