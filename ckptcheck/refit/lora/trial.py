@@ -15,6 +15,8 @@ from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
 DECODE = 2
 """Tokens that a request decodes, so that it reads the prefix cache."""
+MAX_LOG_LINES = 12
+"""Number of the last lines of a dead process's log that the user sees."""
 NAME = "policy"
 """The name under which requests ask for the adapter."""
 
@@ -93,6 +95,8 @@ class LoraTrial:
                 and not isinstance(error, RemoteError | WorkerDied)
             ):
                 raise
+            for line in error.log_tail[-MAX_LOG_LINES:] if isinstance(error, WorkerDied) else ():
+                self._say(f"  | {line}")
             self.trace.failed_phases[self._phase] = str(error) or "interrupted"
         finally:
             if engine is not None:
