@@ -304,6 +304,16 @@ def test_another_interface_is_said_once_in_one_sentence(put_in: Callable[..., An
     ]
 
 
+@pytest.mark.parametrize(
+    "put_in", [put_in for name in adapters.__all__ if name != "nemo_rl" for put_in in [getattr(adapters, name)]]
+)
+def test_an_object_without_the_methods_is_left_as_it_is(put_in: Callable[..., Any]) -> None:
+    owner = SimpleNamespace()
+    with pytest.warns(SyncWarning, match=r"ckptcheck.watch is written for .*: \w+ has no \w+ here"):
+        assert put_in(owner, Watch()) is owner
+    assert vars(owner) == {}
+
+
 def test_what_the_watch_cannot_see_is_said_and_never_recorded_as_whole() -> None:
     trainer, engine = Trainer(), Engine()
     watch = Watch(engine)

@@ -23,6 +23,8 @@ def areal(engine: T, watch: Watch) -> T:
     """
     owner: Any = engine
     is_known = INTERFACE.check(owner)
+    if not INTERFACE.has_methods(owner):
+        return engine
     update, next_step = owner.update_weights, count_steps()
     name = next((name for name in BUCKETS if callable(getattr(owner, name, None))), "")
 

@@ -30,6 +30,8 @@ def checkpoint_engine(server: T, watch: Watch) -> T:
     """
     owner: Any = server
     is_known = INTERFACE.check(owner)
+    if not INTERFACE.has_methods(owner):
+        return server
     register, update, next_step = owner.register_checkpoint, owner.update, count_steps()
     checkpoints: dict[str, Mapping[str, str]] = {}
 

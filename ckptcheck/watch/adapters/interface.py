@@ -40,6 +40,10 @@ class Interface:
                 return f"{name} takes no {join_words(missing)} here"
         return ""
 
+    def has_methods(self, owner: Any) -> bool:
+        """Return whether an object has the methods, whatever their arguments: without them there is nothing to wrap."""
+        return all(callable(getattr(owner, name, None)) for name in self.methods)
+
     def check(self, owner: Any) -> bool:
         """Return whether an object has this interface; where it has not, warn in one sentence."""
         difference = self.find_difference(owner)

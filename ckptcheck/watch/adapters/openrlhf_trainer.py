@@ -23,6 +23,8 @@ def openrlhf(trainer: T, watch: Watch) -> T:
     """
     owner: Any = trainer
     is_known = INTERFACE.check(owner)
+    if not INTERFACE.has_methods(owner):
+        return trainer
     send, next_step = owner.broadcast_to_vllm, count_steps()
 
     @wraps(send)

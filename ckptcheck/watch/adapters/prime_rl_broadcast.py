@@ -23,6 +23,8 @@ def prime_rl(broadcast: T, watch: Watch) -> T:
     """
     owner: Any = broadcast
     is_known = INTERFACE.check(owner)
+    if not INTERFACE.has_methods(owner):
+        return broadcast
     send = owner.broadcast_weights
     module = sys.modules[type(owner).__module__]
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any, TypeVar
 
+from ckptcheck.watch.adapters.interface import Interface
+from ckptcheck.watch.adapters.passing import count_steps
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
+INTERFACE = Interface("slime", "2026-08-21", "624b824a8", {"update_weights": ()})
 
 
 def slime(updater: T, watch: Watch) -> T:
@@ -19,13 +22,17 @@ def slime(updater: T, watch: Watch) -> T:
     iterator.
     """
     weight_updater: Any = updater
-    update = weight_updater.update_weights
+    if not INTERFACE.check(weight_updater):
+        return updater
+    update, next_step = weight_updater.update_weights, count_steps()
     iterator: Any = getattr(weight_updater, "_hf_weight_iterator", None)
     chunks = getattr(iterator, "get_hf_weight_chunks", None)
 
     @wraps(update)
     def watched(*arguments: Any, **keywords: Any) -> Any:
-        with watch(step=int(weight_updater.weight_version) + 1, version=str(weight_updater.weight_version + 1)) as sync:
+        number, version = next_step(), getattr(weight_updater, "weight_version", None)
+        step = version + 1 if isinstance(version, int) else None
+        with watch(step=number if step is None else step, version=None if step is None else str(step)) as sync:
             if chunks is None:
                 return update(*arguments, **keywords)
             if getattr(weight_updater, "_expert_transfer_plan", None):

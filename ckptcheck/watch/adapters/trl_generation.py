@@ -5,9 +5,13 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any, TypeVar
 
+from ckptcheck.watch.adapters.interface import Interface
+from ckptcheck.watch.adapters.passing import count_steps
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
+INTERFACE = Interface("TRL", "2026-07-24", "1.16.0", {"sync_weights": ()})
+"""Of `VLLMGeneration`."""
 
 
 def trl(trainer: T, watch: Watch) -> T:
@@ -17,14 +21,17 @@ def trl(trainer: T, watch: Watch) -> T:
     parameter by parameter; since then it walks them, and at the first sync with a server once more before, to learn their shapes.
     """
     owner: Any = trainer
-    generation: Any = owner.vllm_generation
-    synchronize = generation.sync_weights
+    generation: Any = getattr(owner, "vllm_generation", None)
+    if not INTERFACE.check(generation):
+        return trainer
+    synchronize, next_step = generation.sync_weights, count_steps()
     walk = getattr(generation, "_iter_named_params", None)
     push = getattr(generation, "_push_param_to_vllm", None)
 
     @wraps(synchronize)
     def watched(*arguments: Any, **keywords: Any) -> Any:
-        with watch(step=int(owner.state.global_step)) as sync:
+        number, step = next_step(), getattr(getattr(owner, "state", None), "global_step", None)
+        with watch(step=number if step is None else int(step)) as sync:
             if walk is not None:
                 generation._iter_named_params = lambda: walk() if _learns_shapes(generation) else sync.sent(walk())
             elif push is not None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from ckptcheck.watch.adapters.interface import Interface
 from ckptcheck.watch.adapters.passing import await_result, count_steps, watch_weights
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
+INTERFACE = Interface("verl", "2026-08-22", "1dda039b9", {"update_weights": ("weights",)})
+"""Of a rollout. A checkpoint engine has `send_weights` in its place."""
 
 
 def verl(side: T, watch: Watch) -> T:
@@ -22,6 +25,9 @@ def verl(side: T, watch: Watch) -> T:
     """
     component: Any = side
     name = "update_weights" if hasattr(component, "update_weights") else "send_weights"
+    if not hasattr(component, name):
+        INTERFACE.check(component)
+        return side
     send: Callable[..., Any] = getattr(component, name)
     next_step = count_steps()
 
