@@ -78,7 +78,22 @@ NOT_NEGATIVE = NumberRange(0)
 """Thresholds and limits: a comparison with NaN or infinity would always pass."""
 RANGES = {
     **dict.fromkeys(
-        ("jobs", "tp", "pp", "ep", "engine_tp", "number", "response", "batch", "repeats", "sequences"), FROM_ONE
+        (
+            "jobs",
+            "tp",
+            "pp",
+            "ep",
+            "engine_tp",
+            "engine_ep",
+            "engine_pp",
+            "engine_dp",
+            "number",
+            "response",
+            "batch",
+            "repeats",
+            "sequences",
+        ),
+        FROM_ONE,
     ),
     **dict.fromkeys(("top_k", "full", "step", "steps", "trainer_version", "max_lag"), FROM_ZERO),
     **dict.fromkeys(("near_zero_threshold", "identical_threshold", "rtol", "atol", "perturb", "limit"), NOT_NEGATIVE),
@@ -618,6 +633,9 @@ def refit(
     pp: int = 1,
     ep: int = 1,
     engine_tp: int = 1,
+    engine_ep: int = 1,
+    engine_pp: int = 1,
+    engine_dp: int = 1,
     engine_mode: EngineMode = "plain",
     transport: str | None = None,
     quantize: Scheme | None = None,
@@ -655,6 +673,9 @@ def refit(
         pp: pipeline parallelism of the trainer.
         ep: expert parallelism of the trainer.
         engine_tp: tensor parallelism of the engine.
+        engine_ep: expert parallelism of the engine, within the ranks of engine_tp.
+        engine_pp: pipeline stages of the engine; a trial has one.
+        engine_dp: replicas of the engine; a trial has one.
         engine_mode: plain keeps weights readable on a CPU; stock leaves the engine as it is.
         transport: how weights reach the engine; None: the engine's first.
         quantize: quantize the weights on their way.
@@ -690,13 +711,14 @@ def refit(
     timeout = _wrap_single(timeout)
     ignore = _wrap_single(ignore) if ignore is not None else None
     _require_ranges(
-        tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, bucket_mb=bucket_mb, sleep_level=sleep_level, steps=steps,
+        tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, engine_ep=engine_ep, engine_pp=engine_pp, engine_dp=engine_dp,
+        bucket_mb=bucket_mb, sleep_level=sleep_level, steps=steps,
         perturb=perturb,
     )  # fmt: skip
     trainer_gpus = _normalize_gpus("--trainer-gpus", trainer_gpus)
     engine_gpus = _normalize_gpus("--engine-gpus", engine_gpus)
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.refit.feasibility import check_quantization
+    from ckptcheck.refit.feasibility import check_quantization, require_engine_layout
     from ckptcheck.refit.history.record import Record
     from ckptcheck.refit.live_trial import (
         TrialEngine,
@@ -722,6 +744,7 @@ def refit(
         device=(device, Device), quantize=(quantize, Scheme), trainer_quantizer=(trainer_quantizer, Quantizer)
     )
     chosen_transport = registry.choose_transport(engine, transport)
+    require_engine_layout(engine, tp=engine_tp, ep=engine_ep, pp=engine_pp, dp=engine_dp)
     if quantize is not None:
         check_quantization(quantize, engine, chosen_transport, dtype)
     if record is not None:
@@ -744,7 +767,7 @@ def refit(
     record_error: CkptcheckError | None = None
     with run_live_trial(
         trial_source, settings,
-        TrialEngine(engine, engine_tp, engine_mode, switch, engine_gpus, _path(engine_python)),
+        TrialEngine(engine, engine_tp, engine_mode, switch, engine_gpus, _path(engine_python), engine_ep),
         TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, _path(trainer_python)),
         dtype=dtype, quantization=TrialQuantization(quantize, ignore, trainer_quantizer) if quantize is not None else None,
         observer=observer,

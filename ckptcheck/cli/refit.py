@@ -35,7 +35,8 @@ from ckptcheck.unused_options import (
 )
 
 TRIAL_OPTIONS = (
-    "engine", "engine_tp", "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
+    "engine", "engine_tp", "engine_ep", "engine_pp", "engine_dp",
+    "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
     "switch", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "sleep_level",
 )  # fmt: skip
 """Options of a trial. Servers that run already are taken as they are."""
@@ -72,6 +73,11 @@ def refit(
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     engine_tp: EngineTp = 1,
+    engine_ep: Annotated[
+        int, typer.Option(min=1, help="Expert parallelism of the engine, within the ranks of --engine-tp.")
+    ] = 1,
+    engine_pp: Annotated[int, typer.Option(min=1, help="Pipeline stages of the engine: refused, with the reason.")] = 1,
+    engine_dp: Annotated[int, typer.Option(min=1, help="Replicas of the engine: refused, with the reason.")] = 1,
     engine_mode: EngineMode = "plain",
     transport: Annotated[
         str | None,
@@ -247,6 +253,7 @@ def refit(
     try:
         report = api.refit(
             source, engine=engine, trainer=trainer or "megatron", tp=tp, pp=pp, ep=ep, engine_tp=engine_tp,
+            engine_ep=engine_ep, engine_pp=engine_pp, engine_dp=engine_dp,
             engine_mode=engine_mode, transport=transport, quantize=quantize, ignore=ignore,
             trainer_quantizer=trainer_quantizer, dtype=dtype, device=device, trainer_gpus=trainer_gpus,
             engine_gpus=engine_gpus, switch=switch or (), bucket_mb=bucket_mb, pause=pause, sleep_level=sleep_level, steps=steps,

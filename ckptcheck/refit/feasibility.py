@@ -40,6 +40,39 @@ def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> 
         )
 
 
+def require_engine_layout(engine: str, *, tp: int, ep: int, pp: int, dp: int) -> None:
+    """Raise CkptcheckError for a layout in which no trial starts this engine.
+
+    vLLM 0.32 has no size of its own for expert parallelism: the group is that of all tensor-parallel ranks. SGLang 0.5.23 divides
+    those ranks.
+    """
+    if pp > 1:
+        raise CkptcheckError(
+            f"--engine-pp {pp}: a trial starts engines with one pipeline stage, whose ranks all take part in every transport",
+            "--engine-tp splits the model over as many ranks",
+        )
+    if dp > 1:
+        raise CkptcheckError(
+            f"--engine-dp {dp}: a trial starts one replica, since each replica loads the same weights by itself",
+            "ckptcheck refit --attach URL --attach URL compares the replicas of a job with each other",
+        )
+    if ep > 1 and engine == "vllm" and ep != tp:
+        raise CkptcheckError(
+            f"--engine-ep {ep}: vLLM spreads experts over all of its {tp} tensor-parallel ranks",
+            f"--engine-tp {ep} --engine-ep {ep}",
+        )
+    if tp % ep:
+        raise CkptcheckError(
+            f"--engine-ep {ep} does not divide the {tp} ranks of --engine-tp", f"--engine-tp {ep} --engine-ep {ep}"
+        )
+
+
+def require_experts(ckpt: Checkpoint, ep: int) -> None:
+    """Raise CkptcheckError for expert parallelism of a model without experts."""
+    if ep > 1 and not any(".experts." in name for name in ckpt.tensors):
+        raise CkptcheckError(f"--engine-ep {ep}: {ckpt.target} has no experts", "leave out --engine-ep")
+
+
 def require_plain_source(ckpt: Checkpoint) -> None:
     """Raise CkptcheckError for a checkpoint that is quantized, with its format: no trainer holds packed weights."""
     quantization = ckpt.quantization

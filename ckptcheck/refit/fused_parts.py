@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.refit.weight_names import trainer_weights
+from ckptcheck.refit.weight_names import has_whole_experts, trainer_weights
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -44,6 +44,9 @@ def list_parts(
     which a rank does not hold an even share of each source, or whose sources are not known, is yielded whole under its own name.
     """
     sources = trainer_weights(name, weights)
+    if has_whole_experts(name, shape, sources):
+        yield name, TensorPart(name, 0, shape)
+        return
     shares = [prod(source.shape) // ranks for source in sources]
     is_even = all(prod(source.shape) == share * ranks for source, share in zip(sources, shares, strict=True))
     if sum(prod(source.shape) for source in sources) == prod(shape):  # every rank holds all of it

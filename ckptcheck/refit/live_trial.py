@@ -39,6 +39,8 @@ class TrialEngine:
     gpus: str | None = None
     """GPUs that it may see, comma-separated; None: all."""
     python: Path | None = None
+    ep: int = 1
+    """Ranks of expert parallelism, among those of `tp`."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def run_live_trial(
         feasibility.require_plain_source(ckpt)
         registry.check_build(engine.name, settings.transport, engine.python)
         interpreter = find_interpreter(engine.name, engine.python)
+        feasibility.require_experts(ckpt, engine.ep)
         feasibility.require_dtype(ckpt, engine.name, dtype, is_cpu_build=interpreter.is_cpu_build)
         if quantization is not None:
             feasibility.require_second_load(
@@ -181,9 +184,9 @@ def run_live_trial(
             if next(starts) <= settings.steps:
                 prepared.append(prepare_engine())
             return registry.start_engine(
-                engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, python=engine.python,
-                gpus=engine.gpus, switches=switches, transport=settings.transport, sleep_level=settings.sleep_level,
-                scratch=scratch, prepared=ready,
+                engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
+                python=engine.python, gpus=engine.gpus, switches=switches, transport=settings.transport,
+                sleep_level=settings.sleep_level, scratch=scratch, prepared=ready,
             )  # fmt: skip
 
         def start_oracle(checkpoint: Path) -> RemoteTrainer:

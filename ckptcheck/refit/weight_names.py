@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
-from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.consumers.engine_tensors import EXPERTS_TENSOR, find_source_tensors
 from ckptcheck.refit.trace import Key, RefitTrace
 from ckptcheck.runtime.trainers.base import Weight
 from ckptcheck.runtime.trainers.layout import ParallelLayout
@@ -13,6 +14,7 @@ from ckptcheck.text.formatting import format_ranges, join_truncated
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DRAFT = "draft:"
+EXPERT_NUMBER = re.compile(r"\.experts\.(\d+)\.")
 
 
 def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, ...]:
@@ -26,6 +28,14 @@ def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, .
     if not sources and plain.endswith(".A"):
         sources = find_source_tensors(f"{plain}_log", weights)
     return tuple(weights[source] for source in sources if source in weights)
+
+
+def has_whole_experts(name: str, shape: Sequence[int], sources: Iterable[Weight]) -> bool:
+    """Return whether a rank holds some experts whole, as in expert parallelism, in an engine's tensor of all experts."""
+    numbers = {match[1] for source in sources if (match := EXPERT_NUMBER.search(source.name))}
+    return (
+        EXPERTS_TENSOR.fullmatch(name.removeprefix(DRAFT)) is not None and bool(shape) and 0 < shape[0] < len(numbers)
+    )
 
 
 def describe_part_origin(trace: RefitTrace, parts: Collection[str], engine_names: Sequence[str]) -> str:
@@ -63,7 +73,8 @@ def describe_origin(
         return ""
     subject = "the first" if len(names) > 1 else "it"
     verb = "is built from"
-    if spans and len(weights) > 1:
+    shape = next((entry.shape for (_, name), entry in trace.cold_manifest.items() if name == names[0]), ())
+    if spans and len(weights) > 1 and not has_whole_experts(names[0], shape, weights):
         weights = _overlapping(weights, spans, total, trace.engine.ranks if trace.engine else 1)
         subject, verb = "that", "is"
     checkpoint_names = [weight.name for weight in weights]

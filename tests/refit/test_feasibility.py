@@ -12,7 +12,14 @@ import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.feasibility import check_quantization, require_dtype, require_plain_source, require_second_load
+from ckptcheck.refit.feasibility import (
+    check_quantization,
+    require_dtype,
+    require_engine_layout,
+    require_experts,
+    require_plain_source,
+    require_second_load,
+)
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 
@@ -106,3 +113,27 @@ def test_experts_alone_in_four_bits_are_loaded_again() -> None:
     source = wide_experts()
     ignore = ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"]
     require_second_load(source, "sglang", "0.5.23", "w4a16", ignore, is_cpu_build=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout", "sentence"),
+    [
+        ("vllm", {"pp": 2}, "--engine-pp 2: a trial starts engines with one pipeline stage"),
+        ("sglang", {"dp": 2}, "--engine-dp 2: a trial starts one replica"),
+        ("vllm", {"tp": 4, "ep": 2}, "--engine-ep 2: vLLM spreads experts over all of its 4 tensor-parallel ranks"),
+        ("sglang", {"tp": 2, "ep": 4}, "--engine-ep 4 does not divide the 2 ranks of --engine-tp"),
+        ("vllm", {"ep": 2}, "vLLM spreads experts over all of its 1 tensor-parallel ranks"),
+    ],
+)
+def test_a_layout_that_no_trial_starts_is_refused(engine: str, layout: dict[str, int], sentence: str) -> None:
+    with pytest.raises(CkptcheckError, match=sentence):
+        require_engine_layout(engine, **{"tp": 1, "ep": 1, "pp": 1, "dp": 1, **layout})
+
+
+def test_experts_are_spread_over_ranks_where_there_are_any() -> None:
+    require_engine_layout("vllm", tp=2, ep=2, pp=1, dp=1)
+    require_engine_layout("sglang", tp=4, ep=2, pp=1, dp=1)
+    require_experts(open_checkpoint(str(CHECKPOINTS / "tiny-qwen3-moe")), 2)
+    require_experts(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), 1)
+    with pytest.raises(CkptcheckError, match="tiny-llama has no experts"):
+        require_experts(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), 2)

@@ -134,3 +134,24 @@ def test_text_is_of_the_tokenizer_or_none(smollm2: Path, tmp_path: Path) -> None
     bare = TrialTokenizer(open_checkpoint(str(live.write("llama", tmp_path / "llama"))).source)
     assert bare.encode_prompt(512) == ()
     assert bare.decode([(1, 2)]) == [""]
+
+
+def test_the_roots_of_other_spellings_are_known() -> None:
+    names = [
+        "model.language_model.layers.0.self_attn.q_proj.weight",
+        "model.visual.blocks.0.attn.qkv.weight",
+        "backbone.layers.1.mixer.A_log",
+        "model.layers.0.mamba.A_log",
+        "backbone.layers.1.mixer.k_proj.weight",
+    ]
+    held = {name: Weight(name, (4, 4), "F32") for name in names}
+
+    def sources(name: str) -> list[str]:
+        return [weight.name for weight in trainer_weights(name, held)]
+
+    assert sources("language_model.model.layers.0.self_attn.qkv_proj.weight") == names[:1]
+    assert sources("visual.blocks.0.attn.qkv.weight") == names[1:2]
+    assert sources("model.layers.1.mixer.A") == names[2:3]
+    assert sources("model.layers.0.mamba.A") == names[3:4]
+    assert sources("model.layers.1.mixer.qkv_proj.weight") == names[4:]
+    assert sources("model.layers.7.mixer.A") == []

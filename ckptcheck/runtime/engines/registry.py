@@ -130,6 +130,7 @@ def start_engine(
     *,
     dtype: str = "float32",
     ranks: int = 1,
+    expert_ranks: int = 1,
     mode: str = "plain",
     context_len: int | None = None,
     concurrent_sequences: int = 1,
@@ -151,6 +152,7 @@ def start_engine(
         checkpoint: the folder of the checkpoint.
         dtype: as the engine spells it.
         ranks: ranks of tensor parallelism.
+        expert_ranks: ranks of expert parallelism among them.
         mode: plain, or stock for the engine as installed.
         context_len: tokens of the longest sequence, decoded tokens included; None for `default_context_len`.
         concurrent_sequences: how many such sequences the KV cache has room for.
@@ -177,6 +179,7 @@ def start_engine(
             checkpoint,
             dtype=dtype,
             ranks=ranks,
+            extra_arguments=CLASSES[name]().expert_arguments(expert_ranks),
             mode=cast(Mode, mode),
             context_len=default_context_len(checkpoint) if context_len is None else context_len,
             concurrent_sequences=concurrent_sequences,

@@ -129,6 +129,11 @@ class RemoteEngine(ABC, Generic[Options]):
     def options_for(cls, checkpoint: Path, concurrent_sequences: int, **options: Any) -> Options:
         """Return options with a KV cache for so many sequences of `context_len` tokens. options: fields of `LaunchOptions`."""
 
+    @classmethod
+    @abstractmethod
+    def expert_arguments(cls, ranks: int) -> Mapping[str, Any]:
+        """Return the arguments of the engine's constructor for so many ranks of expert parallelism; {} for one."""
+
     def restart(self, checkpoint: Path, options: Options | None = None, *, timeout: float | None = None) -> None:
         """Load another checkpoint, or the same one again: a cold load in the same worker, without the imports.
 

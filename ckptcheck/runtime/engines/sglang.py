@@ -61,6 +61,11 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         """Return whether the running worker can load a checkpoint with these options: a worker keeps its mode."""
         return options.mode == self.options.mode
 
+    @classmethod
+    def expert_arguments(cls, ranks: int) -> dict[str, Any]:
+        """Return the argument for so many ranks of expert parallelism."""
+        return {"ep_size": ranks} if ranks > 1 else {}
+
     def _start_arguments(self) -> dict[str, Any]:
         # only at sleep level 1 SGLang keeps a copy of its weights on the host
         extra = {} if self.options.sleep_level == 1 else {"enable_weights_cpu_backup": False}

@@ -63,6 +63,11 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         fitting = next((size for size in LORA_RANKS if size >= rank), rank)
         return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": fitting}
 
+    @classmethod
+    def expert_arguments(cls, ranks: int) -> dict[str, Any]:
+        """Return the argument for expert parallelism, which vLLM has over all ranks or not at all."""
+        return {"enable_expert_parallel": True} if ranks > 1 else {}
+
     def _start_arguments(self) -> dict[str, Any]:
         options = self.options
         return {"cache_bytes": options.cache_bytes, "transport": options.transport, "sleeps": options.sleep_level > 0}

@@ -91,7 +91,8 @@ def draft_kind(config: Any) -> str:
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None or "ngram" in str(speculative.method):
         return "ngram"
-    return "mtp" if draft.model == config.model_config.model else "model"
+    is_own = draft.model == config.model_config.model and speculative.method != "draft_model"
+    return "mtp" if is_own else "model"
 
 
 def _draft(config: Any) -> str | None:
