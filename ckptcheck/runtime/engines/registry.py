@@ -179,7 +179,6 @@ def start_engine(
             checkpoint,
             dtype=dtype,
             ranks=ranks,
-            extra_arguments=CLASSES[name]().expert_arguments(expert_ranks),
             mode=cast(Mode, mode),
             context_len=default_context_len(checkpoint) if context_len is None else context_len,
             concurrent_sequences=concurrent_sequences,
@@ -192,7 +191,7 @@ def start_engine(
             log=log,
             scratch=scratch,
             prepared=prepared,
-            extra_arguments=extra_arguments or {},
+            extra_arguments={**CLASSES[name]().expert_arguments(expert_ranks), **(extra_arguments or {})},
         )
     except RemoteError as error:
         if (hint := missing_kernels.explain_refusal(name, error.remote_message)) is not None:
