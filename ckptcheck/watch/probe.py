@@ -78,7 +78,12 @@ class Probe:
             for tokens, engine, trainer in rows
         ]
         metadata = Metadata(
-            step=step, engine=ScorerInfo("engine", ""), trainer=ScorerInfo("trainer", ""), logprobs="raw"
+            step=step,
+            engine=ScorerInfo("engine"),
+            trainer=ScorerInfo("trainer", weight_version=version),
+            # neither side drew them; the engine was given them, as it is given what a trainer drew
+            sampled_by="trainer",
+            logprobs="raw",
         )
         path = Path(self.keep) / ("probe.safetensors" if step is None else f"probe-step-{step}.safetensors")
         path.parent.mkdir(parents=True, exist_ok=True)
