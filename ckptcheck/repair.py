@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
-from ckptcheck.checkpoint.index import MODEL_INDEX
+from ckptcheck.checkpoint.index import MAX_INDEX, MODEL_INDEX
 from ckptcheck.checkpoint.shard_set import ORDINAL
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.formatting import count, join_truncated
@@ -23,14 +24,15 @@ class Repair:
     path: Path
     done: str
     """What the repair does, in the past tense, for the log."""
-    before: str | None
-    """The present text of the file; None if there is none."""
+    before: bytes | None
+    """The present content of the file; None if there is none."""
     after: str
     """The text to write."""
 
     def diff(self) -> str:
         """Return the change as a unified diff."""
-        old = self.before.splitlines(keepends=True) if self.before is not None else []
+        before = self.before.decode("utf-8", "replace") if self.before is not None else ""
+        old = before.splitlines(keepends=True)
         name = self.path.name
         lines = difflib.unified_diff(
             old, self.after.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}"
@@ -38,11 +40,15 @@ class Repair:
         return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
     def apply(self) -> Path | None:
-        """Write the file and keep the old one beside it; return the path of the old one, None if there was none."""
+        """Write the file and keep the old one beside it; return the path of the old one, None if there was none.
+
+        The old content is what was read through the source, and a link is replaced and never written through: so nothing is
+        copied from, or written to, another place. Raises CkptcheckError.
+        """
         backup = None
         if self.before is not None:
-            backup = next(name for name in _names(self.path) if not name.exists())
-            replace_file(backup, self.path.read_bytes())
+            backup = next(name for name in _names(self.path) if not os.path.lexists(name))
+            replace_file(backup, self.before)
         replace_file(self.path, self.after.encode())
         return backup
 
@@ -86,12 +92,31 @@ def plan_index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     same = usable and index is not None and places == index.weight_map
     what = "corrected metadata.total_size in" if same else "wrote"
     done = f"{what} {file}" + ("" if same else f" from the headers of {count(len(shards), 'shard')}")
-    before = path.read_bytes().decode("utf-8", "replace") if path.exists() else None
+    before, reason = _read_present(ckpt, file)
+    if reason is not None:
+        return None, reason
     after = (
         json.dumps({"metadata": metadata, "weight_map": dict(sorted(places.items()))}, indent=2, ensure_ascii=False)
         + "\n"
     )
     return Repair(path, done, before, after), None
+
+
+def _read_present(ckpt: Checkpoint, name: str) -> tuple[bytes | None, str | None]:
+    """Return the present content of a file of the folder, None where there is none; and why it cannot be rewritten."""
+    file = ckpt.source.files.get(name)
+    if file is None:
+        if ckpt.source.local is not None and os.path.lexists(ckpt.source.local / name):
+            return None, f"{name} is no regular file"
+        return None, None
+    if file.outside_link is not None:
+        return None, f"{name} is a link to {file.outside_link}, and links are not followed"
+    if file.size > MAX_INDEX:
+        return None, f"{name} has {file.size:,} bytes"
+    try:
+        return ckpt.source.read(name, 0, file.size), None
+    except OSError as error:
+        return None, f"{name} cannot be read: {error.strerror or error}"
 
 
 def _unsafe(ckpt: Checkpoint, names: tuple[str, ...]) -> str | None:
@@ -147,7 +172,9 @@ def plan_ignore_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
         return None, None
     key, entries = rewritten
     path = folder / quantization.main_declaration.file
-    before = path.read_bytes().decode("utf-8", "replace")
+    before, reason = _read_present(ckpt, path.name)
+    if before is None:
+        return None, reason
     whole = json.loads(before)
     place = whole
     for part in quantization.main_declaration.key.split(".") if quantization.main_declaration.key else ():
@@ -157,5 +184,5 @@ def plan_ignore_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     removed = len([entry for entry in old if entry not in entries])
     added = len([entry for entry in entries if entry not in old])
     done = f"took {removed} out of and put {added} into {quantization.main_declaration.key_path(key)} of {path.name}"
-    ending = "\n" if before.endswith("\n") else ""
+    ending = "\n" if before.endswith(b"\n") else ""
     return Repair(path, done, before, json.dumps(whole, indent=2, ensure_ascii=False) + ending), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,37 @@ def test_the_diff_of_a_new_file_and_of_a_change(folder: Path) -> None:
     repair, _ = plan(folder)
     assert repair is not None
     assert repair.diff().startswith(f"--- /dev/null\n+++ b/{INDEX}\n@@ -0,0 +1,")
+
+
+LINKED = {
+    "another file": lambda folder: folder.parent / "secret.json",
+    "a file that is missing": lambda folder: "nowhere",
+}
+
+
+@pytest.mark.parametrize("goal", LINKED)
+def test_a_link_out_of_the_folder_is_neither_shown_nor_copied(folder: Path, goal: str) -> None:
+    (folder.parent / "secret.json").write_text('{"weight_map": {}, "password": "precious"}')
+    (folder / INDEX).unlink()
+    (folder / INDEX).symlink_to(LINKED[goal](folder))
+    repair, reason = plan(folder)
+    assert repair is None
+    assert str(reason).startswith(f"{INDEX} is a link to ")
+    assert not list(folder.glob("*.orig*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_the_index_is_refused_at_once(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)  # reading it would wait for a writer for ever
+    assert plan(folder) == (None, f"{INDEX} is no regular file")
+
+
+def test_a_backup_is_never_written_through_a_link(folder: Path, tmp_path: Path) -> None:
+    (folder / f"{INDEX}.orig").symlink_to(tmp_path / "elsewhere")
+    edit(folder, lambda value: value["metadata"].update(total_size=1))
+    repair, _ = plan(folder)
+    assert repair is not None
+    repair.apply()
+    assert not (tmp_path / "elsewhere").exists()
+    assert (folder / f"{INDEX}.orig1").is_file()

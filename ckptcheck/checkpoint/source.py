@@ -6,11 +6,12 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import open_regular_file
 
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -24,6 +25,8 @@ class File:
     """Size in bytes."""
     outside_link: str | None = None
     """Where the file is a link that is not followed, what it points to; else None. It leads out of the target, or to no file."""
+    path: str = field(default="", compare=False)
+    """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
 
 
 class Source(Protocol):
@@ -111,14 +114,13 @@ class Folder:
             for entry in sorted(os.scandir(inner), key=lambda entry: entry.name):
                 name = f"{CHAT_TEMPLATES}/{entry.name}"
                 if is_checkpoint_file(name) and (file := _file(entry, allowed)) is not None:
-                    self.files[name] = File(name, file.size, file.outside_link)
+                    self.files[name] = replace(file, name=name)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never through a link that leads out of the target."""
         if (link := self.files[name].outside_link) is not None:
             raise PermissionError(f"it is a link to {link}, and was not followed")
-        # os.open takes a third of the time of `open`, and sampling values takes thousands of reads.
-        file = os.open(f"{self._path}/{name}", os.O_RDONLY)
+        file = open_regular_file(self.files[name].path)
         try:
             parts = []
             while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
@@ -134,10 +136,10 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
 
     allowed: the folder itself, and where else links may lead.
     """
-    outside_link = None
+    outside_link, path = None, entry.path
     if entry.is_symlink():
-        real_path = Path(os.path.realpath(entry.path))
-        if not any(real_path.is_relative_to(folder) for folder in allowed):
+        path = os.path.realpath(entry.path)
+        if not any(Path(path).is_relative_to(folder) for folder in allowed):
             outside_link = os.readlink(entry.path)
     try:
         status = entry.stat()
@@ -148,7 +150,7 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
         dangles = "a file that does not exist" if isinstance(error, FileNotFoundError) else goal
         return File(entry.name, 0, outside_link or dangles)
     if stat.S_ISREG(status.st_mode):
-        return File(entry.name, status.st_size, outside_link)
+        return File(entry.name, status.st_size, outside_link, path)
     leads_out = entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(allowed[0])
     if leads_out and not stat.S_ISDIR(status.st_mode):
         # a pipe would wait for ever, and a device has no end

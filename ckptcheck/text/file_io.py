@@ -1,9 +1,11 @@
-"""Writes a file whole or not at all, and expands ``~`` in paths."""
+"""Writes a file whole or not at all, reads regular files only, and expands ``~`` in paths."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,31 @@ def expand_home(path: str) -> str:
     except ValueError:
         # Half a surrogate pair or a NUL, which no user's name contains.
         return path
+
+
+def open_regular_file(path: str | Path) -> int:
+    """Open a file for reading and return its descriptor; never a link, nor a pipe or a device, which may have no end.
+
+    What was a file when its folder was listed may have been exchanged since then, so the descriptor is what is checked.
+    `os.open` takes a third of the time of `open`, and sampling values takes thousands of reads. Raises OSError.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+    try:
+        file = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it has become a link since it was listed") from error
+        raise
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
+
+
+def read_regular_file(path: str | Path, most: int) -> bytes:
+    """Return the first `most` bytes of a file that `open_regular_file` opens. Raises OSError."""
+    with os.fdopen(open_regular_file(path), "rb") as file:
+        return file.read(most)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
@@ -61,7 +60,7 @@ def _cut_batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str,
     """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows."""
     number = 0
     for shard in shards.values():
-        path = str(source.local / shard.name) if source.local is not None else shard.name
+        path = source.files[shard.name].path or shard.name
         pieces: list[Piece] = []
         room = most
         for name, tensor in shard.tensors.items():
@@ -90,7 +89,7 @@ def file_identity(source: Source, name: str) -> tuple[int, ...] | None:
     if source.local is None:
         return None
     try:
-        status = os.stat(Path(source.local) / name)
+        status = os.stat(source.files[name].path)
     except OSError:
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.text.file_io import open_regular_file
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
 
@@ -102,11 +103,12 @@ def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
     while (message := read_message(source)) is not None:
         batch = decoder.decode(message)
         if batch.path != path:
-            with open(batch.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < batch.size:
-                    # The file shrank before it was mapped. Exiting tells the parent the same as a SIGBUS.
-                    os._exit(3)
-                path, mapped = batch.path, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            file = open_regular_file(batch.path)
+            if os.fstat(file).st_size < batch.size:
+                # The file shrank before it was mapped. Exiting tells the parent the same as a SIGBUS.
+                os._exit(3)
+            path, mapped = batch.path, mmap.mmap(file, 0, prot=mmap.PROT_READ)
+            os.close(file)
         assert mapped is not None
         stats = [
             scan_piece(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, scan_chunk)

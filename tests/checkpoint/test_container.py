@@ -296,3 +296,36 @@ def test_a_file_name_of_any_bytes(name: bytes, tmp_path: Path) -> None:
     report = check_scan(tmp_path)
     assert report is not None
     assert [finding.code for finding in report.findings if finding.code.startswith("ST")] == ["ST001"]
+
+
+def exchange_for_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def exchange_for_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("exchange", [exchange_for_link, exchange_for_pipe])
+def test_a_file_that_is_exchanged_after_the_listing_is_not_read(
+    tmp_path: Path, exchange: Callable[[Path], None]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    folder = Folder(tmp_path, "target")
+    assert folder.read("config.json", 0, 10) == b"{}"
+    exchange(tmp_path / "config.json")
+    with pytest.raises(OSError, match="it has become a "):
+        folder.read("config.json", 0, 10)
+
+
+def test_a_link_that_is_turned_elsewhere_after_the_listing_is_read_where_it_led(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("a")
+    (tmp_path / "b.json").write_text("b")
+    (tmp_path / "config.json").symlink_to("a.json")
+    folder = Folder(tmp_path, "target")
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("/etc/hostname")
+    assert folder.read("config.json", 0, 10) == b"a"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck.checkpoint.source import File, Folder
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import read_regular_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
 BRIDGE_TRACKER = "latest_train_state.pt"
@@ -30,7 +32,7 @@ class FolderTree:
         for prefix, folder in self._folders.items():
             for name, file in folder.files.items():
                 whole = f"{prefix}/{name}" if prefix else name
-                self.files[whole] = File(whole, file.size, file.outside_link)
+                self.files[whole] = replace(file, name=whole)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never past a link that leaves the folder. Raises FileNotFoundError, OSError."""
@@ -92,8 +94,7 @@ def read_tracker(path: Path, *, follow_links: bool = False) -> tuple[str, str | 
     try:
         if not tracker.is_file() or (tracker.is_symlink() and _goal(path, tracker, follow_links) is not None):
             return "", None
-        with tracker.open("rb") as file:
-            text = file.read(64).decode("ascii", "replace").strip()
+        text = read_regular_file(tracker.resolve(), 64).decode("ascii", "replace").strip()
     except OSError:
         return "", None
     return text, f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text

@@ -21,9 +21,9 @@ from ckptcheck.values.dtypes import FORMATS
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.config import Config
+    from ckptcheck.checkpoint.source import Source
     from ckptcheck.compare.bridge.family_table import FamilyTable
     from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
-    from ckptcheck.compare.matching.tensor_files import ByteSource
 
 BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|masked_bias|position_ids)$")
 """Buffers that older releases saved beside the weights and every loader recomputes."""
@@ -34,7 +34,7 @@ class ComparisonSide:
     """A checkpoint as `diff` compares it."""
 
     target: str
-    source: ByteSource
+    source: Source
     # Name → where the tensor lies; Megatron's names in their normal form.
     stored: Mapping[str, TensorLayout] = field(repr=False)
     dimensions: ModelDimensions

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.checkpoint.source import Source
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ckptcheck.text.file_io import open_regular_file
 
 MAX_OVERREAD = 8
 """A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
@@ -32,23 +31,10 @@ class UnreadableFile(Exception):
         self.reason = reason
 
 
-class ByteSource(Protocol):
-    """Where bytes are read from; `ckptcheck.checkpoint.source.Source` is one."""
-
-    @property
-    def local(self) -> Path | None:
-        """Folder of the files on disk; None if they are not on disk."""
-        ...
-
-    def read(self, name: str, start: int, length: int) -> bytes:
-        """Read up to `length` bytes from `start`."""
-        ...
-
-
 class TensorFiles:
     """The files of one side, each opened once. Use as a context manager."""
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._descriptors: dict[str, int] = {}
         self._state_at_open: dict[str, tuple[int, int]] = {}
@@ -74,7 +60,7 @@ class TensorFiles:
                 buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
                 done = len(raw)
             else:
-                descriptor, done = self._open(self._source.local, file), 0
+                descriptor, done = self._open(file), 0
                 while done < buffer.size:
                     more = os.preadv(descriptor, [buffer[done:]], offset + done)  # type: ignore[list-item]
                     if more == 0:
@@ -115,10 +101,10 @@ class TensorFiles:
             result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
         return result
 
-    def _open(self, folder: Path, file: str) -> int:
+    def _open(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
-                descriptor = os.open(folder / file, os.O_RDONLY)
+                descriptor = open_regular_file(self._source.files[file].path)
                 self._descriptors[file] = descriptor
                 self._state_at_open[file] = _file_state(descriptor)
             return self._descriptors[file]
