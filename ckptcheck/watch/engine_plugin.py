@@ -199,7 +199,7 @@ def _hook_sglang() -> None:
     syncs: dict[int, ModelSyncs] = {}
 
     def begin(runner: Any) -> None:
-        if getattr(runner, "tp_rank", 0) == 0 and not getattr(runner, "is_draft_worker", False):
+        if _find_rank(runner) == 0 and not getattr(runner, "is_draft_worker", False):
             syncs[id(runner)] = ModelSyncs(runner.model, open_watch(runner.model, "sglang"))
 
     def after_load(result: Any, runner: Any, *_: Any, **__: Any) -> None:
@@ -219,6 +219,15 @@ def _hook_sglang() -> None:
     register(f"{runner}.load_model", after_load, kinds.AFTER)
     register(f"{runner}.forward", before_forward, kinds.BEFORE)
     register(f"{updater}.end_weight_update", after_update, kinds.AFTER)
+
+
+def _find_rank(runner: Any) -> int:
+    """Return the rank of this process within its engine. Older runners of SGLang have it themselves."""
+    rank = getattr(runner, "tp_rank", None)
+    if rank is None:
+        distributed = importlib.import_module("torch.distributed")
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return int(rank)
 
 
 def _call_after(function: Callable[..., Any], action: Callable[[], object]) -> Callable[..., Any]:

@@ -232,7 +232,11 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypat
     monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
     engine_plugin.watch_sglang()
     assert set(hooks) == {"after load_model", "before forward", "after end_weight_update"}
-    runner, trainer = SimpleNamespace(tp_rank=0, model=Model()), Trainer()
+    runner, trainer = SimpleNamespace(model=Model()), Trainer()
+    for other in (SimpleNamespace(tp_rank=1, model=Model()), SimpleNamespace(is_draft_worker=True, model=Model())):
+        hooks["after load_model"](None, other)
+        other.model.load_weights(export(trainer))
+        hooks["before forward"](other, None)
     hooks["after load_model"](None, runner)
     for _ in range(3):
         runner.model.load_weights(export(trainer))
