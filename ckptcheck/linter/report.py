@@ -131,6 +131,7 @@ class Report:
             "findings": [
                 {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
                 | ({"line": finding.line} if finding.line else {})
+                | ({"names": list(finding.names)} if finding.names else {})
                 for finding in self.findings
             ],
             "passed": list(self.passed),

@@ -38,6 +38,8 @@ class Problem:
     """The line in a file that people write, counted from 1."""
     severity: Severity | None = None
     """Graver or milder than the rule's own, where the evidence shows it; a severity of the settings wins over both."""
+    names: tuple[str, ...] = ()
+    """All that the message is about, where it names only the first few and counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Finding:
     key: str | None = None
     hint: str | None = None
     line: int | None = None
+    names: tuple[str, ...] = ()
+    """All that the message is about, for programs: the message may name only the first few."""
 
     @property
     def place(self) -> str:

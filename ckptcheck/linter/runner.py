@@ -134,7 +134,15 @@ def _unify(reason: str, files: Iterable[str], error: str) -> str:
 def _finding(rule: Rule, chosen: Severity | None, problem: Problem) -> Finding:
     severity = chosen or problem.severity or rule.severity
     return Finding(
-        rule.code, rule.name, severity, problem.message, problem.file, problem.key, problem.hint, problem.line
+        rule.code,
+        rule.name,
+        severity,
+        problem.message,
+        problem.file,
+        problem.key,
+        problem.hint,
+        problem.line,
+        tuple(problem.names),
     )
 
 

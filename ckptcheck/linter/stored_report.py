@@ -18,7 +18,9 @@ def load_report(form: Mapping[str, Any]) -> Report:
         return Report(
             target=form["target"],
             subject=form.get("subject", ""),
-            findings=tuple(Finding(**finding) for finding in form["findings"]),
+            findings=tuple(
+                Finding(**{**finding, "names": tuple(finding.get("names", ()))}) for finding in form["findings"]
+            ),
             passed=tuple(form["passed"]),
             skipped=tuple((row["code"], row["reason"]) for row in form["skipped"]),
             crashed=tuple((row["code"], row["error"]) for row in form["crashed"]),

@@ -67,7 +67,7 @@ def measure_module_errors(
     step: int, engine: Activations, trainer: Activations, oracle: Activations, dtypes: tuple[str, str]
 ) -> ModuleErrors:
     """Compare both sides with float32. dtypes: what the engine and the trainer compute in."""
-    from ckptcheck.compare.activations.points import execution_order, rounding_limit
+    from ckptcheck.compare.activations.points import EPSILON, execution_order, rounding_limit
     from ckptcheck.compare.activations.relation import describe_relation
 
     sides = {"engine": engine, "trainer": trainer}
@@ -75,7 +75,8 @@ def measure_module_errors(
     last_norms = {side: found.pop(LAST_NORM, 0.0) for side, found in errors.items()}
     # sides of two dtypes round otherwise, so only what no rounding explains is told
     share = 16 if dtypes[0] == dtypes[1] else 1
-    limits = {side: rounding_limit(dtype) / share for side, dtype in zip(sides, dtypes, strict=True)}
+    known = [dtype if dtype in EPSILON else "bfloat16" for dtype in dtypes]
+    limits = {side: rounding_limit(dtype) / share for side, dtype in zip(sides, known, strict=True)}
     for name in sorted(errors["engine"].keys() & errors["trainer"].keys(), key=execution_order):
         for side, other in (("engine", "trainer"), ("trainer", "engine")):
             own, others = errors[side][name], errors[other][name]

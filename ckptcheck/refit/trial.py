@@ -280,8 +280,9 @@ class RefitTrial:
                 observations.module_errors = capture_three_sides(
                     step, engine, trainer, start_oracle, self._inputs.sequences[0], self._folder, dtypes
                 )
-            except (CkptcheckError, OSError) as error:
-                observations.module_errors_skipped = str(error)
+            # this looks for what hides: where it cannot, what the trial has found is kept
+            except Exception as error:
+                observations.module_errors_skipped = str(error) or type(error).__name__
 
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""

@@ -53,6 +53,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             + (describe_ranks(trace, whole) or describe_delivery(trace, sync, names)),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
+            names=tuple(names),
         )
     if reason := why_not_scrambled(trace):
         raise Skip(reason)

@@ -68,4 +68,6 @@ def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, Unwritt
         if len(names) > 1:
             message += f"; and parts of {count(len(names) - 1, 'other tensor')}: {join_truncated(names[1:])}"
         message += describe_ranks(trace, (key for key in partial if key[1] == names[0]), always=True)
-        yield Problem(message, key=names[0], hint="send every part of what the engine fuses, in one update")
+        yield Problem(
+            message, key=names[0], hint="send every part of what the engine fuses, in one update", names=tuple(names)
+        )

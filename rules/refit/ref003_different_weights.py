@@ -76,6 +76,7 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             + describe_ranks(trace, ((rank, name) for rank in ranks for name in found_of_all)),
             key=found_of_all[0],
             hint=evidence,
+            names=found_of_all,
         )
     if rest := wrong - explained:
         names_of_rest = sorted({name for _, name in rest})
@@ -88,6 +89,7 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             + describe_ranks(trace, rest),
             key=names_of_rest[0],
             hint=unknown.evidence if unknown is not None else None,
+            names=tuple(names_of_rest),
         )
 
 
@@ -119,4 +121,5 @@ def _compare_names(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:
                 + f": {join_truncated(names)}{describe_origin(trace, names)}",
                 key=names[0],
                 hint=hint,
+                names=tuple(names),
             )

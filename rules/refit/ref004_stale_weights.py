@@ -48,5 +48,6 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 + describe_ranks(trace, stale),
                 key=names[0],
                 hint="find what skips or restores it from the second sync on",
+                names=tuple(names),
             )
             return

@@ -70,6 +70,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="send what it is made of with every sync, and have the engine process it"
                 if keys is dependent
                 else "find what writes to it; only a restart repairs it",
+                names=tuple(names),
             )
         if wrong:
             return

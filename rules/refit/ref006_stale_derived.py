@@ -60,6 +60,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                     f"after sync {sync.number}, {join_truncated(names)} {description}{describe_origin(trace, names)}",
                     key=names[0],
                     hint="have the engine process its weights after the load, as at start; until then restart it",
+                    names=tuple(names),
                 )
         if different_names or missing_names or stale_names:
             return

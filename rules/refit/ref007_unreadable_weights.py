@@ -45,4 +45,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f" show whether {'it is' if len(names) == 1 else 'they are'} right",
             key=names[0],
             hint=None if is_plain else "--engine-mode plain keeps weights readable",
+            names=tuple(names),
         )

@@ -59,6 +59,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="see the findings about weights"
                 if trace.stream_transport
                 else "keep what the engine fuses in one bucket",
+                names=tuple(names),
             )
             return
     if trace.stream_transport:

@@ -47,5 +47,6 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f" {join_truncated(names)}{describe_origin(trace, names)}",
                 key=names[0],
                 hint="CUDA graphs hold old pointers: capture them again, or run eager",
+                names=tuple(names),
             )
             return

@@ -49,12 +49,14 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f" {join_truncated(names)}{describe_origin(trace, names)}",
             key=names[0],
             hint="a sync brings parameters back, and nothing else",
+            names=tuple(names),
         )
     if numbers := trace.sleep_check.changed_scalars:
         yield Problem(
             f"{count(len(numbers), 'number')} on the host changed while the engine slept: {join_truncated(numbers)}",
             key=numbers[0],
             hint="set them again after the wake, or have the engine process its weights",
+            names=tuple(numbers),
         )
     if not names and not numbers and trace.sleep_check.no_op_reason:
         raise Skip(trace.sleep_check.no_op_reason)

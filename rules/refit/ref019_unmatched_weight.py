@@ -45,4 +45,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f" {join_truncated(names)}",
             key=names[0],
             hint="send it under a name that the engine's loader knows, or not at all",
+            names=tuple(names),
         )

@@ -43,5 +43,6 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f" {join_truncated(names)}",
                 key=sorted(names)[0],
                 hint="only one of the copies is exported; look for a gradient that is not reduced over these ranks",
+                names=tuple(names),
             )
             return

@@ -53,4 +53,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint=f'write "{suggestion[1]}" in place of "{suggestion[0]}" in the ignore list: both sides then read it alike'
                 if suggestion
                 else "write the ignore list so that both sides match the same names",
+                names=tuple(modules),
             )

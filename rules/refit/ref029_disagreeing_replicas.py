@@ -70,6 +70,7 @@ def _compare_servers(one: ServerState, other: ServerState) -> Iterator[Problem]:
             f" {join_truncated(names)}{version_note}",
             key=names[0],
             hint="give the checkpoint as SOURCE to see which is right",
+            names=tuple(names),
         )
         return
     difference = compare_scores(one.scores, other.scores)

@@ -80,4 +80,5 @@ def _compare_weights(server: ServerState, target: str, expected: Mapping[str, fr
         + (f"; it lacks {count(len(missing_places), 'tensor')} of the checkpoint" if missing_places else ""),
         key=names[0],
         hint="have it load the checkpoint again (--allow-write), and look at what syncs it",
+        names=tuple(names),
     )

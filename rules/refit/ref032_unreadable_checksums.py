@@ -41,4 +41,5 @@ def check(evidence: ServerEvidence) -> Iterator[Problem]:
                 f" {'it is' if len(empty) == 1 else 'they are'} right",
                 key=empty[0],
                 hint="" if evidence.trainer_scores else "give the checkpoint as SOURCE, so that logprobs are compared",
+                names=tuple(empty),
             )

@@ -77,6 +77,7 @@ def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvid
             f" {join_truncated(overwritten)}",
             key=overwritten[0],
             hint=RESTART,
+            names=tuple(overwritten),
         )
     if drafts:
         yield Problem(
@@ -84,6 +85,7 @@ def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvid
             f" {join_truncated(drafts)}",
             key=drafts[0],
             hint="update the draft model separately, or restart the server: the draft model proposes noise",
+            names=tuple(drafts),
         )
     if different:
         yield Problem(
@@ -91,6 +93,7 @@ def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvid
             f" checkpoint: {join_truncated(different)}",
             key=different[0],
             hint=RESTART,
+            names=tuple(different),
         )
     is_version_wrong = update.reported_version and update.reported_version != update.requested_version
     if is_version_wrong and not (overwritten or drafts or different):

@@ -51,4 +51,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f" {join_truncated(names)}" + describe_origin(trace, names),
             key=names[0],
             hint="give both sides the same dtype, or correct the ratio for it",
+            names=tuple(names),
         )

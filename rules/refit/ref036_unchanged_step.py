@@ -76,5 +76,6 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 key=frozen[0],
                 hint="find whether these are trained, and whether their masters are copied into the model",
                 severity="warning",
+                names=tuple(frozen),
             )
             return

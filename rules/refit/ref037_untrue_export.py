@@ -53,6 +53,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 + describe_part_origin(trace, names, names),
                 key=names[0],
                 hint=f"find it in the trainer's {party}, not in the sync; {verdict.evidence}",
+                names=tuple(names),
             )
     if rest := [name for name in comparison.differing if name not in explained]:
         yield Problem(
@@ -60,6 +61,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             + describe_part_origin(trace, rest, rest),
             key=rest[0],
             hint=f"find it in the trainer's {party}, not in the sync",
+            names=tuple(rest),
         )
     if comparison.missing:
         yield Problem(
@@ -68,6 +70,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             key=comparison.missing[0],
             hint="see whether the engine needs it: a sync never writes it",
             severity="warning",
+            names=tuple(comparison.missing),
         )
     if not comparison.compared and not comparison.differing:
         raise Skip(next(iter(comparison.skipped.values()), "the trainer exports nothing that SOURCE has"))

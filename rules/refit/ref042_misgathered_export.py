@@ -48,6 +48,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f" {'it' if len(names) == 1 else 'them'}: {describe_misexport(parts, layout)}",
                 key=names[0],
                 hint="find it in the trainer's exporter, not in the sync or the engine",
+                names=tuple(names),
             )
         if others := sorted(set(comparison.saved_otherwise) - saved):
             saved.update(others)
@@ -58,4 +59,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 hint="find it in how the trainer writes files: its ranks and its export are right"
                 if not reported.intersection(others)
                 else "find it in the trainer's exporter, not in the sync or the engine",
+                names=tuple(others),
             )

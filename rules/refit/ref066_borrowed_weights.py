@@ -56,4 +56,5 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                     f" {join_truncated(names)}{describe_origin(trace, names)}",
                     key=names[0],
                     hint=hint,
+                    names=tuple(names),
                 )
