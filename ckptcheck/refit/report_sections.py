@@ -167,7 +167,11 @@ def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
         yield Section(
             "not overwritten before the first sync: that a sync writes these shows only in the comparison with a cold load",
             ("why", "tensors", "which"),
-            tuple((reason, len(names), join_truncated(list(names))) for reason, names in reasons.items()),
+            tuple((reason, len(names), ", ".join(names)) for reason, names in reasons.items()),
+            brief=tuple(
+                f"{count(len(names), 'tensor')}: {join_truncated(list(names))} ({reason})"
+                for reason, names in reasons.items()
+            ),
         )
     if trace.source_comparison is not None and (skipped := trace.source_comparison.skipped):
         first, reason = next(iter(skipped.items()))

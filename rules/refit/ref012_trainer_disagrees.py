@@ -85,6 +85,11 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
             " REF042): neither the sync nor the engine is to blame",
             "see the findings about the export",
         )
+    if (place := describe_off_module(trace)) is not None:
+        return (
+            f"; a cold load of the same weights is as far off, so the sync is not to blame: {place}",
+            "find what this side computes otherwise there: its configuration, or its implementation of the module",
+        )
     if was_sound and trace.export_comparisons:
         return (
             f"{export}, and before the step it was not, although the export is what the trainer's ranks hold: since the step one"
@@ -95,11 +100,6 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
         return (
             f"{export}, and before the step it was not: the trainer exports other weights than it computes with",
             "find what the exporter reads: a copy from before the step, or only some ranks",
-        )
-    if (place := describe_off_module(trace)) is not None:
-        return (
-            f"; a cold load of the same weights is as far off, so the sync is not to blame: {place}",
-            "find what this side computes otherwise there: its configuration, or its implementation of the module",
         )
     return (
         "; a cold load of the same weights is as far off: the two compute differently, and the sync is not to blame",

@@ -36,7 +36,7 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
     for node in closed:
         optional = {"subject", "read", "consumers", "sections", "error"} if "verdict" in node["properties"] else set()
         optional |= {"columns", "rows", "lines"} if "columns" in node["properties"] else set()
-        optional |= {"line"} if "hint" in node["properties"] else set()
+        optional |= {"line", "names"} if "hint" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional
         for name, entry in node["properties"].items():
             assert "description" in entry or entry == {"$ref": "#/$defs/code"}, name
