@@ -39,7 +39,7 @@ def test_what_was_not_overwritten_is_reported_by_reason(tmp_path: Path) -> None:
     empty, unmarked = lines(report, "not overwritten")
     assert empty == ("it is empty", 1, OUT)
     reason, number, names = unmarked  # the row has all names, for programs; people read the brief line
-    assert (reason, number) == ("nothing unusual can be written there", len(names.split(", "))) and number == 17
+    assert (reason, number, len(names.split(", "))) == ("nothing unusual can be written there", 17, 17)
     section = next(section for section in report.sections if section.title.startswith("not overwritten"))
     assert section.brief[1] == (
         "17 tensors: lm_head.packed, lm_head.weight, model.embed_tokens.weight and 14 more (nothing unusual can be written there)"
