@@ -30,7 +30,7 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(trace: LoraTrace) -> Iterator[Problem]:
     assert trace.loaded is not None
     assert trace.evicted is not None
-    others = f"after {trace.slots + 1} other adapters went through {count(trace.slots, 'slot')}"
+    others = f"after {2 * trace.slots} other adapters went through {count(trace.slots, 'slot')}"
     gap = compare_scores(trace.evicted.scores, trace.loaded.scores)
     if slots := trace.evicted.differing_slots(trace.loaded):
         yield Problem(

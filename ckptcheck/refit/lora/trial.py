@@ -116,7 +116,8 @@ class LoraTrial:
                 trace.loaded = self._observe(engine, NAME)
                 trace.repeat = self._score(engine, NAME)
             with self._run_phase("load more adapters than there are slots"):
-                for number in range(trace.slots + 1):
+                # with two slots, this many bring the adapter back to the other one
+                for number in range(2 * trace.slots):
                     other = self._folder / f"other{number}"
                     engine.write_variant(self._adapter, other, seed=10 + number)
                     engine.load_adapter(other.name, other)

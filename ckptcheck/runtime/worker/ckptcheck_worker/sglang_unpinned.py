@@ -15,9 +15,11 @@ def register() -> None:
     if torch.cuda.is_available():
         return
     from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
 
     torch.Tensor.pin_memory = _stay
-    layers.torch = _UnpinnedTorch(torch)
+    for module in (layers, torch_backend):
+        module.torch = _UnpinnedTorch(torch)
 
 
 def _stay(tensor: Any, *_: Any, **__: Any) -> Any:
@@ -25,7 +27,7 @@ def _stay(tensor: Any, *_: Any, **__: Any) -> Any:
 
 
 class _UnpinnedTorch:
-    """torch, whose function `tensor` ignores pin_memory."""
+    """torch, whose functions that make tensors ignore pin_memory."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -36,3 +38,7 @@ class _UnpinnedTorch:
     def tensor(self, *arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
         """Return torch.tensor(...) in pageable memory."""
         return self._torch.tensor(*arguments, **options)
+
+    def zeros(self, *arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
+        """Return torch.zeros(...) in pageable memory."""
+        return self._torch.zeros(*arguments, **options)
