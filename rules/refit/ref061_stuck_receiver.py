@@ -4,7 +4,7 @@
 - After every fault `ckptcheck refit --conformance` sends the old weights by a sound update, over marks, and compares what the
   receiver then holds with what it held before the fault.
 - An error where that update reported success and the weights are wrong; a warning where it was refused, so that only a restart
-  helped.
+  helped, or ending the open update by hand.
 
 ## Why it matters
 - One lost bucket then spoils every later update of the run, and where success is reported nobody restarts anything.
@@ -32,8 +32,9 @@ from ckptcheck.refit.conformance.trace import ConformanceTrace
 def check(trace: ConformanceTrace) -> Iterator[Problem]:
     for kind, title, outcomes in group_by_kind([outcome for outcome in trace.outcomes if outcome.is_stuck]):
         worst = next((outcome for outcome in outcomes if outcome.is_wrong_afterwards), outcomes[0])
+        way, _, failure = worst.recovery.partition(": ")
         yield Problem(
-            f"{title}: {worst.recovery.removeprefix('a restart: ')}; only a restart brought the receiver back",
+            f"{title}: {failure}; only {way} brought the receiver back",
             key=kind,
             hint="end the session of a failed update before its error leaves the call; until then restart after one",
             severity="error" if worst.is_wrong_afterwards else None,

@@ -273,6 +273,17 @@ class EngineTransport:
         """Return the version that the engine reported with its last answer, None where it reports none."""
         return self._version
 
+    def end_update(self) -> bool:
+        """End an update that a fault left open; return whether the engine could."""
+        if not self._row.has_session:
+            return False
+        try:
+            with time_budget(TIMEOUT):
+                self._engine.end_update()
+        except CkptcheckError:
+            return False
+        return True
+
     def restart(self) -> None:
         """Start the engine anew. Raises CkptcheckError where it does not start."""
         self._engine.close()

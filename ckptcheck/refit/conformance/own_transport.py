@@ -283,6 +283,10 @@ class OwnTransport:
             raise ReceiverLost(f"it reports no version any more: {_describe(error)}") from error
         return None if version is None else str(version)
 
+    def end_update(self) -> bool:
+        """Return False: the class has no such call."""
+        return False
+
     def restart(self) -> None:
         """Make a new transport. Raises CkptcheckError where that fails."""
         self.close()

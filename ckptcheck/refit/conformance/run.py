@@ -148,10 +148,13 @@ class ConformanceRun:
         failure = self._find_reset_failure()
         if not failure.sentence:
             return replace(outcome, recovery="a sound update")
-        self._restart()
+        way = "ending the open update"
+        if not self._subject.end_update() or self._find_reset_failure().sentence:
+            way = "a restart"
+            self._restart()
         return replace(
             outcome,
-            recovery=f"a restart: {failure.sentence}",
+            recovery=f"{way}: {failure.sentence}",
             is_stuck=True,
             is_wrong_afterwards=failure.reported_success,
         )

@@ -99,6 +99,10 @@ class Subject(Protocol):
         """Return the version of the weights that the receiver reports, None if it reports none."""
         ...
 
+    def end_update(self) -> bool:
+        """End an update that a fault left open; return whether the receiver has a call for that, and took it."""
+        ...
+
     def restart(self) -> None:
         """Start the receiver anew. Raises CkptcheckError where it does not start."""
         ...

@@ -202,6 +202,10 @@ class RemoteEngine(ABC, Generic[Options]):
         reply = self._call("update_weights", timeout=timeout, buckets=encoded, transport=transport, **arguments)
         return codec.decode_update(reply)
 
+    def end_update(self) -> None:
+        """End an update that a failure left open. Raises RemoteError where none is open, or where the engine cannot."""
+        self._call("end_update")
+
     def update_inflight(
         self,
         prompts: Sequence[Sequence[int]],

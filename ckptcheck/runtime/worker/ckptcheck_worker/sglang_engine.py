@@ -161,6 +161,11 @@ def update_weights(
     return dict(_run(_update(buckets, transport, flush, chosen)))
 
 
+def end_update() -> None:
+    """End an update that a failure left open."""
+    _run(sglang_update.end_update(_engine()))
+
+
 async def _update(buckets: list[dict[str, Any]], transport: str, flush: bool, version: str) -> dict[str, Any]:
     def wait_in_group() -> None:
         call_ranks("wait_in_group", [str(buckets[0]["address"]["key"])])
@@ -309,6 +314,7 @@ RPC_METHODS = {
     "call_ranks": call_ranks,
     "fetch_tensors": fetch_tensors,
     "update_weights": update_weights,
+    "end_update": end_update,
     "update_inflight": update_inflight,
     "score": score,
     "score_by_decode": score_by_decode,

@@ -269,6 +269,15 @@ async def _end_session(engine: Any, progress: Progress) -> None:
         progress.answers.append(_answer(await engine.tokenizer_manager.end_weight_update(request, None)))
 
 
+async def end_update(engine: Any) -> None:
+    """End an update that a failure left open. Raises RuntimeError with SGLang's message."""
+    progress = Progress([], time.perf_counter())
+    await _end_session(engine, progress)
+    errors = [message for ok, message in progress.answers if not ok]
+    if errors:
+        raise RuntimeError("; ".join(errors))
+
+
 def _answer(reply: Any) -> Answer:
     return bool(reply[0]), str(reply[1])
 

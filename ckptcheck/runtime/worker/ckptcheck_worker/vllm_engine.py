@@ -131,6 +131,11 @@ def update_weights(buckets: list[dict[str, Any]], transport: str, version: str |
     return result
 
 
+def end_update() -> None:
+    """End an update that a failure left open."""
+    vllm_update.end_update(_llm())
+
+
 def score(sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
     """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds. adapter: of the requests, "" for none.
 
@@ -270,6 +275,7 @@ RPC_METHODS = {
     "call_ranks": call_ranks,
     "fetch_tensors": fetch_tensors,
     "update_weights": update_weights,
+    "end_update": end_update,
     "update_inflight": update_inflight,
     "score": score,
     "score_by_decode": score_by_decode,

@@ -147,6 +147,14 @@ def update_info(bucket: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def end_update(llm: Any) -> None:
+    """End an update that a failure left open, and leave its group. Raises what vLLM raises."""
+    try:
+        _finish(llm, "")
+    finally:
+        _shut_down(llm)
+
+
 def _finish(llm: Any, version: str) -> None:
     """End the update with its version, where this vLLM keeps one."""
     parameters = inspect.signature(llm.finish_weight_update).parameters
