@@ -25,6 +25,7 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.refit.misplaced import describe_misplaced, find_misplaced
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import stale_parameters, still_wrong_parameters, wrong_parameters, wrong_references
 from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
@@ -77,6 +78,16 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             key=found_of_all[0],
             hint=evidence,
             names=found_of_all,
+        )
+    if misplaced := find_misplaced(sync, wrong - explained):
+        explained |= misplaced.keys()
+        names_of_misplaced = sorted({name for _, name in misplaced})
+        yield Problem(
+            f"after sync {sync.number}, {count(len(names_of_misplaced), 'tensor differs', 'tensors differ')} from a cold load of"
+            f" the same weights: {describe_misplaced(misplaced)}{describe_origin(trace, names_of_misplaced)}"
+            + describe_ranks(trace, misplaced),
+            key=names_of_misplaced[0],
+            hint="find where the two names, or the two places in a buffer, are confused; a digest of the whole tensor shows it",
         )
     if rest := wrong - explained:
         names_of_rest = sorted({name for _, name in rest})

@@ -24,7 +24,7 @@ from tests.paths import ROOT
 sys.path.insert(0, str(ROOT / "fixtures"))
 
 from tests.fault_matrix.fault import ENGINES, Fault, load_faults
-from tests.fault_matrix.grading import Grade, grade
+from tests.fault_matrix.grading import Grade, grade, regrade
 from tests.fault_matrix.session import FaultSession, describe
 from tests.fault_matrix.table import PAGE, RESULTS, format_page, merge_results, read_results
 
@@ -78,11 +78,9 @@ def main() -> None:
     faults = load_faults()
     before = read_results() if RESULTS.is_file() else {}
     if asked.merge is not None:
-        for path in asked.merge:
-            results = read_results(Path(path))
+        for results in [read_results(Path(path)) for path in asked.merge] or [before]:
             _merge(before, results["sound"], results["grades"], faults, results["versions"])
             before = read_results()
-        PAGE.write_text(format_page(before, faults), encoding="utf-8")
         return
     known = {(each["fault"], each["engine"]): each["detected"] for each in before.get("grades", ())}
     grades: list[Grade] = []
@@ -131,9 +129,10 @@ def _merge(
 ) -> None:
     kept = [{key: each[key] for key in ("engine", "model", "ranks", "trials", "codes")} for each in sound]
     new = {"versions": dict(versions), "sound": kept, "grades": list(grades)}
-    names = {(str(fault), engine) for fault in faults for engine in fault.engines}
+    by_name = {(str(fault), engine): fault for fault in faults for engine in fault.engines}
     merged = merge_results(before, new)
-    merged["grades"] = [each for each in merged["grades"] if (each["fault"], each["engine"]) in names]
+    known = [(each, by_name.get((each["fault"], each["engine"]))) for each in merged["grades"]]
+    merged["grades"] = [regrade(each, fault) for each, fault in known if fault is not None]
     RESULTS.write_text(json.dumps(merged, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(format_page(merged, faults), encoding="utf-8")
 

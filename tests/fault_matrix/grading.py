@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tests.fault_matrix.fault import Fault
 from tests.fault_matrix.session import Outcome
@@ -71,23 +72,37 @@ def grade(fault: Fault, engine: str, outcome: Outcome, usual: Collection[str]) -
     messages = tuple(f"{finding.code} {finding.message}" for finding in findings)
     text = "\n".join(messages)
 
-    def names(pattern: str) -> str:
-        return "–" if not pattern else "yes" if re.search(pattern, text) else "no"
-
     is_seen = bool(findings)
     return Grade(
         str(fault),
         engine,
         detected,
         _grade_cause(fault, text) if is_seen else "",
-        names(fault.tensor) if is_seen else "",
-        names(fault.part) if is_seen else "",
-        names(fault.rank) if is_seen else "",
-        names(PARTY.get(fault.party, "")) if is_seen else "",
+        _names(fault.tensor, text) if is_seen else "",
+        _names(fault.part, text) if is_seen else "",
+        _names(fault.rank, text) if is_seen else "",
+        _names(PARTY.get(fault.party, ""), text) if is_seen else "",
         tuple(sorted({finding.code for finding in findings})),
         round(outcome.seconds, 1),
         messages + ((f"failed: {failed}",) if failed else ()),
     )
+
+
+def regrade(old: Mapping[str, Any], fault: Fault) -> dict[str, Any]:
+    """Grade what a report said once more: the words for what is expected may have been widened."""
+    text = "\n".join(message for message in old["messages"] if not message.startswith("failed: "))
+    places = {"tensor": fault.tensor, "part": fault.part, "rank": fault.rank, "party": PARTY.get(fault.party, "")}
+    if not text:
+        return dict(old)
+    return {
+        **old,
+        "cause": _grade_cause(fault, text),
+        **{key: _names(pattern, text) for key, pattern in places.items()},
+    }
+
+
+def _names(pattern: str, text: str) -> str:
+    return "–" if not pattern else "yes" if re.search(pattern, text) else "no"
 
 
 def _grade_cause(fault: Fault, text: str) -> str:

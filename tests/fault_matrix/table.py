@@ -17,7 +17,8 @@ HEAD = """\
 # The fault matrix
 
 Faults are put into real engines and a real trainer from outside, and a whole trial of `ckptcheck refit` runs over each. What each
-report should say was written down before the run (`tests/fault_matrix/faults/`). This page is made by `make matrix`
+report should say was written down before the run (`tests/fault_matrix/faults/`; its words were widened where a report says
+the same in others). This page is made by `make matrix`
 (`python -m tests.fault_matrix`); nobody edits it.
 
 - **detected**: an expected rule spoke: *yes* as an error, *warning* as a warning; *other*: only other rules did; *no*: nothing did.
