@@ -144,11 +144,12 @@ def _find_command_name(words: list[str]) -> str:
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
     from ckptcheck.linter.reporters.printable import printable
+    from ckptcheck.linter.reporters.runner_commands import break_commands
 
     text = _wrap(f"ckptcheck: {printable(message)}") + (_wrap(f"           {printable(hint)}") if hint else "")
     # OSError: the terminal was closed
     with contextlib.suppress(OSError):
-        sys.stderr.write(text)
+        sys.stderr.write(break_commands(text))
     _exit_now(code)
 
 

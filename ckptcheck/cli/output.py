@@ -31,9 +31,10 @@ INTERRUPTED = 130
 def log(message: str) -> None:
     """Write a message to stderr. A terminal that was closed is no error."""
     from ckptcheck.linter.reporters.printable import printable
+    from ckptcheck.linter.reporters.runner_commands import break_commands
 
     with contextlib.suppress(OSError):
-        sys.stderr.write(printable(message) + "\n")
+        sys.stderr.write(break_commands(printable(message)) + "\n")
 
 
 def write_reports(

@@ -119,6 +119,7 @@ def scan(
     """
     from ckptcheck.checkpoint.hub_address import normalize_hub_address
     from ckptcheck.cli import output as out
+    from ckptcheck.linter.reporters.runner_commands import break_commands
     from ckptcheck.text.file_io import require_distinct_outputs
 
     written = WrittenOptions(ctx)
@@ -136,7 +137,7 @@ def scan(
             targets, recursive=recursive, follow_links=follow_links, consumers=split_list(consumers), rules=rules, jobs=jobs,
             config=config, observer=out.TERMINAL,
         )  # fmt: skip
-        sys.stdout.write(diffs)
+        sys.stdout.write(break_commands(diffs) if not sys.stdout.isatty() else diffs)
         raise typer.Exit(1 if diffs else 0)
     reports = api.scan_all(
         targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from shutil import get_terminal_size
-from typing import IO
+from typing import IO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +14,7 @@ from rich.text import Text
 from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters import tables
 from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.reporters.runner_commands import CommandFreeStream
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.text.encoding import lacks_signs
 from ckptcheck.text.formatting import count
@@ -27,7 +28,8 @@ GROWTH = 4
 
 def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
     """Write the reports to a stream, in colour where it is a terminal. `verbose` lists what passed as well."""
-    console = Console(file=stream, highlight=False, width=width_for(stream))
+    safe = cast("IO[str]", CommandFreeStream(stream))
+    console = Console(file=safe, highlight=False, width=width_for(stream))
     names = {rule.code: rule.name for rule in rules}
     for number, report in enumerate(reports):
         if number:

@@ -160,3 +160,19 @@ def test_sections_stand_below_the_findings_aligned() -> None:
         "",
         "✓ clean · 1 rule passed",
     ]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["::", ":", "##[", "#", "[", "vso[", " ", "\n", "\t", "a", "\u00a0", "error"]), max_size=12
+    )
+)
+def test_no_line_of_a_text_report_is_a_command_to_a_runner(parts: list[str]) -> None:
+    hostile = "".join(parts)
+    finding = Finding("IDX001", "missing-shard", "error", hostile, file=hostile, key=hostile, hint=hostile)
+    report = Report(hostile, hostile, findings=(finding,), passed=("IDX001",))
+    text.write([report], RULES, told := io.StringIO(), verbose=True)
+    for line in told.getvalue().splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+        assert "##vso[" not in line

@@ -1,0 +1,36 @@
+"""Keeps a line of output from being a command to the program that runs a CI job and reads its output.
+
+GitHub's runner obeys a line that begins with ``::`` after blanks, and ``##[`` anywhere in it (actions/runner,
+src/Runner.Common/ActionCommand.cs); Azure Pipelines obeys ``##vso[``, and TeamCity ``##teamcity[``. A file name can be one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import IO, Any
+
+_COLONS = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+_HASHES = re.compile(r"##(?=\w*\[)")
+
+
+def break_commands(text: str) -> str:
+    r"""Put a blank into what a runner would obey.
+
+    >>> break_commands("  ::stop-commands::x\na::b ##[error]")
+    '  : :stop-commands::x\na::b ## [error]'
+    """
+    return _HASHES.sub("## ", _COLONS.sub(r"\1: ", text)) if ":" in text or "##" in text else text
+
+
+class CommandFreeStream:
+    """A text stream without commands; whole lines must come in one write."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        return self._stream.write(break_commands(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
