@@ -54,11 +54,14 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         if diffs.trainer.within(tolerance):
             if diffs.forced is None or diffs.forced.within(tolerance):
                 continue
+            place = describe_off_module(trace)
             yield Problem(
                 f"after {sync_label}, the logprobs of trainer and engine differ by up to {diffs.forced.most:.3g} nats when the"
                 f" engine decodes, {diffs.forced.mean:.3g} on average; {noise}, and by prefill they differ by"
-                f" {diffs.trainer.most:.2g}",
-                hint="the engine decodes otherwise than it prefills: ckptcheck parity probe --only decode says more",
+                f" {diffs.trainer.most:.2g}" + (f"; {place}" if place is not None else ""),
+                hint="find what this side computes otherwise there: decoding and prefill share the module"
+                if place is not None
+                else "the engine decodes otherwise than it prefills: ckptcheck parity probe --only decode says more",
             )
             return
         explanation, hint = "", "see the findings about weights"
