@@ -35,7 +35,7 @@ TIMEOUT = 60.0
 GROUP_TIMEOUT = 15.0
 """Seconds that one member of a process group waits for another."""
 PROMPT = tuple(range(5, 29))
-"""A prompt of the request that runs during an update; ends of ids that a vocabulary has."""
+"""The prompt of the request that runs during an update; every vocabulary has these ids."""
 
 
 class EngineTransport:
@@ -105,8 +105,6 @@ class EngineTransport:
             return "one call takes all buckets, so nothing comes between its beginning and its end"
         if fault.kind == "sleep" and not self._row.has_session:
             return "an update has no beginning and no end at the engine"
-        if fault.kind == "kill-sender" and self._row.joins_buckets and self._row.name == "disk":
-            return "the engine reads a checkpoint, and a sender that died before the call makes none"
         return ""
 
     def update(self, fault: Fault | None, events: Sequence[Event], version: str) -> Reply:
