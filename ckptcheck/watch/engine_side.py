@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,13 +49,18 @@ class EngineWeights:
     """``rank/name`` of each weight that could not be read → why."""
 
 
-def read_engine(engine: WatchedEngine, sent: Collection[str]) -> EngineWeights:
-    """Read the engine's weights. sent: the names that the trainer sent, by which a module's fused tensors are told apart.
+def read_engine(
+    engine: WatchedEngine, sent: Collection[str], includes: Callable[[str], bool] = lambda name: True
+) -> EngineWeights:
+    """Read the engine's weights.
+
+    sent: the names that the trainer sent, by which a module's fused tensors are told apart. includes: which of these to look at
+    now; what has another name is looked at always.
 
     A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
     """
     if isinstance(engine, _ModuleSide):
-        return engine.read(sent)
+        return engine.read(sent, includes)
     digests = engine.held()
     empty = {place: EMPTY for place, value in digests.items() if value in NO_BYTES}
     return EngineWeights({place: value for place, value in digests.items() if place not in empty}, empty)
@@ -73,8 +78,8 @@ class _ModuleSide:
         """Digest the parameters on their own devices."""
         return self.read(()).digests
 
-    def read(self, sent: Collection[str]) -> EngineWeights:
-        """Digest the parameters on their own devices, the fused ones in parts. sent: the names that the trainer sends.
+    def read(self, sent: Collection[str], includes: Callable[[str], bool] = lambda name: True) -> EngineWeights:
+        """Digest the parameters on their own devices, the fused ones in parts. sent, includes: as of `read_engine`.
 
         A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
         """
@@ -92,6 +97,8 @@ class _ModuleSide:
                 unseen[f"0/{name}"] = EMPTY
                 continue
             for part, view in split_fused(name, weight, modules[owner], names):
+                if part in names and not includes(part):
+                    continue
                 digests[f"0/{part}"] = prefix + digest(view)
         return EngineWeights(digests, unseen)
 

@@ -24,6 +24,7 @@ from ckptcheck.watch.engine_side import WatchedEngine, read_engine
 from ckptcheck.watch.metrics import PREFIX, Metrics, MetricSink, measure_sync, open_sinks
 from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
+from ckptcheck.watch.schedule import Schedule
 
 TAIL = 8
 """Number of digested syncs that the rules see, the new one included. ``ckptcheck refit history`` sees all that the file keeps."""
@@ -55,6 +56,10 @@ class Watch:
         keep: how many syncs the file keeps.
         every: digest the weights only at every n-th sync; the watch asks for the version at each.
         probe: fixed sequences that both sides score after every n-th sync, None for none.
+        share: the part of a sync's time that digests may take. If they take more, and more than 20 ms, the watch looks at a fifth
+            of the tensors at a sync, and at each at least every tenth sync.
+        budget: seconds that the digests of a sync may take at most. What is left then is not looked at, and the next syncs look
+            at fewer tensors.
         trainer: the name of the trainer, for the record.
         enabled: False makes the watch do nothing, on all ranks but the first.
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
@@ -70,6 +75,8 @@ class Watch:
         record: Path | str | None = None,
         keep: int = KEEP,
         every: int = 1,
+        share: float = 0.02,
+        budget: float = 1.0,
         probe: Probe | None = None,
         trainer: str = "",
         enabled: bool = True,
@@ -78,6 +85,7 @@ class Watch:
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
+        self.schedule = Schedule(share, budget)
         # a job may change its folder
         self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
@@ -131,7 +139,7 @@ class Watch:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
         target = str(self.record.path) if self.record is not None else "syncs"
         # a finding that comes up because the oldest sync is dropped is not new either
-        kept = _keep_tail(self.last, TAIL - 1)
+        kept = _keep_tail(self.last, max(TAIL, 2 * self.schedule.groups + 2) - 1)
         old_findings = self._findings | set(
             run_rules(History(target, tuple(kept)), self._rules).findings if kept else ()
         )
@@ -162,6 +170,12 @@ class Syncing:
         self._began = self._checking = 0.0
         self._unseen = self._over = False
         self._given = self._taken = 0
+        self._names: set[str] = set()
+        self._spent = 0.0
+        self._is_over_budget = False
+        if whole:
+            watch.schedule.begin()
+            self._sync.group = watch.schedule.label
         self._added: dict[str, float] = {}
         self.report: Report | None = None
 
@@ -240,6 +254,11 @@ class Syncing:
         """Add numbers of your own to those that `Watch(metrics=...)` sends, such as the parity of a probe: ``parity=0.002``."""
         self._added |= values
 
+    def partly(self, why: str) -> None:
+        """Note that only a part of what is sent passes here. why: the reason, for the record and for a finding (HIS012)."""
+        if not self._over:
+            self._sync.partial = why
+
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; each is warned of once."""
         if self._whole and not self._over:
@@ -279,6 +298,10 @@ class Syncing:
         if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
             self._quietly("compare the logprobs of both sides", self._probe)
         sync.checked = self._checking + time.monotonic() - began
+        if self._is_over_budget:
+            sync.sent, sync.held, sync.nbytes = {}, {}, 0
+        if self._whole and error is None:
+            watch.schedule.note(max(self._spent, self._checking if self._is_over_budget else 0.0), sync.seconds)
         self._quietly("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and (last.sent or last.held)), None)
         self._quietly("judge the sync", self._judge)
@@ -294,8 +317,22 @@ class Syncing:
             self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
             return
         began = time.monotonic()
-        self._unseen = not self._quietly(f"digest {item[0]}", lambda: self._digest(item[0], item[1]))
+        self._names.add(item[0])
+        if self._watch.schedule.includes(item[0]) and not self._stops():
+            cpu_began = time.thread_time()
+            self._unseen = not self._quietly(f"digest {item[0]}", lambda: self._digest(item[0], item[1]))
+            self._spent += time.thread_time() - cpu_began
         self._checking += time.monotonic() - began
+
+    def _stops(self) -> bool:
+        """Return whether the digests of this sync have taken all the time that they may."""
+        if not self._is_over_budget and self._checking > self._watch.schedule.budget:
+            self._is_over_budget = True
+            self._watch.say(
+                f"digests took more than {self._watch.schedule.budget:g} s (budget) of a sync: it is not checked to its end, and"
+                " the next ones look at fewer tensors"
+            )
+        return self._is_over_budget
 
     def _digest(self, name: str, tensor: Any) -> None:
         if isinstance(tensor, str):
@@ -313,12 +350,18 @@ class Syncing:
 
     def _hold(self) -> None:
         assert self._watch.engine is not None
-        weights = read_engine(self._watch.engine, self._sync.sent)
+        began = time.thread_time()
+        weights = read_engine(self._watch.engine, self._names, self._includes)
+        self._spent += time.thread_time() - began
         self._sync.held, self._sync.unseen = dict(weights.digests), sorted(weights.unseen)
 
     def _probe(self) -> None:
         assert self._watch.probe is not None
         self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
+
+    def _includes(self, name: str) -> bool:
+        """Return whether to look at a tensor of the engine that the trainer sends by this name."""
+        return self._watch.schedule.includes(name)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)

@@ -37,7 +37,7 @@ STEPS = 3
     when=lambda history: sum(bool(pair.sent_changed) for pair in history.step_pairs) >= STEPS,
 )
 def check(history: History) -> Iterator[Problem]:
-    constant = set(history.constant_names)
+    constant = {name for name in history.constant_names if history.count_comparisons(name) >= STEPS}
     changing_kinds = {name_pattern(name) for name in history.syncs[-1].sent if name not in constant}
     names = sorted(name for name in trainable_matrices(constant) if name_pattern(name) in changing_kinds)
     if names:

@@ -61,6 +61,8 @@ class SyncTable(StrictTable, kw_only=True):
     """Patterns of the engine's tensors that have no bytes."""
     split: list[str] = []
     """Patterns of fused tensors that are held by their parts, each as it was sent."""
+    partial: str = ""
+    group: str = ""
     lack: list[str] = []
     """Patterns of names that are not sent."""
     extra: list[str] = []
@@ -140,6 +142,8 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         sent=sent,
         held=held if wanted.held else {},
         unseen=unseen,
+        partial=wanted.partial,
+        group=wanted.group,
         alike=wanted.alike,
     )
 

@@ -89,6 +89,36 @@ def test_slime_that_sends_experts_past_its_iterator_is_seen_from_the_engine_only
     assert set(watch.last[-1].sent) == set(NAMES)
 
 
+def test_slime_that_broadcasts_shows_its_buckets_to_a_hook() -> None:
+    class Distributed:
+        """As slime 624b824a8 has it: UpdateWeightFromDistributed, with its hook."""
+
+        weight_version = 0
+        shown = 0
+
+        def _on_chunk(self, hf_chunk: list[Any]) -> None:
+            self.shown += 1
+
+        def update_weights(self) -> None:
+            self.weight_version += 1
+            pairs = list(trainer.export())
+            for chunk in (pairs[:4], pairs[4:]):
+                self._on_chunk(chunk)
+                engine.update(chunk)
+
+    trainer, engine = Trainer(), Engine()
+    watch = Watch(engine, on="raise")
+    updater = adapters.slime(Distributed(), watch)
+    for _ in range(2):
+        updater.update_weights()
+        trainer.step()
+    assert [set(sync.sent) for sync in watch.last] == [set(NAMES)] * 2
+    assert updater.shown == 4
+    engine.deaf = (NAMES[0],)
+    with pytest.raises(SyncError, match="HIS001 step 3"):
+        updater.update_weights()
+
+
 def test_slime_that_broadcasts_is_seen_from_the_engine_only() -> None:
     class Distributed:
         weight_version = 0

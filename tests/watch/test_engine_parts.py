@@ -266,3 +266,42 @@ def test_a_watch_warns_of_nothing_in_a_sound_job_of_parts() -> None:
         for step in range(3):
             with watch(step=step) as sync:
                 engine.load_weights(sync.sent(iter(weights(engine, step).items())))
+
+
+@pytest.mark.parametrize("first_lost", range(3, 13))
+def test_a_tensor_lost_in_a_watch_of_groups_is_found_within_ten_syncs(first_lost: int) -> None:
+    engine, lost, found = Engine(), "layers.1.self_attn.k_proj.weight", list[int]()
+    watch = Watch(module(engine), on=lambda finding: found.append(step))
+    watch.schedule.groups = 5
+    looked: set[str] = set()
+    for step in range(first_lost + 11):
+        engine.deaf = (lost,) if step >= first_lost else ()
+        with watch(step=step) as sync:
+            engine.load_weights(sync.sent(iter(weights(engine, step).items())))
+        assert 0 < len(watch.last[-1].sent) < len(names()) / 2
+        looked |= watch.last[-1].sent.keys()
+        if found:
+            break
+    assert found, "it was lost for eleven syncs"
+    assert first_lost <= found[0] < first_lost + 10
+
+
+def test_digests_that_take_too_much_are_thinned_out_and_stop_at_the_budget() -> None:
+    from ckptcheck.watch.schedule import Schedule
+
+    schedule = Schedule(0.02, 1.0)
+    for spent in (0.5, 0.019, 0.5, 0.03):  # the first look is a warm-up; below 20 ms nothing is too much
+        assert schedule.groups == 1
+        schedule.begin()
+        schedule.note(spent, 0.1)
+    schedule.begin()
+    assert (schedule.groups, schedule.label) == (5, "1/5")
+    schedule.begin()
+    schedule.note(2.0, 0.1)
+    assert schedule.groups == 10
+    engine = Engine()
+    watch = Watch(module(engine), budget=0.0)
+    with pytest.warns(SyncWarning, match=r"digests took more than 0 s \(budget\) of a sync"), watch(step=0) as sync:
+        engine.load_weights(sync.sent(iter(weights(engine, 0).items())))
+    assert (watch.last[0].sent, watch.last[0].held) == ({}, {})
+    assert watch.schedule.groups > 1

@@ -53,24 +53,32 @@ class SyncPair:
     def unchanged_side(self) -> tuple[str, int] | None:
         """The side of which no tensor changed (sent or held), with its number of tensors; None if something changed.
 
-        If the record has both sides, the trainer's counts.
+        If the record has both sides, the trainer's counts. A part of what was sent, and a group without a matrix, tell nothing.
         """
+        if self.after.group and not any(trainable_matrices({*self.after.sent, *self.after.held})):
+            return None
         for side, before, after, changed in (
             ("sent", self.before.sent, self.after.sent, self.sent_changed),
             ("held", self.before.held, self.after.held, self.held_changed),
         ):
-            if before and after:
+            if before and after and not (side == "sent" and self.after.partial):
                 return (side, len(after)) if not changed and before.keys() == after.keys() else None
         return None
 
 
 def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]:
-    """Return each sync with the one before it, if the same process recorded both. syncs: their places in the record, and they."""
-    return tuple(
-        SyncPair(index, before_index, before, after)
-        for (before_index, before), (index, after) in pairwise(syncs)
-        if before.run == after.run
-    )
+    """Return each sync with the last one before it that looked at the same tensors, if the same process recorded both.
+
+    syncs: their places in the record, and they.
+    """
+    pairs: list[SyncPair] = []
+    last: dict[tuple[str, str], tuple[int, SyncRecord]] = {}
+    for index, sync in syncs:
+        before_index, before = last.get((sync.group, sync.partial), (0, None))
+        if before is not None and before.run == sync.run:
+            pairs.append(SyncPair(index, before_index, before, sync))
+        last[sync.group, sync.partial] = (index, sync)
+    return tuple(pairs)
 
 
 def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
@@ -130,7 +138,12 @@ class History(EvidenceDefaults):
     @cached_property
     def version_pairs(self) -> tuple[SyncPair, ...]:
         """Each successful sync with the successful one before it, digested or not, if the same process recorded both."""
-        return _pair_syncs((index, sync) for index, sync in enumerate(self.syncs) if sync.ok)
+        successful = [(index, sync) for index, sync in enumerate(self.syncs) if sync.ok]
+        return tuple(
+            SyncPair(index, before_index, before, after)
+            for (before_index, before), (index, after) in pairwise(successful)
+            if before.run == after.run
+        )
 
     @cached_property
     def step_pairs(self) -> tuple[SyncPair, ...]:
@@ -148,6 +161,10 @@ class History(EvidenceDefaults):
             frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs)) if self.step_pairs else frozenset()
         )
         return tuple(name for name in self.syncs[-1].sent if name not in changed)
+
+    def count_comparisons(self, name: str) -> int:
+        """Return at how many steps a tensor was compared with what was sent before."""
+        return sum(name in pair.before.sent and name in pair.after.sent for pair in self.step_pairs)
 
     @cached_property
     def stored_as_sent(self) -> frozenset[str]:

@@ -96,6 +96,10 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
     unseen: list[str] = []
     """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
+    group: str = ""
+    """The group of tensors that was looked at, ``2/5``; "" if all were."""
+    partial: str = ""
+    """Why only a part of what was sent passed the watch, "" if all did."""
     alike: bool = False
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
     probe: ProbeRecord | None = None

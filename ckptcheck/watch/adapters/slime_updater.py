@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -14,11 +15,16 @@ INTERFACE = Interface("slime", "2026-08-21", "624b824a8", {"update_weights": ()}
 
 
 def slime(updater: T, watch: Watch) -> T:
-    """Watch slime's weight updater (``actor.weight_updater``); call it on every rank, with a watch that is enabled on rank 0.
+    """Watch slime's weight updater (``actor.weight_updater``); call it on every rank, with a watch that is enabled on
+    rank 0.
 
     Its `weight_version` is the step. UpdateWeightFromTensor sends its weights through a weight iterator, where the watch
-    digests them. UpdateWeightFromDistributed has no iterator, so the watch sees only the engine's side. The same holds if each
-    rank sends its own experts (`_expert_transfer_plan`, for colocated engines with expert parallelism): those bypass the
+    digests them. UpdateWeightFromDistributed shows each bucket to its hook `_on_chunk` before it is broadcast; with
+    pipeline
+    parallelism every stage sends its own part, and the watch says that it sees the first one's only. An updater that
+    has neither is
+    seen from the engine's side only. The same holds if each rank sends its own experts (`_expert_transfer_plan`, for
+    colocated engines with expert parallelism): those bypass the
     iterator.
     """
     weight_updater: Any = updater
@@ -27,12 +33,27 @@ def slime(updater: T, watch: Watch) -> T:
     update, next_step = weight_updater.update_weights, count_steps()
     iterator: Any = getattr(weight_updater, "_hf_weight_iterator", None)
     chunks = getattr(iterator, "get_hf_weight_chunks", None)
+    hook = getattr(weight_updater, "_on_chunk", None)
 
     @wraps(update)
     def watched(*arguments: Any, **keywords: Any) -> Any:
         number, version = next_step(), getattr(weight_updater, "weight_version", None)
         step = version + 1 if isinstance(version, int) else None
         with watch(step=number if step is None else step, version=None if step is None else str(step)) as sync:
+            if chunks is None and callable(hook):
+                stages = _count_stages()
+                if stages > 1:
+                    sync.partly(f"slime sends each of {stages} pipeline stages from a rank of its own")
+
+                def show(hf_chunk: Any) -> Any:
+                    sync.sent(hf_chunk)
+                    return hook(hf_chunk)
+
+                weight_updater._on_chunk = show
+                try:
+                    return update(*arguments, **keywords)
+                finally:
+                    weight_updater._on_chunk = hook
             if chunks is None:
                 return update(*arguments, **keywords)
             if getattr(weight_updater, "_expert_transfer_plan", None):
@@ -46,3 +67,11 @@ def slime(updater: T, watch: Watch) -> T:
 
     weight_updater.update_weights = watched
     return updater
+
+
+def _count_stages() -> int:
+    """Return the pipeline stages of Megatron in this process, 1 where it has none."""
+    parallel_state: Any = sys.modules.get("megatron.core.parallel_state")
+    if parallel_state is None or not parallel_state.model_parallel_is_initialized():
+        return 1
+    return int(parallel_state.get_pipeline_model_parallel_world_size())
