@@ -45,11 +45,11 @@ class Schedule:
         return self.groups == 1 or zlib.crc32(name.encode()) % self.groups == self.group
 
     def note(self, spent: float, seconds: float) -> None:
-        """Note what the digests of a sync took, and the sync itself; decide on the groups after both looks.
+        """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on the groups.
 
         The cheaper look counts: the first one of a process also loads what digests need.
         """
-        if spent > self.budget:
+        if spent == float("inf"):
             self._divide(2 * max(self.groups, GROUPS // 2 + 1))
             return
         self._costs.append((spent, seconds))

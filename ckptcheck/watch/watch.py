@@ -172,6 +172,7 @@ class Syncing:
         self._given = self._taken = 0
         self._names: set[str] = set()
         self._spent = 0.0
+        self._asked = 0.0
         self._is_over_budget = False
         if whole:
             watch.schedule.begin()
@@ -301,7 +302,7 @@ class Syncing:
         if self._is_over_budget:
             sync.sent, sync.held, sync.nbytes = {}, {}, 0
         if self._whole and error is None:
-            watch.schedule.note(max(self._spent, self._checking if self._is_over_budget else 0.0), sync.seconds)
+            watch.schedule.note(float("inf") if self._is_over_budget else self._spent, sync.seconds)
         self._quietly("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and (last.sent or last.held)), None)
         self._quietly("judge the sync", self._judge)
@@ -324,9 +325,9 @@ class Syncing:
             self._spent += time.thread_time() - cpu_began
         self._checking += time.monotonic() - began
 
-    def _stops(self) -> bool:
-        """Return whether the digests of this sync have taken all the time that they may."""
-        if not self._is_over_budget and self._checking > self._watch.schedule.budget:
+    def _stops(self, more: float = 0.0) -> bool:
+        """Return whether the digests of this sync have taken all the time that they may. more: seconds since the engine was asked."""
+        if not self._is_over_budget and self._checking + more > self._watch.schedule.budget:
             self._is_over_budget = True
             self._watch.say(
                 f"digests took more than {self._watch.schedule.budget:g} s (budget) of a sync: it is not checked to its end, and"
@@ -350,7 +351,7 @@ class Syncing:
 
     def _hold(self) -> None:
         assert self._watch.engine is not None
-        began = time.thread_time()
+        began, self._asked = time.thread_time(), time.monotonic()
         weights = read_engine(self._watch.engine, self._names, self._includes)
         self._spent += time.thread_time() - began
         self._sync.held, self._sync.unseen = dict(weights.digests), sorted(weights.unseen)
@@ -361,7 +362,7 @@ class Syncing:
 
     def _includes(self, name: str) -> bool:
         """Return whether to look at a tensor of the engine that the trainer sends by this name."""
-        return self._watch.schedule.includes(name)
+        return self._watch.schedule.includes(name) and not self._stops(time.monotonic() - self._asked)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
