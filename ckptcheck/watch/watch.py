@@ -326,7 +326,7 @@ class Syncing:
         self._checking += time.monotonic() - began
 
     def _stops(self, more: float = 0.0) -> bool:
-        """Return whether the digests of this sync have taken all the time that they may. more: seconds since the engine was asked."""
+        """Return whether the digests of this sync have taken their time. more: seconds since the engine was asked."""
         if not self._is_over_budget and self._checking + more > self._watch.schedule.budget:
             self._is_over_budget = True
             self._watch.say(
