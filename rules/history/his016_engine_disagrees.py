@@ -3,8 +3,8 @@
 ## What it checks
 - The watch has both sides score a few fixed sequences after some syncs (`Watch(probe=…)`).
 - With a floor that was calibrated for the model, the mean |Δ| is at most 5 times that.
-- Otherwise it is at most 5 times the median, and twice the largest, of the probes before that were sound. From the third
-  probe on the rule can tell; a gap below 2e-6 nats never counts.
+- Otherwise it is at most 5 times the median of the probes before that were sound. From the third probe on the rule can
+  tell; a gap below 2e-6 nats never counts.
 - In any case mean |Δ| stays below 0.05 nats.
 
 ## Why it matters
@@ -42,7 +42,7 @@ def _find_limit(before: list[float], floor: float | None) -> tuple[float, str]:
         return min(LARGEST, max(EXACT, BEYOND_FLOOR * floor)), f"the model's floor is {floor:.3g}"
     if len(before) < 2:
         return LARGEST, f"the limit is {LARGEST}"
-    limit = max(EXACT, BEYOND_FLOOR * median(before), 2 * max(before))
+    limit = max(EXACT, BEYOND_FLOOR * median(before))
     return min(LARGEST, limit), f"it was {median(before):.3g} at the probes before"
 
 
