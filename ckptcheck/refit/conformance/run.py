@@ -148,8 +148,9 @@ class ConformanceRun:
         failure = self._find_reset_failure()
         if not failure.sentence:
             return replace(outcome, recovery="a sound update")
-        way = "ending the open update"
-        if not self._subject.end_update() or self._find_reset_failure().sentence:
+        # a refused update may end the session that refused it
+        way = "ending the open update" if self._subject.end_update() else "a second sound update"
+        if self._find_reset_failure().sentence:
             way = "a restart"
             self._restart()
         return replace(
