@@ -24,11 +24,7 @@ def register() -> None:
     def flip(view: sglang_worker.RankView, name: str, index: int, bit: int) -> None:
         flip_bit(view.tensors(), name, index, bit)
 
-    def set_number(view: sglang_worker.RankView, module: str, name: str, value: float) -> None:
-        setattr(view.model.get_submodule(module), name, value)
-
     torch.Tensor.cuda = stay
-    sglang_worker.METHODS["set_number"] = set_number
     sglang_worker.METHODS["flip_bit"] = flip
 
 
