@@ -50,7 +50,7 @@ class Schedule:
         The cheaper look counts: the first one of a process also loads what digests need.
         """
         if spent == float("inf"):
-            self._divide(2 * max(self.groups, GROUPS // 2 + 1))
+            self._divide(GROUPS if self.groups == 1 else 2 * self.groups)
             return
         self._costs.append((spent, seconds))
         if self._number % 2 and self.groups == 1:

@@ -421,3 +421,19 @@ def test_trl_of_another_version_goes_on_and_is_told() -> None:
     with pytest.warns(SyncWarning, match="neither _iter_named_params nor _push_param_to_vllm"):
         trainer.vllm_generation.sync_weights()
     assert trainer.vllm_generation.synced == 1
+
+
+def test_nemo_rl_with_nccl_reshard_passes_a_part_and_the_record_says_so() -> None:
+    """As NeMo-RL 7ea279abf calls the producer for what nccl_reshard does not send (megatron_policy_worker.py)."""
+
+    def _broadcast_misc_params_packed(send: Any) -> None:
+        send(iterator=trainer.export(), group=engine, src=0, post_iter_func=lambda each: each[1])
+
+    trainer, engine = Trainer(), Engine()
+    told: list[Finding] = []
+    watch = Watch(on=told.append)
+    send = adapters.nemo_rl(packed_broadcast_producer, watch)
+    for _ in range(4):
+        _broadcast_misc_params_packed(send)
+    assert all(sync.partial.startswith("nccl_reshard sends the layers") for sync in watch.last)
+    assert [finding.code for finding in told] == ["HIS012"], "that a part stayed the same says nothing of the rest"
