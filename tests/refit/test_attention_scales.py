@@ -1,4 +1,4 @@
-"""An FP8 KV cache with calibrated scales through refit and sleep, on the real vLLM; SGLang has one only on CPUs with AMX."""
+"""An FP8 KV cache with calibrated scales through refit, on the real vLLM; SGLang has one only on CPUs with AMX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.runtime.engines.vllm import VllmEngine, VllmOptions
 from tests.conftest import needs_engine
 from tests.doubles.faults import faulty_engines, set_number
@@ -86,15 +85,3 @@ def test_the_scale_of_the_logits_changes(vllm: LiveTrials) -> None:
     found = messages_by_code(vllm.trial(after=lambda engine, _: set_number(engine, "logits_processor", "scale", 1.01)))
     set_number(vllm.tested, "logits_processor", "scale", 1.0)
     assert found == {"REF047": "after sync 1, logits_processor.scale is 1.01 (a cold load makes it 1)"}
-
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_scales_through_the_sleep_of_a_gpu_worker(vllm: LiveTrials, forgets: bool) -> None:
-    """vLLM does not sleep on a CPU: this runs the methods of its GPU worker over memory that is lost at level 2."""
-    engine = vllm.tested
-    before, numbers = engine.digest_tensors(), engine.read_scalars()
-    engine._call_ranks("sleep_as_on_a_gpu", 2, forgets)
-    check = SleepCheck(before, engine.digest_tensors(), 0, 2, "", numbers, engine.read_scalars())
-    names = [f"model.layers.{layer}.self_attn.attn._k_scale" for layer in range(LAYERS)]
-    assert check.changed_tensors == (names if forgets else [])
-    assert check.changed_scalars == ([f"{name}_float" for name in names] if forgets else [])
