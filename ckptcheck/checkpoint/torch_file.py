@@ -21,7 +21,7 @@ from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, s
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
 from ckptcheck.checkpoint.pickled_storage import PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, make_stub, unpickle
+from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub, unpickle
 from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
     archive = open_archive(read, size)
     value, foreign = archive.describe(_known, load_persistent)
     _refuse(foreign)
-    return _Plain(read, archive).of(value)
+    return _Plain(read, archive, WalkBudget(len(archive.pickle))).of(value)
 
 
 def _pickled(raw: bytes) -> Any:
     unpickled = unpickle(raw, _known)
     _refuse(unpickled.unexpected_globals)
-    return _Plain(lambda _start, _length: b"", Archive({}, b"")).of(unpickled.value)
+    return _Plain(lambda _start, _length: b"", Archive({}, b""), WalkBudget(len(raw))).of(unpickled.value)
 
 
 def _refuse(foreign: tuple[str, ...]) -> None:
@@ -121,19 +121,22 @@ def _known(module: str, name: str) -> Any:
 class _Plain:
     """Converts an unpickled object into plain values."""
 
-    def __init__(self, read: Callable[[int, int], bytes], archive: Archive) -> None:
-        self._read, self._archive = read, archive
+    def __init__(self, read: Callable[[int, int], bytes], archive: Archive, budget: WalkBudget) -> None:
+        self._read, self._archive, self._budget = read, archive, budget
 
     def of(self, value: Any, depth: int = 0) -> Any:
         if depth > DEEP:
             raise UnreadableArchive("its containers are nested too deep")
+        self._budget.spend(len(value) if isinstance(value, (dict, list, tuple)) else 1)
         if isinstance(value, StoredTensor):
             return self._tensor(value)
         if isinstance(value, PickledTensor):
             elements = value.elements
             record = ArchiveRecord(0, len(elements), 0)
             archive = Archive({value.tensor.record: record}, b"")
-            return _Plain(lambda start, length: elements[start : start + length], archive).of(value.tensor)
+            return _Plain(lambda start, length: elements[start : start + length], archive, self._budget).of(
+                value.tensor
+            )
         if isinstance(value, dict):
             return {key: self.of(entry, depth + 1) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):

@@ -60,8 +60,27 @@ _TUPLES = b"\x85\x86\x87t"
 _MEMOIZE = b"\x94"
 
 
+SHARED = 4
+"""How often as many values a walk may meet as the pickle has bytes: a container may stand in several places."""
+LEAST_STEPS = 100_000
+"""Values that a walk may meet however short the pickle is."""
+
+
 class UnreadablePickle(Exception):
     """The pickle is broken, too large, or does something that no checkpoint does. The message is the end of a sentence."""
+
+
+class WalkBudget:
+    """Ends a walk over unpickled values that share containers: 200 bytes can hold a list of lists that unfolds without end."""
+
+    def __init__(self, pickle_bytes: int) -> None:
+        self._left = LEAST_STEPS + SHARED * pickle_bytes
+
+    def spend(self, values: int = 1) -> None:
+        """Count values that the walk meets. Raises UnreadablePickle where there are too many."""
+        self._left -= values
+        if self._left < 0:
+            raise UnreadablePickle("it repeats its containers without end")
 
 
 class FrozenMeta(type):

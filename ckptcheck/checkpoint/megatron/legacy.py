@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
+from ckptcheck.checkpoint.unpickle import WalkBudget
 
 FILES = ("model_optim_rng.pt", "model_rng.pt")
 CHUNK = re.compile(r"model(\d*)")
@@ -63,7 +64,8 @@ class RankPosition:
 
 
 def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> LegacyRank:
-    """Describe a rank by the content of its file."""
+    """Describe a rank by the content of its file. Raises UnreadablePickle where its dictionaries repeat without end."""
+    budget = WalkBudget(min(size, 1 << 18))
     state = value if isinstance(value, dict) else {}
     names = sorted(
         (int(match[1] or 0), name) for name in state if type(name) is str and (match := CHUNK.fullmatch(name))
@@ -73,7 +75,7 @@ def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[
         file,
         size,
         tuple(int(number) for number in folder.rpartition("mp_rank_")[2].split("_")),
-        tuple(_flat(state[name]) for _, name in names),
+        tuple(_flat(state[name], budget) for _, name in names),
         plain_arguments(state.get("args")),
         state.get("iteration") if type(state.get("iteration")) is int else None,
         "rng_state" in state,
@@ -81,17 +83,18 @@ def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[
     )
 
 
-def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, StoredTensor]:
+def _flat(value: Any, budget: WalkBudget, prefix: str = "", depth: int = 0) -> dict[str, StoredTensor]:
     """Flatten nested dictionaries into dotted names; values that are no tensors are omitted."""
     tensors: dict[str, StoredTensor] = {}
     if isinstance(value, dict) and depth < 12:
+        budget.spend(len(value))
         for key, entry in value.items():
             if type(key) is not str:
                 continue
             if isinstance(entry, StoredTensor):
                 tensors[GROUPED.sub(r"experts.local_experts.\3.\1.\2", prefix + key)] = entry
             elif isinstance(entry, dict):
-                tensors |= _flat(entry, f"{prefix}{key}.", depth + 1)
+                tensors |= _flat(entry, budget, f"{prefix}{key}.", depth + 1)
     return tensors
 
 

@@ -21,6 +21,7 @@ from ckptcheck.checkpoint.megatron.tiling import EXACT, TilingGap, find_tiling_g
 from ckptcheck.checkpoint.megatron.weights import unstack_weights
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
 from ckptcheck.checkpoint.torch_archive import Archive
+from ckptcheck.checkpoint.unpickle import UnreadablePickle
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
@@ -109,7 +110,10 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         for folder in self.rank_folders:
             name = next((f"{folder}/{file}" for file in FILES if f"{folder}/{file}" in self.files), None)
             if name is not None and (content := self._torch_file(name)) is not None:
-                ranks.append(describe_rank(folder, name, self.files[name].size, *content))
+                try:
+                    ranks.append(describe_rank(folder, name, self.files[name].size, *content))
+                except UnreadablePickle as error:
+                    self._damaged[name] = Defect("unreadable", f"this is not a readable checkpoint: {error}")
         return ranks
 
     @cached_property

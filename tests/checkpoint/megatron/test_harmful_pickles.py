@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import shutil
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from ckptcheck.checkpoint.megatron.dcp import read_contents
 from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
 from ckptcheck.checkpoint.megatron.tensor import Item
 from ckptcheck.checkpoint.megatron.tiling import find_tiling_gap
+from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 from ckptcheck.linter.runner import run_rules
@@ -300,3 +302,18 @@ def test_an_item_that_holds_something_else(change: str, copied: Any) -> None:
     assert findings(folder, "MEG014") == [
         f"MEG014 {IT}/__0_0.distcp model.lm_head.weight: its item cannot be read: {reasons[change]}"
     ]
+
+
+def test_dictionaries_of_a_rank_that_share_each_other_come_to_an_end(tmp_path: Path) -> None:
+    state: dict[str, object] = {"weight": None}
+    for _ in range(12):
+        state = dict.fromkeys(map(str, range(40)), state)  # type: ignore[arg-type]
+    raw = pickle.dumps({"model": state, "iteration": 1, "checkpoint_version": 3.0})
+    folder = tmp_path / "iter_0000001/mp_rank_00"
+    folder.mkdir(parents=True)
+    (folder / "model_optim_rng.pt").write_bytes(write_archive({"data.pkl": raw, "version": b"3\n"}))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+    found = [finding.message for finding in run_rules(open_target(str(tmp_path)), RULES).findings]
+    assert any("this is not a readable checkpoint: it repeats its containers without end" in text for text in found), (
+        found
+    )

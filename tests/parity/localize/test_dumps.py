@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,17 @@ def test_tensors_of_a_plain_pickle_are_read(dtype: str, tmp_path: Path) -> None:
         (tmp_path / "y.pkl").write_bytes(broken)
         with contextlib.suppress(CkptcheckError):
             read_torch_file(tmp_path / "y.pkl")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: [x] * 9, lambda x: (x,) * 9, lambda x: dict.fromkeys(range(9), x)])
+def test_containers_that_share_each_other_come_to_an_end(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    value: Any = [None]
+    for _ in range(40):
+        value = wrap(value)
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(value))
+    assert (tmp_path / "x.pkl").stat().st_size < 4000
+    with pytest.raises(CkptcheckError, match="it repeats its containers without end"):
+        read_torch_file(tmp_path / "x.pkl")
 
 
 def test_nothing_in_a_torch_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
