@@ -40,6 +40,7 @@ from ckptcheck.runtime.engines.vllm import VllmEngine
 from ckptcheck.runtime.process.exchange import TensorExchange
 from ckptcheck.runtime.trainers import megatron
 from ckptcheck.runtime.trainers.layout import ParallelLayout
+from ckptcheck.runtime.trainers.transformers import start_transformers
 from tests.fault_matrix.fault import Fault
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
@@ -142,6 +143,7 @@ class FaultSession:
         self._host: Any = None
         self._tested: Any = None
         self._cold: Any = None
+        self._oracle_host: Any = None
         self._scores: dict[Any, Any] = {}
         self.restarts = 0
 
@@ -163,7 +165,7 @@ class FaultSession:
         self._stack.close()
 
     def _close(self) -> None:
-        for each in filter(None, (self._tested, self._cold, self._host)):
+        for each in filter(None, (self._tested, self._cold, self._host, self._oracle_host)):
             each.close()
 
     def _prove(self) -> None:
@@ -193,8 +195,15 @@ class FaultSession:
 
     def _start(self, checkpoint: Path) -> Any:
         return registry.start_engine(
-            self.engine, checkpoint, ranks=self.ranks, context_len=512, scratch=(self._folder,), transport=""
+            self.engine, checkpoint, ranks=self.ranks, context_len=512, scratch=(self._folder,), sleep_level=1
         )
+
+    def _start_oracle(self, checkpoint: Path) -> Any:
+        """Load transformers in float32, in the process of the one before."""
+        opened = open_checkpoint(str(checkpoint))
+        started = start_transformers(opened, self._exchange, host=self._oracle_host, device="cpu")
+        self._oracle_host = started.host
+        return KeptTrainer(started)
 
     def _load_trainer(self, fault: Fault | None) -> Any:
         layout = ParallelLayout(tp=2)
@@ -255,6 +264,7 @@ class FaultSession:
             text=TrialTokenizer(self._source.source),
             folder=folder,
             source=self._source,
+            start_oracle=self._start_oracle,
             say=self._say,
         )
         trace = trial.run()
