@@ -98,6 +98,8 @@ def _row(fault: Fault, rows: Sequence[Mapping[str, Any]]) -> str:
         return " / ".join(dict.fromkeys(words)) if len(set(words)) == 1 else " / ".join(words)
 
     codes = " / ".join(dict.fromkeys(", ".join(row["codes"]) or "–" for row in rows))
+    missing = [engine for engine in fault.engines if engine not in [row["engine"] for row in rows]]
     note = "" if len(fault.engines) > 1 else f" ({fault.engines[0]} only)"
+    note += f" (not run on {' or '.join(missing)})" if missing and rows else ""
     cells = [fault.name + note, fault.says, *(cell(key) for key in ("detected", "cause", *PLACE)), codes]
     return "| " + " | ".join(cells if rows else [*cells[:2], "not run", *[""] * 6]) + " |"
