@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from ckptcheck.checkpoint.chat_growth import (
     list_growing_conversations,
 )
 from ckptcheck.checkpoint.sandbox import SandboxResult, run_sandboxed
+from ckptcheck.checkpoint.token_search import TokenSearch
 
 SECONDS, MEMORY = 4, 1 << 29
 """Limits for rendering all conversations: seconds of processor time, bytes of memory. Real templates need a hundredth."""
@@ -201,26 +202,28 @@ def _is_growing(line: dict[str, Any]) -> bool:
     return str(line.get("conversation", "")).startswith(PREFIX)
 
 
-def markers(text: str, tokens: Collection[str]) -> list[str]:
+def markers(text: str, tokens: TokenSearch) -> list[str]:
     """Return the control tokens in a text, in order: the given tokens, and whatever has the form of one (MARKER).
 
-    >>> markers("<|im_end|> <s>[INST]", ["<s>"])
+    Where several begin at one place, the longest of the given ones counts, as it does for `tokenizers`.
+
+    >>> markers("<|im_end|> <s>[INST]", TokenSearch(["<s>"]))
     ['<|im_end|>', '<s>']
     """
-    places = {match.start(): match[0] for match in MARKER.finditer(text)}
-    # Sorted by length, so that the longest token wins where several begin at one place.
-    for token in sorted(tokens, key=len):
-        at = text.find(token)
-        while at >= 0:
-            places[at] = token
-            at = text.find(token, at + len(token))
-    return [places[at] for at in sorted(places)]
+    found, at = [], 0
+    forms = {match.start(): match[0] for match in MARKER.finditer(text)}
+    while at < len(text):
+        token = tokens.token_at(text, at) or forms.get(at)
+        at += len(token) if token else 1
+        found += [token] if token else []
+    return found
 
 
-def leading_marker(text: str, tokens: Collection[str]) -> str | None:
+def leading_marker(text: str, tokens: TokenSearch) -> str | None:
     """Return the control token that a text begins with, ignoring white space; None where it begins with other text.
 
-    >>> leading_marker(" </s><s>", ["<s>", "</s>"]), leading_marker("USER: </s>", ["</s>"])
+    >>> search = TokenSearch(["<s>", "</s>"])
+    >>> leading_marker(" </s><s>", search), leading_marker("USER: </s>", search)
     ('</s>', None)
     """
     tokens_in_text = markers(text, tokens)

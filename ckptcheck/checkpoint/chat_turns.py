@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ckptcheck.checkpoint.chat_template import AGAIN, ANSWER, QUESTION, ChatTemplate, leading_marker, markers
+from ckptcheck.checkpoint.token_search import TokenSearch
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Turns:
     """How one template ends the assistant's turn."""
 
     template: ChatTemplate
-    special: Collection[str] = field(repr=False)
+    special: TokenSearch = field(repr=False)
     """The control tokens of the tokenizer."""
     stops: Collection[str]
     """The tokens at which generation ends, according to any of the files."""

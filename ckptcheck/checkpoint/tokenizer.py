@@ -19,6 +19,7 @@ from ckptcheck.checkpoint.implicit_added_tokens import find_implicit_added_token
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.special_tokens import TokenRole, read_id_roles, read_token_roles
 from ckptcheck.checkpoint.template_files import Templates, read_templates
+from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
 from ckptcheck.checkpoint.vocabulary import FILES, AddedToken, Vocabulary, read_vocabulary
 from ckptcheck.linter.rule import Skip
 
@@ -32,6 +33,7 @@ RESERVED = re.compile(
     r"|\[PAD\d+\]|<pad_?\d+>"
 )
 """<|reserved_special_token_3|>, [unused12], <unused5>, <|extra_1|>, <SPECIAL_9>, <|dummy_0|>, <｜place▁holder▁no▁1｜>."""
+BRACKETED = re.compile(r"[<\[].+[>\]]")
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,9 @@ class Tokenizer:
 
     def is_reserved(self, number: int) -> bool:
         """Whether the token with this id is a reserved placeholder, judging by its name."""
-        return RESERVED.fullmatch(self.token_for(number) or "") is not None
+        token = self.token_for(number) or ""
+        # The time of the search grows with the square of the length.
+        return len(token) <= LONGEST_TOKEN and RESERVED.fullmatch(token) is not None
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
@@ -178,6 +182,10 @@ class Tokenizer:
         return frozenset(
             marked | {role.token for role in self.roles if role.token is not None and role.token in self.ids}
         )
+
+    @cached_property
+    def _special_search(self) -> TokenSearch:
+        return TokenSearch(self.special_tokens)
 
     @cached_property
     def roles(self) -> tuple[TokenRole, ...]:
@@ -234,7 +242,7 @@ class Tokenizer:
     def _turns(self) -> Turns | None:
         ids = [role.id for role in (*self.id_roles, *self.roles) if role.name.startswith("eos")]
         stops = {token for number in ids if number is not None and (token := self.token_for(number))}
-        return Turns(self.template, self.special_tokens, stops) if self.template is not None else None
+        return Turns(self.template, self._special_search, stops) if self.template is not None else None
 
     @property
     def turn_end(self) -> str | None:
@@ -250,7 +258,7 @@ class Tokenizer:
     def generation_start(self) -> str | None:
         """The control token with which the generation prompt begins; None where it begins with other text."""
         return (
-            leading_marker(self.template.generation_prompt, self.special_tokens) if self.template is not None else None
+            leading_marker(self.template.generation_prompt, self._special_search) if self.template is not None else None
         )
 
     @cached_property
@@ -259,18 +267,19 @@ class Tokenizer:
         if not self.templates:
             return {}
         reasons = {}
-        rendered = list(self.template.rendered.values()) if self.template is not None else []
-        literals = self.template.literals if self.template is not None else ""
+        # A run of blanks, or a word that Gemma and Phi add, is in the text of many templates.
+        tokens = {token for token in self.added_tokens if token in self.special_tokens or BRACKETED.fullmatch(token)}
+        search = TokenSearch(tokens | self.special_tokens)
+        emitted = search.find_contained(self.template.rendered.values() if self.template is not None else ())
         for_tools = self.templates["tool_use"].rendered.get("with tools", "") if "tool_use" in self.templates else ""
-        for token in sorted(self.special_tokens | self.added_tokens.keys(), key=self.ids.__getitem__):
-            if token not in self.special_tokens and not re.fullmatch(r"[<\[].+[>\]]", token):
-                # A run of blanks, or a word that Gemma and Phi add.
-                continue
-            if any(token in text for text in rendered):
+        emitted_for_tools = search.find_contained([for_tools])
+        mentioned = search.find_contained([self.template.literals] if self.template is not None else ())
+        for token in sorted(emitted | emitted_for_tools | mentioned, key=self.ids.__getitem__):
+            if token in emitted:
                 reasons[token] = "the chat template emits it"
-            elif token in for_tools:
+            elif token in emitted_for_tools:
                 reasons[token] = "the chat template for tools emits it"
-            elif token in literals:
+            else:
                 reasons[token] = "the chat template mentions it"
         return reasons
 

@@ -33,6 +33,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.token_search import LONGEST_TOKEN
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
 
@@ -56,7 +57,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     appended = {token: number for token, number in ckpt.tokenizer.implicit_added_tokens.items() if token not in roles}
     beyond = {number: token for token, number in (vocabulary.ids | appended).items() if number >= table.rows}
     for number, token in list(beyond.items()):
-        if PLACEHOLDER.fullmatch(token) and ckpt.tokenizer.why_used(number) is None:
+        if len(token) <= LONGEST_TOKEN and PLACEHOLDER.fullmatch(token) and ckpt.tokenizer.why_used(number) is None:
             del beyond[number]
     if beyond:
         first = min(beyond)

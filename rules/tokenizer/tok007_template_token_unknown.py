@@ -59,7 +59,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     if (template := tokenizer.template) is None:
         return
     # Only markers that the template spells out count: its bos_token and eos_token come from the tokenizer.
-    own = {mark for mark in MARKER.findall(template.ordinary) if mark in template.literals}
+    own = set(MARKER.findall(template.ordinary)) & set(MARKER.findall(template.literals))
     hint = "save the tokenizer with which the model was trained, or take the template that belongs to this one"
     unknown = sorted(own - vocabulary.ids.keys())
     known = sorted(own & vocabulary.ids.keys() - _find_literal_eos(tokenizer, unknown))
@@ -94,6 +94,7 @@ def _find_literal_eos(tokenizer: Tokenizer, unknown: list[str]) -> set[str]:
 
 def _find_split_marks(ckpt: TokenizedCheckpoint, marks: set[str]) -> list[str]:
     """Return the marks that the vocabulary has, but that the library `tokenizers` does not find in a text."""
+    from ckptcheck.checkpoint.chat_template import MARKER
     from ckptcheck.checkpoint.vocabulary import encode_text
 
     tokenizer = ckpt.tokenizer
@@ -110,8 +111,7 @@ def _find_split_marks(ckpt: TokenizedCheckpoint, marks: set[str]) -> list[str]:
         if "chat" not in key
     ]
     # transformers adds the special tokens that these two files name.
-    candidates = [
-        mark for mark in marks & vocabulary.model.keys() - tokenizer.added_tokens.keys() if mark not in "\0".join(texts)
-    ]
+    named = {mark for text in texts for mark in MARKER.findall(text)}
+    candidates = list((marks & vocabulary.model.keys()) - tokenizer.added_tokens.keys() - named)
     token_ids = encode_text(ckpt.source, " ".join(candidates)) if candidates else frozenset()
     return sorted(mark for mark in candidates if token_ids is not None and vocabulary.ids[mark] not in token_ids)
