@@ -13,6 +13,9 @@ import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from importlib import import_module
+from math import inf
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -33,8 +36,18 @@ WAITS = (1.0, 2.0)
 """Seconds before the second and before the third try, which is the last."""
 LONGEST_WAIT = 10.0
 """The longest Retry-After, in seconds, after which a request is repeated; a longer one is reported to the user."""
-MAX_LISTING = 1 << 26
+HEAD_SECONDS = 90.0
+"""Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
+LISTING_SECONDS = 300.0
+"""Seconds for opening a repository: the commit and all pages of the listing."""
+MAX_ANSWER = 1 << 24
 """Longest answer of the API that is read, in bytes; a page of 1,000 files has about 300 kB."""
+MAX_PAGES, MAX_FILES = 1000, 100_000
+"""Most pages and files of a listing. The Hub recommends at most 10,000 files in a folder."""
+MAX_LOST_SECONDS = 600.0
+"""Seconds that all threads together wait for answers that are given up; then nothing more is asked of the repository."""
+UNPACKED = ("identity", "gzip", "deflate")
+"""How an answer may be packed, though none is asked to be. Others, and several at a time, make gigabytes of a kilobyte at once."""
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
 RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d{1,9})")
@@ -58,12 +71,15 @@ class Repository:
         """`revision`: a branch, tag, commit or refs/pr/N; None is the main branch. `target`: what the user wrote."""
         self.target = target
         self._name, self._revision = name, revision or "main"
+        self._lost_seconds = 0.0
+        self._opened_by = monotonic() + LISTING_SECONDS
         try:
             self._endpoint, self._headers = _endpoint(), _headers()
             self.commit, gated = self._resolve()
             self.files = {file.name: file for file in sorted(self._list(), key=lambda file: file.name)}
             if gated and (shard := next((file for file in self.files if file.endswith(".safetensors")), None)):
                 self._get(self._url(shard), 1, start=0)  # the Hub lists a gated repository to everybody
+            self._opened_by = inf
         except _RequestError as failure:
             # ckpt/step_100 may be a path with a typing error in it as well as a repository
             bare = "" if target.startswith("hf://") else f"{target} is no file or folder here, and "
@@ -97,23 +113,31 @@ class Repository:
         if set(self._revision) <= {"."}:  # it would be a step up in the address
             raise _RequestError(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
         address = f"{self._endpoint}/api/models/{self._name}/revision/{quote(self._revision, safe='')}"
-        model = _parsed(self._get(f"{address}?expand=sha&expand=gated", MAX_LISTING), _Model)
+        model = _parsed(self._get(f"{address}?expand=sha&expand=gated", MAX_ANSWER), _Model)
         return model.sha, model.gated
 
     def _list(self, folder: str = "") -> Iterator[File]:
         """List the files at the top of the repository, page by page, and the chat templates in their folder."""
         tree = f"{self._endpoint}/api/models/{self._name}/tree/{self.commit}{folder}"
-        query, following = "", "recursive=false&expand=false"
-        while following and following != query:
+        following, count, has_templates = "recursive=false&expand=false", 0, False
+        for _ in range(MAX_PAGES):
             query = following
-            answer = self._get(f"{tree}?{query}", MAX_LISTING)
+            answer = self._get(f"{tree}?{query}", MAX_ANSWER)
             entries = _parsed(answer, list[_Entry])
+            if (count := count + len(entries)) > MAX_FILES:
+                raise _RequestError(errno.EIO, f"{answer.host} lists more than {MAX_FILES:,} files of {self._name}")
             yield from (
                 File(one.path, one.size) for one in entries if one.type == "file" and is_checkpoint_file(one.path)
             )
-            if not folder and any(entry.type == "directory" and entry.path == CHAT_TEMPLATES for entry in entries):
-                yield from self._list(f"/{CHAT_TEMPLATES}")
+            has_templates |= any(entry.type == "directory" and entry.path == CHAT_TEMPLATES for entry in entries)
             following = answer.following
+            if not following or following == query:
+                break
+        else:
+            text = f"{answer.host} lists the files of {self._name} on more than {MAX_PAGES:,} pages"
+            raise _RequestError(errno.EIO, text)
+        if has_templates and not folder:
+            yield from self._list(f"/{CHAT_TEMPLATES}")
 
     def _get(self, url: str, most: int, start: int | None = None) -> _Answer:
         """Get up to `most` bytes, from `start` on (None: the whole resource), trying again where that may help."""
@@ -127,17 +151,48 @@ class Repository:
         return self._get_once(url, most, start)
 
     def _get_once(self, url: str, most: int, start: int | None) -> _Answer:
+        """Get it in a thread of its own, which is left alone where the answer does not come in time.
+
+        The client has limits of time for each part that arrives, and none for the whole: a head that comes letter by letter
+        keeps it for days. The thread ends with its connection, at the latest with the program.
+        """
+        if self._lost_seconds > MAX_LOST_SECONDS:
+            raise _RequestError(errno.EIO, f"{_host(url)} answered too slowly too often, and is asked no more", LATER)
+        begun = monotonic()
+        seconds = min(HEAD_SECONDS + READ_TIMEOUT + most / SLOWEST, max(0.0, self._opened_by - begun))
+        outcome: SimpleQueue[_Answer | BaseException] = SimpleQueue()
+        given_up = Event()
+
+        def ask() -> None:
+            try:
+                outcome.put(self._ask(url, most, start, given_up))
+            except BaseException as error:
+                outcome.put(error)
+
+        Thread(target=ask, name="ckptcheck-hub", daemon=True).start()
+        try:
+            answer = outcome.get(timeout=seconds)
+        except Empty:
+            answer = _RequestError(errno.EIO, f"{_host(url)} answers too slowly", LATER)
+        finally:
+            given_up.set()
+        if isinstance(answer, BaseException):
+            self._lost_seconds += monotonic() - begun
+            raise answer
+        return answer
+
+    def _ask(self, url: str, most: int, start: int | None, given_up: Event) -> _Answer:
         client, http = _session()
         headers = self._headers if start is None else {**self._headers, "Range": f"bytes={start}-{start + most - 1}"}
         timeout = http.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
         try:
             # A redirect to another origin takes the Range along and leaves the token behind: the client sees to both.
             with client.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-                return self._received(response, most, start)
+                return self._received(response, most, start, given_up)
         except (http.HTTPError, http.InvalidURL) as error:
             raise _broken(error, http, url) from error
 
-    def _received(self, response: Any, most: int, start: int | None) -> _Answer:
+    def _received(self, response: Any, most: int, start: int | None, given_up: Event) -> _Answer:
         """Read what was asked for of the answer and no more; leaving the stream early closes its connection."""
         host, total = _host(response.url), None
         encoded = response.headers.get("Content-Encoding", "identity").lower() != "identity"
@@ -156,7 +211,7 @@ class Repository:
             raise self._refusal(response)
         elif start:
             raise _RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
-        body = _body(response, most, due)
+        body = _body(response, most, due, given_up)
         link = response.links.get("next", {}).get("url", "")  # a mirror's may name another host: only the query counts
         return _Answer(host, body, None if start is None else total, urlsplit(link).query)
 
@@ -245,7 +300,7 @@ class _Model(msgspec.Struct):
 class _Entry(msgspec.Struct):
     type: str
     path: str
-    size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 def _endpoint() -> str:
@@ -287,12 +342,16 @@ def _session() -> tuple[Any, Any]:
         raise _RequestError(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
 
 
-def _body(response: Any, most: int, due: int) -> bytes:
+def _body(response: Any, most: int, due: int, given_up: Event) -> bytes:
     """Read up to `most` bytes, giving up on an answer that trickles or ends before `due` bytes."""
+    if response.headers.get("Content-Encoding", "identity").lower() not in UNPACKED:
+        raise _RequestError(errno.EIO, f"{_host(response.url)} sends its answer packed, though asked not to")
     begun, parts, count = monotonic(), [], 0
     for part in response.iter_bytes():
         parts.append(part)
         count += len(part)
+        if given_up.is_set():
+            break
         if count >= most and response.headers.get("Content-Length") != str(most):
             break  # else the end is next, and after it the connection can be used again
         if monotonic() - begun > READ_TIMEOUT + count / SLOWEST:

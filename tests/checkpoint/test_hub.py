@@ -26,6 +26,7 @@ from ckptcheck.checkpoint.hub import Repository
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from tests.doubles.hub_server import HubServer, Way
+from tests.factories.limited_process import run_limited
 
 NAME = "acme/tiny"
 TARGET = f"hf://{NAME}"
@@ -555,6 +556,65 @@ def test_an_answer_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="too slowly") as caught:
         repository.read(SHARDS[0], 0, FIRST_READ)
     assert caught.value.strerror == f"{hub.cdn_host} answers too slowly"
+
+
+def test_a_head_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(NAME, None, TARGET)
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.5 - module.READ_TIMEOUT)
+    hub.fail("cdn", way="slow-head")
+    with pytest.raises(OSError, match="too slowly") as caught:
+        repository.read(SHARDS[0], 0, 1)
+    assert caught.value.strerror == f"{hub.host} answers too slowly"
+    assert len(hub.seen(server="cdn")) == 1
+
+
+def test_a_server_that_is_always_slow_is_asked_no_more(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(NAME, None, TARGET)
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.2 - module.READ_TIMEOUT)
+    monkeypatch.setattr(module, "MAX_LOST_SECONDS", 0.3)
+    hub.fail("/resolve/", way="slow-head")
+    reasons = []
+    for name in SHARDS:
+        with pytest.raises(OSError, match="too slowly") as caught:
+            repository.read(name, 0, 1)
+        reasons.append(caught.value.strerror)
+    slow = f"{hub.host} answers too slowly"
+    assert reasons == [slow, slow, f"{hub.host} answered too slowly too often, and is asked no more"]
+
+
+@pytest.mark.parametrize("limit", ["pages", "files", "seconds"])
+def test_a_listing_without_end(hub: HubServer, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    hub.endless = True
+    said = "answers too slowly"
+    if limit == "pages":
+        monkeypatch.setattr(module, "MAX_PAGES", 5)
+        said = "lists the files of acme/tiny on more than 5 pages"
+    elif limit == "files":
+        monkeypatch.setattr(module, "MAX_FILES", 3)
+        said = "lists more than 3 files of acme/tiny"
+    else:
+        clock = itertools.count(step=2)
+        monkeypatch.setattr(module, "monotonic", lambda: next(clock))
+    with pytest.raises(EvidenceError) as caught:
+        open_checkpoint(TARGET)
+    assert caught.value.message == f"{hub.host} {said}"
+    assert len(hub.seen("/tree/")) <= 200
+
+
+OPEN_PACKED = """
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.errors import EvidenceError
+try:
+    open_checkpoint("hf://acme/tiny")
+except EvidenceError as error:
+    print(error.message)
+"""
+
+
+def test_an_answer_that_is_packed_twice(hub: HubServer) -> None:
+    hub.fail("/api/", way="packed")
+    said = run_limited(OPEN_PACKED, seconds=10, memory=800 << 20)
+    assert said == f"{hub.host} sends its answer packed, though asked not to\n"
 
 
 def test_offline_mode(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ refuses a request which brings a second kind of authorization along.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -25,7 +26,7 @@ CHUNK = 1 << 16
 LFS = (".safetensors", ".bin")
 NONE: Mapping[str, str] = {}
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-Way = Literal["whole", "half", "short", "drop", "hang", "hang-half", "other-part", "html"]
+Way = Literal["whole", "half", "short", "drop", "hang", "hang-half", "other-part", "html", "slow-head", "packed"]
 
 
 @dataclass
@@ -49,7 +50,8 @@ class Fault:
 
     With a status it answers that; otherwise `way`: whole (ignores the range), half (promises all, sends half), short
     (promises and sends half), other-part (a range that was not asked for), drop (closes without an answer), hang (never
-    answers), hang-half, html (a web page).
+    answers), hang-half, html (a web page), slow-head (a letter of the head at a time, without end), packed (gigabytes of
+    zeros, packed twice).
     """
 
     where: str
@@ -73,7 +75,8 @@ class Repo:
 class HubServer:
     """A Hub with a CDN, both served until the end of the ``with`` block.
 
-    page: files on one page of a listing. deep: it lists what is in folders too, though not asked to.
+    page: files on one page of a listing. deep: it lists what is in folders too, though not asked to. endless: every page of a
+    listing names a next one.
     """
 
     def __init__(self) -> None:
@@ -84,6 +87,7 @@ class HubServer:
         self.requests: list[Request] = []
         self.page = 1000
         self.deep = False
+        self.endless = False
         self.listed_sizes: dict[str, int] = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -183,6 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if self.fault and self.fault.way == "hang":
             return self._hang()
+        if self.fault and self.fault.way == "slow-head":
+            return self._dribble()
+        if self.fault and self.fault.way == "packed":
+            packed = gzip.compress(gzip.compress(bytes(1 << 20)) * 3000)
+            return self._send(200, {"Content-Encoding": "gzip, gzip", "Content-Length": str(len(packed))}, packed)
         if self.fault and self.fault.way == "html":
             return self._send(200, {"Content-Type": "text/html"}, b"<!doctype html><title>Log in</title>")
         if self.server_name == "cdn":
@@ -230,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         begin = int(query.get("cursor", 0))
         end = begin + self.hub.page
         link = f'<{self.hub.url}{self.request_.path}?recursive=false&expand=false&cursor={end}>; rel="next"'
-        self._json(entries[begin:end], {"Link": link} if end < len(entries) else {})
+        self._json(entries[begin:end], {"Link": link} if end < len(entries) or self.hub.endless else {})
 
     def _resolve(self, repo: Repo, commit: str, name: str, token: str) -> None:
         if repo.gated and token not in repo.readers:
@@ -276,6 +285,12 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     do_HEAD = do_GET
+
+    def _dribble(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Letters: ")
+        while not self.hub.stopping.wait(0.02):
+            self.wfile.write(b"a")
+        self.close_connection = True
 
     def _hang(self) -> None:
         self.hub.stopping.wait()
