@@ -103,6 +103,32 @@ def open_archive(read: Read, length: int) -> Archive:
         raise UnreadableArchive(f"it is not a readable zip archive ({type(error).__name__})") from error
 
 
+def read_pickles(read: Read, length: int, most: int) -> list[bytes]:
+    """Return the beginning of each data.pkl of a zip that `open_archive` refuses, `most` bytes in all; none where it is no zip.
+
+    PyTorch's reader (miniz) takes compressed records too. Raises OSError from reading.
+    """
+    found: list[bytes] = []
+    try:
+        with zipfile.ZipFile(_View(read, length)) as archive:
+            for member in archive.infolist():
+                if member.filename.rpartition("/")[2] != "data.pkl":
+                    continue
+                # an lzma stream would choose how much memory it takes; miniz knows none
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    continue
+                with archive.open(member) as record:
+                    found.append(record.read(most))
+                most -= len(found[-1])
+                if most <= 0:
+                    break
+    except OSError:
+        raise
+    except Exception:  # a hostile zip may raise anything at all; what was read until then counts
+        return found
+    return found
+
+
 def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
     members = archive.infolist()
     if len(members) > MAX_RECORDS:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most checkpoints hold no pickle, so what reads one is imported where one is read
     from ckptcheck.checkpoint.source import Source
@@ -25,6 +25,10 @@ MAX_LISTED = 1 << 24
 """Bytes of a pickle whose opcodes are listed where `unpickle` refuses it."""
 MAX_PICKLES = 8
 """Pickles in a row that are listed: torch.save wrote five before version 1.6."""
+MAX_OPCODES = 1 << 20
+"""Opcodes that are listed: half a second. A state dict of 100,000 tensors in the format before 1.6 has three times as many."""
+MAX_NAMES, MAX_NAME = 1 << 10, 1 << 9
+"""Most globals that are listed, and the longest module or name: a short pickle can put many long ones together."""
 
 _HARMLESS = frozenset(
     (
@@ -74,6 +78,8 @@ class TorchBin:
     """The globals that its pickles name and a state dict does not need, in order."""
     unreadable_reason: str | None = None
     """Why the tensors could not be listed, as the end of a sentence."""
+    is_listed: bool = True
+    """Whether `foreign_globals` has all that a loader would meet, as far as the pickles can be followed."""
 
 
 def read_torch_bin(source: Source, name: str) -> TorchBin | None:
@@ -84,27 +90,30 @@ def read_torch_bin(source: Source, name: str) -> TorchBin | None:
 def describe_pickles(read: Read, size: int) -> TorchBin | None:
     """Describe `size` bytes; None where they hold no pickle at all. Raises OSError from reading."""
     from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
-    from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
+    from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive, read_pickles
     from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 
     start = read(0, 4)
     if start.startswith(b"PK\x03\x04"):
         try:
-            archive = open_archive(read, size)
+            value, foreign = open_archive(read, size).describe(stub_for, load_persistent)
         except UnreadableArchive as error:
-            return TorchBin(unreadable_reason=str(error))
-        try:
-            value, foreign = archive.describe(stub_for, load_persistent)
-        except UnreadableArchive as error:
-            return TorchBin({}, _list_foreign(archive.pickle[:MAX_LISTED]), str(error))
+            # PyTorch's reader takes what torch.save never writes: compressed records, a name that stands twice.
+            pickles = read_pickles(read, size, MAX_LISTED)
+            listing = _Listing()
+            for pickled in pickles:
+                listing.add(pickled)
+            return TorchBin({}, listing.foreign_globals, str(error), bool(pickles) and listing.is_whole)
         return _describe_state(value, foreign)
     raw = read(0, min(size, MAX_LISTED))
     try:
         unpickled = unpickle(raw, stub_for)
     except UnreadablePickle:
-        foreign = _list_foreign(raw)
-        if foreign or start[:1] == b"\x80":
-            return TorchBin({}, foreign, "it is not in the zip format of torch.save")
+        listing = _Listing()
+        listing.add(raw)
+        if listing.foreign_globals or start[:1] == b"\x80":
+            reason = "it is not in the zip format of torch.save"
+            return TorchBin({}, listing.foreign_globals, reason, listing.is_whole)
         return None
     return _describe_state(unpickled.value, unpickled.unexpected_globals)
 
@@ -136,39 +145,66 @@ def _describe_state(value: object, foreign: tuple[str, ...]) -> TorchBin:
     return TorchBin(shapes, foreign)
 
 
-def _list_foreign(raw: bytes) -> tuple[str, ...]:
-    """List the globals that a row of pickles names and a state dict does not need, as far as its opcodes can be read."""
-    from ckptcheck.checkpoint.megatron.stubs import stub_for
+class _Listing:
+    """The globals that rows of pickles name and a state dict does not need, as far as their opcodes can be read."""
 
-    return tuple(dict.fromkeys(f"{module}.{name}" for module, name in _list_globals(raw) if not stub_for(module, name)))
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._left = MAX_OPCODES
+        self.is_whole = True
+        """Whether no limit ended it."""
 
+    @property
+    def foreign_globals(self) -> tuple[str, ...]:
+        return tuple(self._names)
 
-def _list_globals(raw: bytes) -> Iterator[tuple[str, str]]:
-    """Yield module and name of each global. STACK_GLOBAL takes them from the stack: the last two texts put there."""
-    import pickletools
+    def add(self, raw: bytes) -> None:
+        """List the globals of a row of pickles."""
+        import pickletools
 
-    stream = io.BytesIO(raw)
-    for _ in range(MAX_PICKLES):
+        stream = io.BytesIO(raw)
+        for _ in range(MAX_PICKLES):
+            try:
+                self._list(pickletools.genops(stream))
+            except Exception:  # a hostile pickle may raise anything at all; what was listed until then counts
+                break
+        self.is_whole = self.is_whole and len(raw) < MAX_LISTED
+
+    def _list(self, opcodes: Iterable[Any]) -> None:
+        """List the globals of a pickle. STACK_GLOBAL takes them from the stack: the last two texts put there."""
         texts: list[str] = []
-        memo: dict[int, str | None] = {}
+        memo: dict[int, str] = {}
+        memoized = 0
         top: str | None = None  # the text on top of the stack
-        try:
-            for op, argument, _at in pickletools.genops(stream):
-                if op.name in ("GLOBAL", "INST"):
-                    module, _, name = str(argument).partition(" ")
-                    yield module, name
-                    top = None
-                elif op.name == "STACK_GLOBAL":
-                    if len(texts) > 1:
-                        yield texts[-2], texts[-1]
-                    top = None
-                elif op.name == "MEMOIZE" or "PUT" in op.name:
-                    memo[argument if isinstance(argument, int) else len(memo)] = top
-                elif op.name == "POP":
-                    del texts[-1:]
+        for op, argument, _at in opcodes:
+            self._left -= 1
+            if self._left < 0 or len(self._names) >= MAX_NAMES:
+                self.is_whole = False
+                return
+            if op.name in ("GLOBAL", "INST"):
+                module, _, name = str(argument).partition(" ")
+                self._note(module, name)
+                top = None
+            elif op.name == "STACK_GLOBAL":
+                if len(texts) > 1:
+                    self._note(texts[-2], texts[-1])
+                top = None
+            elif op.name == "MEMOIZE" or "PUT" in op.name:
+                place = argument if isinstance(argument, int) else memoized
+                memoized += 1
+                if top is not None:
+                    memo[place] = top
                 else:
-                    top = memo.get(argument) if "GET" in op.name and isinstance(argument, int) else None
-                    top = argument if isinstance(argument, str) else top
-                    texts = [*texts[-7:], top] if top is not None else texts
-        except Exception:  # a hostile pickle may raise anything at all; what was listed until then counts
-            return
+                    memo.pop(place, None)
+            elif op.name == "POP":
+                del texts[-1:]
+            else:
+                top = memo.get(argument) if "GET" in op.name and isinstance(argument, int) else None
+                top = argument if isinstance(argument, str) else top
+                texts = [*texts[-7:], top] if top is not None else texts
+
+    def _note(self, module: str, name: str) -> None:
+        from ckptcheck.checkpoint.megatron.stubs import stub_for
+
+        if not stub_for(module, name):
+            self._names[f"{module[:MAX_NAME]}.{name[:MAX_NAME]}"] = None

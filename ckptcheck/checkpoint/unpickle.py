@@ -13,10 +13,11 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
+
+from ckptcheck.checkpoint.hash_cost import CostlyKeys, check_hash_cost
 
 MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
@@ -28,10 +29,14 @@ MAX_AXES = 64
 """Highest number of dimensions of a tensor, as in PyTorch."""
 MAX_NUMBER = 1024
 """Longest integer, in bytes: the time to convert one grows with the square of its length."""
-FRAME = 512
-"""Bytes of stack per level of nesting when a tuple is hashed: CPython does that without a check of the stack."""
-DEEP = 500
-"""Nested tuples for which the stack of any thread suffices."""
+MAX_LONG_INTEGERS = 1 << 10
+"""Most integers of more than 8 bytes: those that differ by a multiple of 2^61 - 1 have one hash, and would fill one bucket."""
+MAX_ARGUMENTS = 32
+"""Most arguments of a call: each object keeps its own copy of them."""
+MAX_STATE = 32
+"""Most entries of the state of an object that copies it."""
+MAX_GLOBALS, MAX_GLOBAL = 1 << 10, 1 << 10
+"""Most globals, and the longest name of one: a short pickle can put thousands of long names together."""
 
 _SHORT = 128
 """The regular expression skips strings shorter than this: nearly all names of tensors."""
@@ -46,7 +51,7 @@ _PLAIN = re.compile(
     rb"(?:[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]++|[Khq].|M..|[Jj]....|G.{8}|\x95.{8}|"
     + _counted(b"\x8c", range(_SHORT))
     + b"|"
-    + _counted(b"\x8a", range(10))
+    + _counted(b"\x8a", range(9))
     + b")*+",
     re.DOTALL,
 )
@@ -56,7 +61,6 @@ _LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B:
 _INTEGERS = (0x8A, 0x8B)
 _LONG_BINPUT = 0x72
 _MAKERS = b"(]}R\x81\x85\x86\x87\x8f\x91"
-_TUPLES = b"\x85\x86\x87t"
 _MEMOIZE = b"\x94"
 
 
@@ -99,7 +103,9 @@ class ObjectStub(metaclass=FrozenMeta):
     state: Any
 
     def __new__(cls, *arguments: Any, **_: Any) -> ObjectStub:
-        """Keep the arguments."""
+        """Keep the arguments. Raises UnreadablePickle where there are many."""
+        if len(arguments) > MAX_ARGUMENTS:
+            raise UnreadablePickle("it calls something with more arguments than a checkpoint needs")
         stub = object.__new__(cls)
         stub.arguments = arguments
         stub.state = None
@@ -123,10 +129,12 @@ class ObjectStub(metaclass=FrozenMeta):
 
 
 class DictStub(metaclass=FrozenMeta):
-    """Stands for an object that occurs hundreds of thousands of times and whose state is a dictionary: its `__dict__`.
+    """Stands for an object that occurs hundreds of thousands of times and whose state is a dictionary: its `__dict__`."""
 
-    It has no methods, so that the unpickler creates it and sets its state without leaving C.
-    """
+    def __setstate__(self, state: Any) -> None:
+        if type(state) is not dict or len(state) > MAX_STATE:
+            raise UnreadablePickle("it holds an object with another state than a checkpoint needs")
+        self.__dict__.update(state)
 
 
 class SizeStub(metaclass=FrozenMeta):
@@ -149,7 +157,9 @@ class CallableStub(metaclass=FrozenMeta):
         object.__setattr__(self, "_function", function)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it."""
+        """Call it. Raises UnreadablePickle where there are many arguments."""
+        if len(arguments) > MAX_ARGUMENTS:
+            raise UnreadablePickle("it calls something with more arguments than a checkpoint needs")
         return self._function(*arguments)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -184,13 +194,15 @@ def unpickle(
 
     Raises UnreadablePickle.
     """
-    tuples = _walk(raw)
+    _walk(raw)
     foreign: dict[str, None] = {}
     stubs: dict[tuple[str, str], Any] = {}
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in stubs:
+                if len(stubs) == MAX_GLOBALS or len(module) + len(name) > MAX_GLOBAL:
+                    raise UnreadablePickle("it names more than a checkpoint needs")
                 stub = known(module, name)
                 if stub is None:
                     foreign[f"{module}.{name}"] = None
@@ -207,11 +219,8 @@ def unpickle(
         def get_extension(self, code: int) -> Any:
             raise UnreadablePickle("it uses the extension registry")
 
-    def load() -> Any:
-        return Reader(io.BytesIO(raw)).load()
-
     try:
-        value = load() if tuples <= DEEP else _with_stack(load, tuples * FRAME)
+        value = Reader(io.BytesIO(raw)).load()
     except UnreadablePickle:
         raise
     except MemoryError as error:
@@ -227,15 +236,15 @@ def make_stub(module: str, name: str) -> type[ObjectStub]:
     return cast("type[ObjectStub]", stub)
 
 
-def _walk(raw: bytes) -> int:
-    """Check all opcodes; return an upper bound of the number of tuples. Raises UnreadablePickle."""
+def _walk(raw: bytes) -> None:
+    """Check all opcodes, and what they cost. Raises UnreadablePickle."""
     if len(raw) > MAX_PICKLE:
         raise UnreadablePickle(f"it has {len(raw):,} bytes, and no more than {MAX_PICKLE:,} are read")
     if _number(raw, _MAKERS) > MAX_MADE:
         raise UnreadablePickle("it makes more objects than a checkpoint needs")
     if _number(raw, _MEMOIZE) > MAX_MEMO:
         raise UnreadablePickle("it remembers more objects than a checkpoint needs")
-    at, end, plain = 0, len(raw), _PLAIN.match
+    at, end, plain, integers = 0, len(raw), _PLAIN.match, 0
     while True:
         match = plain(raw, at)
         assert match is not None
@@ -243,12 +252,15 @@ def _walk(raw: bytes) -> int:
         if at >= end:
             if start == at or raw[-1] != 0x2E:
                 raise UnreadablePickle("it ends before it is complete")
-            return _number(raw, _TUPLES)
+            break
         op = raw[at]
         if (width := _LENGTHS.get(op)) is not None:
             length = int.from_bytes(raw[at + 1 : at + 1 + width], "little")
             if op in _INTEGERS and length > MAX_NUMBER:
                 raise UnreadablePickle("it holds an integer of absurd length")
+            integers += op in _INTEGERS
+            if integers > MAX_LONG_INTEGERS:
+                raise UnreadablePickle("it holds more integers beyond 64 bits than a checkpoint needs")
             at += 1 + width + length
         elif op == _LONG_BINPUT:
             index = int.from_bytes(raw[at + 1 : at + 5], "little")
@@ -266,34 +278,13 @@ def _walk(raw: bytes) -> int:
             raise UnreadablePickle(f"it has the opcode {bytes([op])!r}, which no checkpoint needs")
         if at > end:
             raise UnreadablePickle("it ends before it is complete")
+    try:
+        check_hash_cost(raw)
+    except CostlyKeys as error:
+        raise UnreadablePickle(str(error)) from error
 
 
 def _number(raw: bytes, ops: bytes, step: int = 1 << 18) -> int:
     """Return how many bytes are one of `ops`: an upper bound of the number of such opcodes."""
     parts = (raw[at : at + step] for at in range(0, len(raw), step))
     return sum(len(part) - len(part.translate(None, ops)) for part in parts)
-
-
-def _with_stack(load: Callable[[], Any], size: int) -> Any:
-    """Run in a thread with a stack that the deepest nesting cannot overflow; unused stack takes no memory."""
-    result: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(load())
-        except BaseException as raised:
-            error.append(raised)
-
-    before = threading.stack_size(max(1 << 20, -(-(size + (1 << 20)) // 4096) * 4096))
-    try:
-        thread = threading.Thread(target=run)
-        thread.start()
-    except RuntimeError as failed:
-        raise UnreadablePickle("it nests more deeply than this machine has stack for") from failed
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if error:
-        raise error[0]
-    return result[0]

@@ -7,7 +7,7 @@ The pickles in the folder (`pytorch_model.bin`, `training_args.bin`, `optimizer.
   (`os.system`, `builtins.eval`), and nothing that loads further code (`torch.hub.load`).
 
 ckptcheck reads them with stubs; it imports and calls nothing that they name. Where a pickle is broken, the rule lists the names up
-to that place.
+to that place. A file that it cannot follow to its end (a broken zip, a million opcodes in a pickle that it refuses) is skipped.
 
 ## Why it matters
 - `torch.load(weights_only=False)` and `pickle.load` import and call whatever the pickle names. This is how models carry attacks.
@@ -27,7 +27,7 @@ before 2.6)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.torch_bin import SUFFIXES, WEIGHTS, is_dangerous
@@ -52,3 +52,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 file=file,
                 hint="do not load this file before you know where that comes from; safetensors need no pickle",
             )
+    for file, content in ckpt.torch_bins.items():
+        if not content.is_listed:
+            raise Skip(f"{file} could not be followed to its end: {content.unreadable_reason}")

@@ -108,10 +108,26 @@ def test_a_broken_or_greedy_pickle_is_no_state_dict(broken: bytes) -> None:
 
 def test_an_archive_that_torch_does_not_write_is_refused() -> None:
     bomb = describe(write_archive({"data.pkl": b"\0" * (1 << 26)}, method=zipfile.ZIP_DEFLATED))
-    assert bomb == TorchBin(unreadable_reason="its records are compressed, which torch.save never does")
+    assert bomb == TorchBin({}, (), "its records are compressed, which torch.save never does", is_listed=False)
     broken = describe(b"PK\x03\x04" + b"\0" * 50)
-    assert broken == TorchBin(unreadable_reason="it is not a readable zip archive (BadZipFile)")
-    assert describe(write_archive({"other": b"."})) == TorchBin(unreadable_reason="it holds no data.pkl")
+    assert broken == TorchBin({}, (), "it is not a readable zip archive (BadZipFile)", is_listed=False)
+    assert describe(write_archive({"other": b"."})) == TorchBin({}, (), "it holds no data.pkl", is_listed=False)
+
+
+def test_what_torch_would_run_in_an_archive_that_it_does_not_write_is_listed() -> None:
+    """torch.load of 2.13 inflates a compressed data.pkl, and runs it."""
+    evil = pickle.dumps(Call(os.system, "touch owned"), protocol=2)
+    content = describe(write_archive({"data.pkl": evil, "version": b"3"}, method=zipfile.ZIP_DEFLATED))
+    reason = "its records are compressed, which torch.save never does"
+    assert content == TorchBin({}, ("posix.system",), reason)
+    content = describe(write_archive({"data.pkl": pickle.dumps({}), "other/data.pkl": evil}))
+    assert content == TorchBin({}, ("posix.system",), "it holds several data.pkl")
+
+
+def test_a_pickle_that_hides_its_end_behind_a_million_opcodes_is_not_passed() -> None:
+    hidden = b"\x80\x04" + b"N0" * 600_000 + b"cos\nsystem\n)R."
+    content = describe(hidden)
+    assert content == TorchBin({}, (), "it is not in the zip format of torch.save", is_listed=False)
 
 
 @pytest.mark.parametrize("raw", [b"", b"no pickle at all", b"GGUF\x03\0\0\0", b"hello world\n", b"\0" * 100])

@@ -23,7 +23,8 @@ from ckptcheck.checkpoint.unpickle import (
 )
 
 Offsets = tuple[int, ...]
-LARGEST = 1 << 62
+LARGEST = 1 << 60
+"""Beyond this, numbers that differ by 2^61 - 1 have one hash."""
 _MODULE = "torch.distributed.checkpoint."
 _CLASSES = frozenset(
     (f"{_MODULE}{module}", name)
