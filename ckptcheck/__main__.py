@@ -1,18 +1,18 @@
 """The entry point of the command: answers ``--version`` at once and passes everything else to the command line."""
 
+import errno
+import io
 import os
 import sys
 
 
 def main() -> None:
     """Run the command line. ``--version`` is answered before anything heavy is imported."""
-    if sys.argv[1:] == ["--version"]:
-        from ckptcheck import __version__
-
-        sys.stdout.write(f"ckptcheck {__version__}\n")
-        return
     try:
         _open_closed_streams()
+        if sys.argv[1:] == ["--version"]:
+            _print_version()
+            return
         _import_typer()
         from ckptcheck.cli.app import main as command_line
         from ckptcheck.text.encoding import accept_every_sign
@@ -25,17 +25,44 @@ def main() -> None:
         os._exit(130)
 
 
+def _print_version() -> None:
+    from ckptcheck import __version__
+
+    try:
+        sys.stdout.write(f"ckptcheck {__version__}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stderr.write(f"ckptcheck: the output: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(2)
+
+
+class ClosedOutput(io.RawIOBase):
+    """A standard output that was closed. Writing fails, so that a report that nobody can read is not taken for a clean one."""
+
+    def writable(self) -> bool:
+        """Return True: only then is a write tried, and fails with its reason."""
+        return True
+
+    def write(self, _: object) -> int:
+        """Raise OSError."""
+        raise OSError(errno.EBADF, "standard output is closed")
+
+
 def _open_closed_streams() -> None:
     """Open the null device for standard streams that are closed (``>&-``).
 
     Else the next socket that opens would take the number of standard output, and child processes would write to it.
     """
+    is_output_closed = sys.stdout is None
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - stays open until the process ends
             if stream.fileno() != number:
                 os.dup2(stream.fileno(), number)
             setattr(sys, name, stream)
+    if is_output_closed:
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(ClosedOutput()), encoding="utf-8")
 
 
 def _import_typer() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -186,3 +187,42 @@ def test_a_shard_that_cannot_be_read_is_said_once(form: str, here: Path, monkeyp
     assert not report.passed
     if form == "text":
         assert text.count("model-00002") == 1
+
+
+def run_in_shell(here: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in which $CKPTCHECK is the command."""
+    environment = {**os.environ, "CKPTCHECK": f"{sys.executable} -m ckptcheck"}
+    return subprocess.run(["sh", "-c", script], cwd=here, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["scan sound", "scan broken", "scan sound --format json", "diff sound sound", "rules", "rule IDX001", "--version"],
+)
+@pytest.mark.parametrize(
+    ("sink", "reason"), [(">&-", "standard output is closed"), ("> /dev/full", "No space left on device")]
+)
+def test_a_report_that_cannot_be_printed_is_not_clean(here: Path, command: str, sink: str, reason: str) -> None:
+    result = run_in_shell(here, f"$CKPTCHECK {command} {sink}")
+    assert (result.returncode, result.stderr) == (2, f"ckptcheck: the output: {reason}\n")
+
+
+def test_a_report_in_a_file_needs_no_standard_output(here: Path) -> None:
+    result = run_in_shell(here, "$CKPTCHECK scan broken -o report >&-")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "IDX001" in (here / "report").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_where_the_disk_is_full_the_report_is_printed(here: Path, existing: bool) -> None:
+    if existing:
+        (here / "report").write_text("before")
+    # a limit on the size of files: the first bytes can be written, as on a disk that is almost full
+    limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (64, 64)); from ckptcheck.__main__ import main; main()"
+    arguments = [sys.executable, "-c", limited, "scan", "broken", "-o", "report"]
+    result = subprocess.run(arguments, cwd=here, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (2, "ckptcheck: cannot write report: File too large\n")
+    assert "IDX001" in result.stdout
+    assert [path.name for path in here.glob("*report*")] == ["report"] * existing
+    assert not existing or (here / "report").read_text() == "before"
+    assert not list(here.glob(".report*"))
