@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_words
+from ckptcheck.text.toml_text import read_toml_file
 
 STAGES = ("preflight", "scan", "refit", "parity")
 """The stages of a gate, in the order of their cost."""
@@ -63,7 +63,7 @@ def read_gate_request(arguments: Sequence[str]) -> GateRequest:
     """
     if arguments and arguments[0].endswith(".toml"):
         path = Path(expand_home(arguments[0]))
-        table = _parse(path)
+        table = read_toml_file(path)
         if isinstance(table.get("job"), str | list):
             return _read_table(table, path, arguments[1:])
     return GateRequest(tuple(arguments))
@@ -81,15 +81,6 @@ def parse_duration(text: str | float) -> float:
     if isinstance(text, bool) or match is None or scale is None or float(match[1]) == 0:
         raise CkptcheckError(f"{clip(str(text))} is no time", hint='write a number with s, min or h: "10 min"')
     return float(match[1]) * scale
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CkptcheckError(f"{path} is not TOML: {error}") from error
-    except (OSError, ValueError) as error:
-        raise CkptcheckError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_table(table: dict[str, Any], path: Path, overrides: Sequence[str]) -> GateRequest:

@@ -7,11 +7,10 @@ folders, and rules are code.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -20,6 +19,7 @@ from ckptcheck.linter.report import FailOn
 from ckptcheck.linter.rule import SEVERITIES, Rule, Severity
 from ckptcheck.linter.selection import match_rules
 from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.toml_text import read_toml_file
 
 Choice = TypeVar("Choice", bound=str)
 FAIL_ON: tuple[FailOn, ...] = get_args(FailOn)
@@ -90,14 +90,14 @@ def find_settings(start: Path, targets: Sequence[str] = ()) -> Settings:
         if own.is_file():
             return load_settings(own)
         project = folder / "pyproject.toml"
-        if project.is_file() and "ckptcheck" in _parse(project).get("tool", {}):
+        if project.is_file() and "ckptcheck" in read_toml_file(project).get("tool", {}):
             return load_settings(project)
     return Settings()
 
 
 def load_settings(path: Path) -> Settings:
     """Read settings from a ckptcheck.toml or a pyproject.toml. Raises CkptcheckError when they are malformed."""
-    document = _parse(path)
+    document = read_toml_file(path)
     if path.name == "pyproject.toml":
         document = document.get("tool", {}).get("ckptcheck", {})
     table = _convert(path, document)
@@ -135,15 +135,6 @@ def _convert(path: Path, document: object) -> SettingsTable:
         # msgspec ends its message with the path of the value: $.select[0].
         key = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
         raise CkptcheckError(f"{path}: {key} is not {FORMS[key]}") from error
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CkptcheckError(f"{path} is not TOML: {error}") from error
-    except OSError as error:
-        raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _require_choice(path: Path, key: str, value: str, choices: Sequence[Choice]) -> Choice:

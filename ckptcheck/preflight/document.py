@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.budget import WorkBudget
+from ckptcheck.preflight.budget import WorkBudget, current_budget
+from ckptcheck.text.file_io import read_regular_file
 from ckptcheck.text.formatting import format_bytes
 
 LARGEST = 1_000_000
@@ -96,7 +97,7 @@ class Document:
     """The arguments after the end of a launch line that ends too early."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
-    budget: WorkBudget = field(default_factory=WorkBudget, repr=False, compare=False)
+    budget: WorkBudget = field(default_factory=current_budget, repr=False, compare=False)
     """The work that reading the job may still take."""
     resolved: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
     """Dotted path → what `interpolation.resolve` found; emptied by every change of the leaves."""
@@ -211,8 +212,7 @@ def read_text_file(path: Path, name: str) -> str:
             raise CkptcheckError(f"{name} is a folder", hint="name the job's configuration: a .yaml, .toml or .sh file")
         if not path.is_file():
             raise CkptcheckError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
-        with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+        raw = read_regular_file(path.resolve(), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(
                 f"{name} has {format_bytes(path.stat().st_size)}; no job's configuration has more than 1 MB"

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight import toml_file, yaml_file
-from ckptcheck.preflight.budget import WorkBudget
+from ckptcheck.preflight.budget import CHARACTERS, WorkBudget
 from ckptcheck.preflight.document import Document, Leaf, read_text_file
 from ckptcheck.preflight.hydra.defaults_entry import read_package_header
 from ckptcheck.preflight.hydra.defaults_list import Composer, Config, ConfigFolders
@@ -22,6 +23,8 @@ from ckptcheck.preflight.shell.script import Script, Word
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 DEEPEST, MOST = 8, 100
 """Largest depth of scripts that source each other, and largest number of files."""
+FILE_STEPS, LOOK_STEPS = 100, 15
+"""Steps that reading a file takes, and looking for one in the folders above."""
 HIGHEST = 6
 """How many folders above a file are searched for those that it names."""
 PINNED = {
@@ -64,6 +67,7 @@ class JobFiles:
     def text(self, path: Path, shown: str) -> str:
         """Read a file and add it to `read`. shown: its name in error messages. Raises CkptcheckError."""
         text = read_text_file(path, shown)
+        self.budget.spend(FILE_STEPS + len(text) // CHARACTERS, shown)
         if len(self.read) >= MOST:
             raise CkptcheckError(f"the job's files include more than {MOST} others")
         if self.name(path) not in self.read:
@@ -186,7 +190,7 @@ class JobFiles:
                 sourced = self.beside_script(word.text, file.parent)
                 place = f"which {self.name(file)}:{word.line} sources"
                 if word.reason or not word.text:
-                    notes.append(f"a file is not read, {place}: {word.reason or 'it has no name'}")
+                    notes.append(f"a file is not read, {place}: {clip(word.reason, 200) or 'it has no name'}")
                     script.missing.append(notes[-1])
                 elif not sourced.is_file():
                     notes.append(f"{self.name(sourced)}, {place}, does not exist")
@@ -224,6 +228,7 @@ class JobFiles:
 
         Tries the name itself, then the name with ``.yaml``. start: the folder of the script.
         """
+        self.budget.spend(LOOK_STEPS, clip(name, 60))
         folders: Sequence[Path] = [start, *list(start.resolve().parents)[:4], Path.cwd()]
         for suffix in ("", ".yaml"):
             for folder in folders:

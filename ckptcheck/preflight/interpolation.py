@@ -185,7 +185,7 @@ class _Resolver:
             return parts[0]
         texts = []
         for part in parts:
-            self.spend(len(part) if isinstance(part, str) else 10 * _count(part), path)
+            self.spend(len(part) if isinstance(part, str) else 10 * count_values(part), path)
             texts.append(str(part))
         return "".join(texts)
 
@@ -247,7 +247,7 @@ class _Resolver:
             raise Unresolved(missing)
         if found.reason:
             raise Unresolved(found.reason)
-        self.spend(_count(found.value), path)
+        self.spend(count_values(found.value), path)
         return found.value
 
     def call(self, text: str, start: int, name: str, at: int, path: str) -> tuple[object, int]:
@@ -297,7 +297,7 @@ class _Resolver:
         if found is not None and found.reason:
             raise Unresolved(found.reason)
         if found is not None:
-            self.spend(_count(found.value), path)
+            self.spend(count_values(found.value), path)
             return found.value
         if target and self.document.has(target):
             return {}
@@ -363,10 +363,10 @@ def _find_end(text: str, start: int) -> int:
     raise GrammarError("the interpolation has no end")
 
 
-def _count(value: object) -> int:
+def count_values(value: object) -> int:
     """Return how many values a value holds, itself included; a text counts by its length."""
     if isinstance(value, str):
         return len(value) + 1
     if isinstance(value, dict):
-        return 1 + sum(_count(item) for item in value.values())
-    return 1 + sum(_count(item) for item in value) if isinstance(value, list) else 1
+        return 1 + sum(count_values(item) for item in value.values())
+    return 1 + sum(count_values(item) for item in value) if isinstance(value, list) else 1

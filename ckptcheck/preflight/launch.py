@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.document import Document, Leaf, Refusal
 from ckptcheck.preflight.hydra.override import Override, parse_override
 from ckptcheck.preflight.hydra.value_grammar import GrammarError
-from ckptcheck.preflight.interpolation import resolve
+from ckptcheck.preflight.interpolation import count_values, resolve
 from ckptcheck.preflight.shell.word import MARK, Word
 from ckptcheck.preflight.yaml_file import parse_scalar
 
@@ -137,6 +137,7 @@ def _replace_item(key: str, value: object, document: Document) -> bool:
         leaf = document.leaves.get(section)
         if leaf is None or not isinstance(leaf.value, (list, dict)):
             continue
+        document.budget.spend(count_values(leaf.value), clip(key, 60))
         whole = copy.deepcopy(leaf.value)
         inner: object = whole
         for name in parts[length:-1]:
@@ -154,6 +155,7 @@ def _replace_item(key: str, value: object, document: Document) -> bool:
 
 def _has_item(key: str, document: Document) -> bool:
     """Return whether a key lies in a list: ``a.0``."""
+    document.budget.spend(1 + len(document.leaves) // 20, clip(key, 60))
     return any(
         isinstance(leaf.value, list) and key.startswith(f"{path}.") and resolve(document, key) is not None
         for path, leaf in document.leaves.items()

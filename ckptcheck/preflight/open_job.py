@@ -83,8 +83,26 @@ def open_job(
     names, overrides = _split_arguments(arguments)
     if not names:
         raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
+    files = JobFiles(Path(expand_home(names[0])), environment)
+    try:
+        with files.budget:
+            job = _read_job(
+                files, names, overrides, framework, engine_version, te_version, framework_version, scan=scan, here=here
+            )
+            files.budget.require_left(names[0])
+    except (RecursionError, MemoryError) as error:
+        raise CkptcheckError(
+            f"{names[0]} is nested too deeply, or repeats itself too often, to be a job's configuration"
+        ) from error
+    return job
+
+
+def _read_job(
+    files: JobFiles, names: Sequence[str], overrides: Sequence[str], framework: str | None, engine_version: str,
+    te_version: str, framework_version: str, *, scan: bool, here: Probe | None,
+) -> Job:  # fmt: skip
+    """Do what `open_job` does, within the budget of the files. names: of the job's files; overrides: beside them."""
     paths = [Path(expand_home(name)) for name in names]
-    files = JobFiles(paths[0], environment)
     words = [Word(text, 0) for text in overrides]
     files.overrides = launch.parse_overrides(words, Document(), None)[0]
     document, reader = _read_document(files, paths, names, framework)
@@ -94,7 +112,7 @@ def open_job(
     values = [word for word, (override, _) in zip(words, files.overrides, strict=True) if override not in files.choices]
     _apply_overrides(document, values, reader)
     document.environment |= find_environment(document)
-    document.environment |= {variable: Leaf(value, variable) for variable, value in (environment or {}).items()}
+    document.environment |= {variable: Leaf(value, variable) for variable, value in files.given.items()}
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []

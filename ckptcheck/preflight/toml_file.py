@@ -9,11 +9,13 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import VALUE_STEPS
 from ckptcheck.preflight.document import Document, Leaf
+from ckptcheck.text.toml_text import parse_toml
 
-PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-HEADER = re.compile(rf"\s*\[\[?\s*({PART}(?:\s*\.\s*{PART})*)\s*\]\]?\s*(?:#.*)?$")
-ASSIGNMENT = re.compile(rf"\s*({PART}(?:\s*\.\s*{PART})*)\s*=")
+PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')"""
+HEADER = re.compile(rf"\s*+\[\[?\s*+({PART}(?:\s*+\.\s*+{PART})*+)\s*+\]\]?\s*+(?:#.*)?$")
+ASSIGNMENT = re.compile(rf"\s*+({PART}(?:\s*+\.\s*+{PART})*+)\s*+=")
 AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 DEEPEST = 60
 
@@ -24,7 +26,7 @@ def read(text: str, name: str) -> Document:
     Raises CkptcheckError, with the line where it is known, for text that is not TOML or is nested too deeply.
     """
     try:
-        value = tomllib.loads(text)
+        value = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         position = AT.search(str(error))
         line = position[1] if position and position[1] else text.count("\n") + (not text.endswith("\n"))
@@ -36,6 +38,7 @@ def read(text: str, name: str) -> Document:
             f"{name} is nested too deeply, or holds a number too long, to be a configuration"
         ) from error
     document = Document()
+    document.budget.spend(len(text) // 5, name)
     _flatten(value, "", _find_key_lines(text), document, name)
     return document
 
@@ -49,6 +52,7 @@ def _flatten(section: Mapping[str, Any], path: str, lines: Mapping[str, int], in
         if isinstance(value, dict) and value:
             _flatten(value, full_path, lines, into, name)
         else:
+            into.budget.spend(VALUE_STEPS + full_path.count("."), name)
             # Dates and times become text.
             plain = value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)
             line = next((lines[part] for part in _list_path_and_parents(full_path) if part in lines), None)

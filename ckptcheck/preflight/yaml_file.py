@@ -17,7 +17,7 @@ import yaml
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget
+from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget, current_budget
 from ckptcheck.preflight.document import Document, Leaf
 
 DEEPEST = 60
@@ -38,9 +38,9 @@ def read(text: str, name: str, budget: WorkBudget | None = None) -> Document:
     Args:
         text: The file's text.
         name: The file as the report names it.
-        budget: The work that the job may still cause; None for a new budget.
+        budget: The work that the job may still cause; None for that of the job that is being read.
     """
-    budget = budget or WorkBudget()
+    budget = budget or current_budget()
     budget.spend(len(text), name)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -67,9 +67,11 @@ def parse_scalar(text: str) -> object:
     """
     if len(text) > 1000 or "${" in text or "&" in text or "*" in text or "!" in text:
         return text
+    budget = current_budget()
+    budget.spend(len(text), "the text of its values")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _NodeFlattener("", WorkBudget()).plain(node, 0) if node is not None else text
+        return _NodeFlattener("", budget).plain(node, 0) if node is not None else text
     except (yaml.YAMLError, RecursionError, CkptcheckError):
         return text
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ckptcheck.preflight.budget import current_budget
+
 DEEPEST = 60
 """Largest depth of lists and dicts in each other."""
 BLANK = r"[ \t]*"
@@ -87,9 +89,19 @@ class ValueParser:
         self.join = join
         self.unquote = unquote
         self.functions = functions
+        self.budget = current_budget()
+        self._peeked: tuple[Token, object] | None = None
 
     def token(self) -> tuple[Token, object]:
         """Return the next token without taking it, and its value where it is an interpolation; the kind is "" at the end."""
+        if self._peeked is not None and self._peeked[0].start == self.at:
+            return self._peeked
+        self._peeked = self._read_token()
+        return self._peeked
+
+    def _read_token(self) -> tuple[Token, object]:
+        """Read the next token: once, since an interpolation in an interpolation would be read twice as often at each depth."""
+        self.budget.spend(1, "an override or interpolation")
         if self.at >= len(self.text):
             return Token("", "", self.at), None
         if self.text.startswith("${", self.at):

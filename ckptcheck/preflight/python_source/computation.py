@@ -9,7 +9,17 @@ from collections.abc import Hashable, Sequence
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.preflight.python_source.state import MISSING, Class, Frame, Function, Heap, ModuleInfo
-from ckptcheck.preflight.python_source.values import Instance, Items, Piece, Table, Text, Unknown, Unset, Value
+from ckptcheck.preflight.python_source.values import (
+    Instance,
+    Items,
+    Piece,
+    Table,
+    Text,
+    Unknown,
+    Unset,
+    Value,
+    weigh,
+)
 
 LONGEST = 200_000
 """Largest number of characters of a text."""
@@ -22,6 +32,10 @@ class Computation(ABC):
 
     def __init__(self) -> None:
         self.heap = Heap()
+
+    @abstractmethod
+    def spend(self, steps: int = 1) -> None:
+        """Count steps."""
 
     @abstractmethod
     def call(
@@ -140,5 +154,6 @@ class Computation(ABC):
     def update_table(self, table: Table, other: Value) -> None:
         """Put the keys of another dict into a dict; one that is not known changes nothing that is."""
         if isinstance(other, Table):
+            self.spend(weigh(other))
             for key, value in other.slots.items():
                 self.heap.write(table, key, value)

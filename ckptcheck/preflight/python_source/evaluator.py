@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import current_budget
 from ckptcheck.preflight.python_source.calls import Calls
 from ckptcheck.preflight.python_source.script import Find, PythonCall, PythonScript, parse_python
 from ckptcheck.preflight.python_source.state import MISSING, Class, Frame, Function, Missing, ModuleInfo, Outcome
@@ -31,13 +32,14 @@ class Evaluator(Calls):
     ) -> None:
         super().__init__(environment, results)
         self.script, self.find = script, find
-        self.left = MOST_STEPS
+        self.left, self.budget, self.name = MOST_STEPS, current_budget(), "the script"
         # Why it is not known whether the statements that are read now run, innermost last.
         self.conditions: list[str] = []
         self.modules: dict[str, Frame | None] = {}
 
     def run(self, tree: ast.Module, name: str, text: str) -> None:
         """Follow a script, and then the functions that it never calls."""
+        self.name = name
         frame = self.module_frame(name, text, "__main__")
         try:
             self.block(tree.body, frame)
@@ -59,11 +61,13 @@ class Evaluator(Calls):
         call.condition = self.conditions[-1] if self.conditions else ""
         self.script.calls.append(call)
 
-    def spend(self) -> None:
-        """Count a step. Raises TooLong."""
+    def spend(self, steps: int = 1) -> None:
+        """Count steps. Raises TooLong where the script's own are used up, CkptcheckError where the job's are."""
         self.left -= 1
         if self.left < 0:
             raise TooLong
+        # Two plain steps cost about as much as one of the budget.
+        self.budget.spend(steps - self.left % 2 if steps else 0, self.name)
 
     # --- statements ---
 

@@ -24,6 +24,7 @@ from ckptcheck.preflight.python_source.values import (
     Unknown,
     Value,
     merge,
+    weigh,
 )
 
 BUILTINS = frozenset(
@@ -50,10 +51,6 @@ class Expressions(Computation):
         self.environment_set: dict[str, Value] = {}
         self.depth = 0
         self.followed: set[int] = set()
-
-    @abstractmethod
-    def spend(self) -> None:
-        """Count a step."""
 
     @abstractmethod
     def call_function(
@@ -84,6 +81,8 @@ class Expressions(Computation):
         if compute is None:
             return self.unknown(node)
         value: Value = compute(node, frame)
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            self.spend(weigh(value))
         return value
 
     # --- kinds of expressions ---

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from ckptcheck.preflight.budget import current_budget
 from ckptcheck.preflight.python_source.computation import Computation
 from ckptcheck.preflight.python_source.state import MISSING, Frame
 from ckptcheck.preflight.python_source.values import (
@@ -73,6 +74,8 @@ def apply_operator(kind: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(kind, ast.Div) and isinstance(left, Text) and isinstance(right, Text) and left.pieces:
         # Of a pathlib.Path, which is a text here.
         slash = Piece("/", left.pieces[-1].line, left.pieces[-1].file)
+        if len(left.pieces) + len(right.pieces) > MOST_ITEMS or len(left.shown) + len(right.shown) > LONGEST:
+            return MISSING
         return Text((*left.pieces, slash, *right.pieces))
     return MISSING
 
@@ -178,13 +181,16 @@ def call_builtin(
 
 
 def _misses(method: str, pattern: object, text: object) -> bool:
-    """Whether a regular expression does not match. False too for one with several repetitions: it could take for ever."""
-    if (
-        not (isinstance(pattern, str) and isinstance(text, str))
-        or len(text) > 200
-        or len(re.findall(r"[*+{]", pattern)) > 2
-    ):
+    """Whether a regular expression does not match.
+
+    False too for one that could take long: with more than two repetitions, with a repeated group, or with back references.
+    """
+    if not (isinstance(pattern, str) and isinstance(text, str)) or max(len(text), len(pattern)) > 200:
         return False
+    repetitions = len(re.findall(r"[*+{?]", pattern))
+    if repetitions > 2 or re.search(r"\)[*+{]|\\[1-9]|\(\?P=", pattern):
+        return False
+    current_budget().spend(20 + len(text) ** (repetitions + 1) // 1000, "a Python script's regular expression")
     try:
         return getattr(re, method)(pattern, text) is None
     except (re.error, OverflowError, RecursionError):
@@ -230,6 +236,8 @@ def _fold(reader: Computation, name: str, plain: Sequence[object], node: ast.Cal
     except (TypeError, ValueError, IndexError, OverflowError, RecursionError):
         return reader.unknown(node)
     if isinstance(value, str):
+        if len(value) > LONGEST:
+            return reader.unknown(node)
         return reader.make_text(value, node.lineno, frame.module)
     return value if isinstance(value, (int, float, Unknown)) or value is None else reader.unknown(node)
 
@@ -366,6 +374,8 @@ def _text_method(
     values = [value for value, _ in plain]
     try:
         if name in TEXT_METHODS:
+            if name == "replace" and len(values) > 1 and known.count(values[0]) * len(values[1]) > LONGEST:
+                return reader.unknown(node)
             result: object = getattr(known, name)(*values)
         elif name in ("split", "splitlines"):
             return Items.of(

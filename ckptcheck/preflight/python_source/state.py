@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ckptcheck.preflight.budget import ITEMS, current_budget
 from ckptcheck.preflight.python_source.values import MOST_ITEMS, Slots, Unknown, Value, merge, merge_items, unknown_if
 
 Outcome = Literal["return", "raise", "break", "continue"] | None
@@ -83,11 +84,18 @@ class Class:
 
     def find(self, name: str) -> Value:
         """Return a constant or method of the class or of its bases, MISSING where there is none."""
-        if name in self.frame.slots:
-            return self.frame.slots[name]
-        for base in self.bases:
-            if isinstance(base, Class) and not isinstance(value := base.find(name), Missing):
-                return value
+        waiting: list[Value] = [self]
+        seen: set[int] = set()
+        while waiting:
+            cls = waiting.pop()
+            # A class that several others build on is asked once.
+            if not isinstance(cls, Class) or id(cls) in seen:
+                continue
+            seen.add(id(cls))
+            if name in cls.frame.slots:
+                return cls.frame.slots[name]
+            waiting += reversed(cls.bases)
+        current_budget().spend(len(seen) // ITEMS, "a Python script")
         return MISSING
 
 

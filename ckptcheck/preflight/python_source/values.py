@@ -6,6 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from ckptcheck.preflight.budget import CHARACTERS, ITEMS, current_budget
+
 T = TypeVar("T")
 MOST_ITEMS = 5000
 """Largest number of items of a list, and of values that `to_plain` follows: a list can double itself repeatedly."""
@@ -115,6 +117,15 @@ MOST_DIFFERENT = 300
 """Most pieces in which two branches may differ: a value that every branch writes anew would double with each of them."""
 
 
+def weigh(value: Value) -> int:
+    """Return the steps that making a value takes, by its parts."""
+    if isinstance(value, Text):
+        return sum(len(piece.text) + ITEMS for piece in value.pieces) // CHARACTERS
+    if isinstance(value, Items):
+        return len(value.items) // ITEMS
+    return len(value.slots) // ITEMS if isinstance(value, Slots) else 0
+
+
 def unknown_if(value: Value, reason: str) -> Value:
     """Return a value as it is where the branch of a condition that nobody can tell sets it: the value with this reason."""
     if isinstance(value, Text):
@@ -150,6 +161,7 @@ def merge_items(one: tuple[Value, ...], other: tuple[Value, ...], reason: str) -
 
 def _split_common(one: tuple[T, ...], other: tuple[T, ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """Return (the common beginning of two tuples, what follows in the one and then in the other)."""
+    current_budget().spend((len(one) + len(other)) // ITEMS, "a Python script")
     length = 0
     while length < min(len(one), len(other)) and one[length] == other[length]:
         length += 1
@@ -158,7 +170,10 @@ def _split_common(one: tuple[T, ...], other: tuple[T, ...]) -> tuple[tuple[T, ..
 
 def to_plain(value: Value) -> tuple[object, str]:
     """Return (a value in plain Python: text, number, bool, None, list, dict; why it is not known or "")."""
-    return _to_plain(value, [MOST_ITEMS])
+    left = [MOST_ITEMS]
+    plain = _to_plain(value, left)
+    current_budget().spend((MOST_ITEMS - left[0]) // ITEMS, "a Python script")
+    return plain
 
 
 def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:

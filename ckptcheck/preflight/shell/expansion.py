@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import CHARACTERS, current_budget
 from ckptcheck.preflight.shell.arithmetic import evaluate
 from ckptcheck.preflight.shell.lexer import ShellChunk, ShellToken, tokenize
 from ckptcheck.preflight.shell.output import print_text
@@ -66,6 +67,7 @@ class Expansion:
         self.name, self.folder, self.script, self.run_command = name, folder, script, run
         # The number of characters that expansion may still produce, and the depth of expansions inside each other.
         self.left, self.depth = MOST, 0
+        self.budget = current_budget()
 
     def expand(self, token: ShellToken, *, in_test: bool = False) -> list[Word]:
         """Return the words that a token expands to: an array gives several, an unquoted variable is split at blanks.
@@ -93,14 +95,15 @@ class Expansion:
             started = started or (chunk.quoted and (chunk.kind == "text" or bool(pieces)) and not _is_empty_list(token))
         if started:
             words.append(join_parts(parts, place))
-        self.spend(sum(len(word.text) + 1 for word in words), token.line)
+        self.spend(words, token.line)
         if len(token.chunks) > 1:
             words = [replace(word, is_list=False) if word.is_list else word for word in words]
         return words
 
     def value(self, chunk: ShellChunk, line: int, in_test: bool = False) -> list[Word]:
         """Return the words that ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` or ``$(…)`` expands to."""
-        written = chunk.text.replace(MARK, "…")
+        self.budget.spend(1, self.name)
+        written = chunk.text[:100].replace(MARK, "…")
         expression = clip(f"${{{written}}}" if chunk.kind == "parameter" else f"$({written})", 60)
         unknown = self.word("", line, f"{expression} is known only when the script runs")
         self.depth += 1
@@ -230,6 +233,8 @@ class Expansion:
             if not command:
                 continue
             words = [word.text for word in command if word.text not in IGNORED_OPTIONS]
+            if not words:
+                return None
             if words[0] in ("cd", "pushd") and len(words) == 2:
                 folder, printed = posixpath.join(folder, words[1]), ""
             elif words[0] == "pwd":
@@ -264,8 +269,10 @@ class Expansion:
         """Make a word of this file."""
         return Word(text, line, reason, self.name, variable, is_list)
 
-    def spend(self, characters: int, line: int) -> None:
-        """Count characters that expansion produces. Raises CkptcheckError beyond `MOST`."""
+    def spend(self, words: Sequence[Word], line: int) -> None:
+        """Count words that expansion produces. Raises CkptcheckError beyond `MOST` characters, or the budget."""
+        characters = sum(len(word.text) + len(word.marked) + 1 for word in words)
+        self.budget.spend(1 + len(words) // 2 + characters // CHARACTERS, self.name)
         self.left -= characters
         if self.left < 0:
             raise CkptcheckError(f"{self.name}:{line} its variables grow beyond {MOST:,} characters")

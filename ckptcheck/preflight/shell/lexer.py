@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import CHARACTERS, current_budget
 
 OPERATORS = re.compile(r"&&|\|\||;;&?|;&|&>>?|[0-9]?>>?[&|]?|<<<|<<-?|<&?|[;&|()\n]")
 PLAIN = re.compile(r"[^\s\\'\"$`;&|()<>#]+")
 IN_QUOTES = re.compile(r"[^\"\\$`]+")
 ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+EXPANDS = re.compile(r"[{(A-Za-z_0-9@*#?$!-]")
 BRACKETS = re.compile(r"[{}()'\"\\]")
 DEEPEST = 40
 """Largest depth of brackets inside ``${…}`` or ``$(…)``."""
@@ -81,8 +83,11 @@ class _Lexer:
     def __init__(self, text: str, name: str, line: int) -> None:
         self.text, self.name = text, name
         self.at, self.line = 0, line
-        # The depth of ``"$(…)"`` that is skipped, and the number of parts of the present word.
-        self.nested, self.parts = 0, 0
+        # The depth of ``"$(…)"`` that is skipped, the number of parts of the present word, and the depth of
+        # arrays in each other.
+        self.nested, self.parts, self.arrays = 0, 0, 0
+        self.budget = current_budget()
+        self.budget.spend(len(text) // CHARACTERS, name)
 
     def tokens(self) -> Iterator[ShellToken]:
         """Yield the remaining tokens."""
@@ -127,6 +132,7 @@ class _Lexer:
         if self.at >= len(self.text):
             return None
         line = self.line
+        self.budget.spend(1, self.name)
         if operator := OPERATORS.match(self.text, self.at):
             self.forward(operator.end())
             return ShellToken(line, operator=operator[0])
@@ -143,9 +149,13 @@ class _Lexer:
     def array(self, line: int) -> tuple[ShellToken, ...]:
         """Read the words of ``( … )`` from its opening bracket on. line: of the assignment, for the error."""
         self.forward(self.at + 1)
+        self.arrays += 1
+        if self.arrays > DEEPEST:
+            raise CkptcheckError(f"{self.name}:{line} its arrays are nested too deeply")
         items: list[ShellToken] = []
         while (token := self.token()) is not None:
             if token.operator == ")":
+                self.arrays -= 1
                 return tuple(items)
             if token.operator is None:
                 items.append(token)
@@ -198,6 +208,9 @@ class _Lexer:
             elif plain := IN_QUOTES.match(self.text, self.at):
                 parts.append(plain[0])
                 self.forward(plain.end())
+            elif sign == "$" and EXPANDS.match(self.text, self.at + 1) is None:
+                parts.append(sign)
+                self.forward(self.at + 1)
             else:
                 self.add(chunks, "".join(parts), quoted=True)
                 parts.clear()

@@ -234,7 +234,10 @@ class _Reader(Expansion):
 
     def finish(self, command: list[ShellToken], end: int) -> None:
         """Record one command or assignment, or open or close a block. end: the line where it ends."""
-        while command and (word := command[0].bare):
+        self.budget.spend(1 + len(self.blocks) // 20, self.name)
+        negated = False
+        begin = 0
+        while begin < len(command) and (word := command[begin].bare):
             if word in ("then", "else", "elif", "do"):
                 self.branch(word)
             elif word in CLOSING:
@@ -245,23 +248,23 @@ class _Reader(Expansion):
             elif word == "{":
                 self.blocks.append(_Block("group"))
             elif word in ("for", "select"):
-                self.loop(command)
+                self.loop(command[begin:])
                 return
             elif word == "case":
-                self.blocks.append(_Block("case", False, subject=self.subject(command), in_pattern=True))
+                self.blocks.append(_Block("case", False, subject=self.subject(command[begin:]), in_pattern=True))
                 return
-            elif word == "!" and len(command) > 1:
-                self.finish(command[1:], end)
-                self.status = None if self.status is None else not self.status
-                return
+            elif word == "!" and len(command) > begin + 1:
+                negated = not negated
             elif word not in ("time", "in"):
                 break
-            command = command[1:]
-        if command:
+            begin += 1
+        if begin < len(command):
             runs = self.runs
             if self.gate is not False:
                 self.status, self.is_test = True, False
-            self.command(command, end, runs)
+            self.command(command[begin:], end, runs)
+        if negated:
+            self.status = _negate(self.status)
 
     def branch(self, word: str) -> None:
         """Begin a branch of a condition, or the body of a loop."""
@@ -344,10 +347,11 @@ class _Reader(Expansion):
                 if runs is not False:
                     self.assign(token, conditional, exported=is_export)
             return
-        assignments: list[ShellToken] = []
-        while command and (command[0].array is not None or (command[0].chunks and ASSIGNED.match(command[0].start))):
-            assignments.append(command[0])
-            command = command[1:]
+        is_assignment = (
+            token.array is not None or (token.chunks and ASSIGNED.match(token.start) is not None) for token in command
+        )
+        first = next((at for at, assigns in enumerate(is_assignment) if not assigns), len(command))
+        assignments, command = command[:first], command[first:]
         if not command:
             for token in assignments:
                 if runs is not False:
@@ -392,6 +396,7 @@ class _Reader(Expansion):
         elif name == "set" and len(words) > 1 and words[1].text == "--" and runs is not False:
             self.script.arguments = list(words[2:])
         elif name == "shift" and runs is not False:
+            self.budget.spend(len(self.script.arguments) // 100, self.name)
             self.script.arguments = self.script.arguments[1:]
         elif name == "unset" and runs:
             for word in words[1:]:
@@ -461,7 +466,7 @@ class _Reader(Expansion):
             words = [*before, *words]
         elif plus:
             words = [self.appended(before, words[0])]
-        self.spend(sum(len(word.text) + 1 for word in words), token.line)
+        self.spend(words, token.line)
         self.script.variables[name] = words
         if exported or name in self.script.exports:
             self.export(name, words)

@@ -1,0 +1,92 @@
+"""Job files that ask for more work than they have bytes: an answer or one sentence, within 5 s of CPU and 500 MB."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.reporters import text
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.preflight.open_job import open_job
+from tests.limited_child import Outcome, run_limited
+from tests.preflight.job_traps import LAUNCH, PRIME, TRL, VERL, Files, list_traps
+
+TRAPS = dict(list_traps())
+RULES = [rule for rule in rule_loader.load_rules() if rule.on == "job"]
+
+
+def preflight(folder: Path, files: Files) -> Outcome:
+    """Write a job's files and read them in a child: what `open_job` and the rules say."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+
+    def read() -> str:
+        try:
+            report = run_rules(open_job([str(folder / next(iter(files)))]), RULES)
+        except CkptcheckError as trouble:
+            assert trouble.message and "\n" not in trouble.message
+            return f"{trouble.message[:1500]}"
+        crashes = [why for _, why in report.crashed if not why.startswith("could not read ")]
+        assert not crashes, crashes
+        text.write([report], RULES, stream := io.StringIO(), verbose=True)
+        return stream.getvalue()
+
+    return run_limited(read)
+
+
+# what was seen to crash, to hang or to fill the memory, each at the size at which it did
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job.yaml": "actor_rollout_ref: {rollout: {name: '" + "${oc.env:A," * 30 + "x" + "}" * 30 + "'}}\n"},
+        {"job.yaml": f"defaults: ['']\n{VERL}"},
+        {"job.toml": PRIME + "a" + ".a" * 40_000 + " = 1\n"},
+        {"run.sh": "A=(" * 1000 + LAUNCH},
+        {"run.sh": "! " * 1500 + "true\n" + LAUNCH},
+        {"run.sh": "A=$A$A " * 430 + LAUNCH},
+        {"run.sh": "A+=$A " * 500 + LAUNCH},
+        {"run.sh": "X=$(-m -m)" + LAUNCH},
+        {"run.sh": "source run.sh\n" * 200 + LAUNCH},
+        {"run.sh": "( " * 30_000 + LAUNCH},
+        {"run.sh": 'X="' + "$[" * 400_000 + '"' + LAUNCH},
+        {"run.sh": 'X="' + "`" * 900_000 + '"' + LAUNCH},
+        {"run.sh": "set -- $@ a\n" * 8000 + LAUNCH},
+        {"train.py": "import re\nre.match('(a*)*b', 'a' * 199)\n" + TRL},
+        {"train.py": "import re\na = re.search('(a|a|aa)+b', 'a' * 199)\n" + TRL},
+        {"train.py": "class C0: a = 1\n" + "".join(f"class C{n}(C{n - 1}, C{n - 1}): b = 1\n" for n in range(1, 60)) + "x.f(C59().c)\n" + TRL},
+        {"train.py": "import os\na = 'x'\n" + "a = os.path.join(a, a)\n" * 60 + TRL},
+        {"train.py": "from pathlib import Path\na = Path('x')\n" + "a = a / a\n" * 60 + TRL},
+        {"train.py": "import shlex\na = \"'\"\n" + "a = shlex.quote(a)\n" * 60 + TRL},
+        {"train.py": "a = 'x' * 90000\nb = a.replace('x', a)\n" + TRL},
+    ],
+    ids=lambda files: f"{next(iter(files))} {next(iter(files.values()))[-90:-60]!r}",
+)  # fmt: skip
+def test_what_was_seen_to_fail_has_an_answer(tmp_path: Path, files: Files) -> None:
+    outcome = preflight(tmp_path / "job", files)
+    assert not outcome.fault, (outcome.fault, outcome.answer)
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in TRAPS.items()][::17])
+def test_a_trap_has_an_answer(tmp_path: Path, make: Callable[[int], Files]) -> None:
+    outcome = preflight(tmp_path / "job", make(20_000))
+    assert not outcome.fault, (outcome.fault, outcome.answer)
+
+
+def test_the_budget_is_one_for_all_parsers_of_a_job(tmp_path: Path) -> None:
+    script = "echo a b c d e f g h\n" * 4000
+    files = {"run.sh": "source a.sh\n" * 20 + LAUNCH, "a.sh": script}
+    outcome = preflight(tmp_path / "job", files)
+    assert "a.sh comes to more than 300,000 steps of work" in outcome.answer
+
+
+def test_a_budget_that_a_reader_passed_over_is_still_used_up(tmp_path: Path) -> None:
+    # what a text for another shell asks for is left out where it cannot be read, but not where the work is too much
+    script = 'bash -c "python3 -m verl.trainer.main_ppo ' + "a=$X " * 15000 + '"\n'
+    outcome = preflight(tmp_path / "job", {"run.sh": "X=xxxxxxxxx\n" + script * 12})
+    assert "steps of work" in outcome.answer
