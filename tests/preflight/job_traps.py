@@ -283,7 +283,8 @@ def python_tables(size: int) -> Files:
 
 
 MULTIPLYING: list[Callable[[int], Files]] = [
-    yaml_interpolations, yaml_aliases, yaml_merges, yaml_wide_merges, yaml_references, yaml_circles, yaml_keys, defaults_that_multiply,
+    functions = [f"f{n}() {{ {f'f{n + 1};' * (size // 60)} }}" for n in range(7)]
+    return {"run.sh": "\n".join(functions) + "\nf7() { X=1; }\nf0\n" + LAUNCH}
     defaults_in_a_circle, defaults_overrides, defaults_interpolations, toml_keys, shell_variables, shell_arrays, shell_functions,
     shell_sources, shell_sources_itself, shell_overrides, python_functions, python_classes, python_tables,
 ]  # fmt: skip

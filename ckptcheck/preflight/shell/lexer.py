@@ -219,6 +219,7 @@ class _Lexer:
 
     def dollar(self, chunks: list[ShellChunk], *, quoted: bool) -> None:
         """Read ``$NAME``, ``${…}``, ``$(…)``, ``$((…))`` or backticks and add it to the chunks."""
+        self.budget.spend(1, self.name)
         if self.text[self.at] == "`":
             end = self.find("`", self.at + 1)
             chunks.append(ShellChunk("command", self.text[self.at + 1 : end], quoted))
