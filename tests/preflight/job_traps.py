@@ -233,11 +233,8 @@ def shell_arrays(size: int) -> Files:
 
 def shell_functions(size: int) -> Files:
     """Each function calls the next one many times."""
-    return {
-        "run.sh": "\n".join(f"f{n}() {{ {f'f{n + 1};' * (size // 60)} }}" for n in range(7))
-        + "\nf7() { X=1; }\nf0\n"
-        + LAUNCH
-    }
+    functions = [f"f{n}() {{ {f'f{n + 1};' * (size // 60)} }}" for n in range(7)]
+    return {"run.sh": "\n".join(functions) + "\nf7() { X=1; }\nf0\n" + LAUNCH}
 
 
 def shell_sources(size: int) -> Files:
@@ -283,8 +280,7 @@ def python_tables(size: int) -> Files:
 
 
 MULTIPLYING: list[Callable[[int], Files]] = [
-    functions = [f"f{n}() {{ {f'f{n + 1};' * (size // 60)} }}" for n in range(7)]
-    return {"run.sh": "\n".join(functions) + "\nf7() { X=1; }\nf0\n" + LAUNCH}
+    yaml_interpolations, yaml_aliases, yaml_merges, yaml_wide_merges, yaml_references, yaml_circles, yaml_keys, defaults_that_multiply,
     defaults_in_a_circle, defaults_overrides, defaults_interpolations, toml_keys, shell_variables, shell_arrays, shell_functions,
     shell_sources, shell_sources_itself, shell_overrides, python_functions, python_classes, python_tables,
 ]  # fmt: skip

@@ -87,7 +87,7 @@ def test_the_budget_is_one_for_all_parsers_of_a_job(tmp_path: Path) -> None:
 
 def test_a_budget_that_a_reader_passed_over_is_still_used_up() -> None:
     budget = WorkBudget(10)
-    with pytest.raises(CkptcheckError, match="run.sh comes to more than 10 steps of work"):
+    with pytest.raises(CkptcheckError, match=r"run\.sh comes to more than 10 steps of work"):
         budget.spend(11, "run.sh")
     with pytest.raises(CkptcheckError):
         budget.require_left("run.sh")
