@@ -280,7 +280,8 @@ def python_tables(size: int) -> Files:
 
 
 MULTIPLYING: list[Callable[[int], Files]] = [
-    yaml_interpolations, yaml_aliases, yaml_merges, yaml_wide_merges, yaml_references, yaml_circles, yaml_keys, defaults_that_multiply,
+    yaml_interpolations, yaml_aliases, yaml_merges, yaml_wide_merges, yaml_references, yaml_circles,
+    yaml_keys, defaults_that_multiply,
     defaults_in_a_circle, defaults_overrides, defaults_interpolations, toml_keys, shell_variables, shell_arrays, shell_functions,
     shell_sources, shell_sources_itself, shell_overrides, python_functions, python_classes, python_tables,
 ]  # fmt: skip

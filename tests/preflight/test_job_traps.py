@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.gate.gate_file import read_gate_request
 from ckptcheck.linter import rule_loader
+from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.reporters import text
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.linter.settings import load_settings
 from ckptcheck.preflight.budget import WorkBudget
 from ckptcheck.preflight.open_job import open_job
 from tests.limited_child import Outcome, run_limited
@@ -91,3 +95,28 @@ def test_a_budget_that_a_reader_passed_over_is_still_used_up() -> None:
         budget.spend(11, "run.sh")
     with pytest.raises(CkptcheckError):
         budget.require_left("run.sh")
+
+
+@pytest.mark.parametrize(
+    "content", ["a" + ".a" * 60_000 + " = 1\n", "a = " + "[" * 100_000, "a = " + "9" * 5000, "a = {" * 3000]
+)
+@pytest.mark.parametrize("read", [load_settings, lambda path: read_gate_request([str(path)]), read_baseline])
+def test_settings_gates_and_baselines_answer_too(tmp_path: Path, content: str, read: Callable[[Path], object]) -> None:
+    (path := tmp_path / "ckptcheck.toml").write_text(content, encoding="utf-8")
+
+    def say() -> str:
+        with pytest.raises(CkptcheckError) as trouble:
+            read(path)
+        return trouble.value.message
+
+    assert not (outcome := run_limited(say)).fault, outcome
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load_settings, lambda path: read_gate_request([str(path)]), read_baseline, lambda path: open_job([str(path)])],
+)
+def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(path := tmp_path / "x.toml")
+    with pytest.raises(CkptcheckError):
+        read(path)
