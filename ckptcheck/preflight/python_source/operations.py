@@ -374,7 +374,8 @@ def _text_method(
     values = [value for value, _ in plain]
     try:
         if name in TEXT_METHODS:
-            if name == "replace" and len(values) > 1 and known.count(values[0]) * len(values[1]) > LONGEST:
+            texts = [str(value) for value in values[:2]]
+            if name == "replace" and len(texts) == 2 and known.count(texts[0]) * len(texts[1]) > LONGEST:
                 return reader.unknown(node)
             result: object = getattr(known, name)(*values)
         elif name in ("split", "splitlines"):
