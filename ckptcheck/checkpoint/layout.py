@@ -39,10 +39,6 @@ class Stack:
         return ".".join(part for part in (self.prefix, str(layer), rest) if part)
 
 
-MOST_NUMBERS = 10_000
-"""Layer numbers up to which gaps are looked for."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """The stacks of layers of a model, and the tensors outside them."""
@@ -63,12 +59,12 @@ class Layout:
         """
         gaps = {}
         for prefix, stack in self.stacks.items():
-            missing = set(range(min(stack.layers), min(max(stack.layers), MOST_NUMBERS))) - stack.layers.keys()
-            if not missing or len(stack.layers) < 4 or 4 * len(missing) > len(stack.layers):
+            lacking = max(stack.layers) - min(stack.layers) + 1 - len(stack.layers)
+            if not lacking or len(stack.layers) < 4 or 4 * lacking > len(stack.layers):
                 continue
             names, number = Counter(map(frozenset, stack.layers.values())).most_common(1)[0]
             if len(names) >= 4 and 4 * number >= 3 * len(stack.layers):
-                gaps[prefix] = missing
+                gaps[prefix] = set(range(min(stack.layers), max(stack.layers))) - stack.layers.keys()
         return gaps
 
     @property

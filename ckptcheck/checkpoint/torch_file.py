@@ -19,14 +19,17 @@ from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
-from ckptcheck.checkpoint.pickled_storage import PickledTensor, load_storage, rebuild_tensor
+from ckptcheck.checkpoint.pickled_storage import HEAD, PickledStorage, PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub, unpickle
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import open_regular_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+NUMPY_KIND = re.compile(r"[|<>=]?[?a-zA-Z][0-9]{0,9}")
+"""The spelling of a plain dtype; numpy reads longer ones as a small language."""
 DEEP = 64
 """Deepest nesting of containers that is read."""
 MAX_PICKLE = 1 << 28
@@ -40,8 +43,8 @@ def read_torch_file(path: Path) -> Any:
     with one sentence where the file is neither, is broken, or names a global that data does not need.
     """
     try:
-        with path.open("rb") as file:
-            descriptor = file.fileno()
+        descriptor = open_regular_file(os.path.realpath(path))
+        try:
             size = os.fstat(descriptor).st_size
 
             def read(start: int, length: int) -> bytes:
@@ -50,6 +53,8 @@ def read_torch_file(path: Path) -> Any:
             if read(0, 2) == b"PK":
                 return _opened(read, size)
             return _pickled(read(0, min(size, MAX_PICKLE + 1)))
+        finally:
+            os.close(descriptor)
     except (UnreadableArchive, UnreadablePickle) as error:
         raise CkptcheckError(f"{path} cannot be read: {error}") from None
     except OSError as error:
@@ -60,21 +65,34 @@ def read_torch_file_bytes(raw: bytes) -> Any:
     """Return the object of a torch.save file that is embedded in another file. Raises CkptcheckError."""
     try:
         return _opened(lambda start, length: raw[start : start + length], len(raw))
-    except UnreadableArchive as error:
+    except (UnreadableArchive, UnreadablePickle) as error:
         raise CkptcheckError(f"a torch.save file within it cannot be read: {error}") from None
 
 
 def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
     archive = open_archive(read, size)
-    value, foreign = archive.describe(_known, load_persistent)
+    value, foreign = archive.describe(_KnownGlobals(len(archive.pickle)).stub_for, load_persistent)
     _refuse(foreign)
-    return _Plain(read, archive, WalkBudget(len(archive.pickle))).of(value)
+    return _convert(_Plain(read, archive, WalkBudget(len(archive.pickle)), WalkBudget(size)), value)
 
 
 def _pickled(raw: bytes) -> Any:
-    unpickled = unpickle(raw, _known)
+    unpickled = unpickle(raw, _KnownGlobals(len(raw)).stub_for)
     _refuse(unpickled.unexpected_globals)
-    return _Plain(lambda _start, _length: b"", Archive({}, b""), WalkBudget(len(raw))).of(unpickled.value)
+    empty = Archive({}, b"")
+    return _convert(
+        _Plain(lambda _start, _length: b"", empty, WalkBudget(len(raw)), WalkBudget(len(raw))), unpickled.value
+    )
+
+
+def _convert(converter: _Plain, value: Any) -> Any:
+    """Return the plain form of an unpickled object. Raises UnreadableArchive and UnreadablePickle."""
+    try:
+        return converter.of(value)
+    except (UnreadableArchive, UnreadablePickle, OSError):
+        raise
+    except Exception as error:  # a hostile pickle may describe anything at all
+        raise UnreadableArchive(f"its content cannot be converted ({type(error).__name__})") from error
 
 
 def _refuse(foreign: tuple[str, ...]) -> None:
@@ -82,18 +100,6 @@ def _refuse(foreign: tuple[str, ...]) -> None:
         raise UnreadableArchive(f"it names {foreign[0]}, which no data needs, and it is not run")
 
 
-def _encoded(text: Any, coding: Any = "utf-8") -> bytes:
-    """Stand for codecs.encode, by which old pickles spell bytes."""
-    if type(text) is not str or coding != "latin1":
-        raise UnreadablePickle("it spells bytes in a way that pickle does not")
-    return text.encode("latin1")
-
-
-_OURS = {
-    ("_codecs", "encode"): CallableStub(_encoded),
-    ("torch.storage", "_load_from_bytes"): CallableStub(load_storage),
-    ("torch._utils", "_rebuild_tensor_v2"): CallableStub(rebuild_tensor),
-}
 _NAMED = frozenset(
     (
         ("tensordict._reductions", "_make_td"),
@@ -108,9 +114,35 @@ _ARRAY = frozenset(f"numpy.{core}.multiarray._reconstruct" for core in ("core", 
 _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 
 
+class _KnownGlobals:
+    """The stubs for one file. Those that make bytes of what the pickle holds may be called on the same bytes again and again."""
+
+    def __init__(self, size: int) -> None:
+        self._budget = WalkBudget(size)
+        self._own = {
+            ("_codecs", "encode"): CallableStub(self._encode),
+            ("torch.storage", "_load_from_bytes"): CallableStub(self._load_storage),
+            ("torch._utils", "_rebuild_tensor_v2"): CallableStub(rebuild_tensor),
+        }
+
+    def stub_for(self, module: str, name: str) -> Any:
+        """Return the stub for a global; None for one that data does not need."""
+        return self._own.get((module, name)) or _known(module, name)
+
+    def _encode(self, text: Any, coding: Any = "utf-8") -> bytes:
+        """Stand for codecs.encode, by which old pickles spell bytes."""
+        if type(text) is not str or coding != "latin1":
+            raise UnreadablePickle("it spells bytes in a way that pickle does not")
+        self._budget.spend(len(text))
+        return text.encode("latin1")
+
+    def _load_storage(self, raw: Any) -> PickledStorage:
+        """Stand for `torch.storage._load_from_bytes`."""
+        self._budget.spend(HEAD + len(raw) if type(raw) is bytes else 1)
+        return load_storage(raw)
+
+
 def _known(module: str, name: str) -> Any:
-    if (module, name) in _OURS:
-        return _OURS[module, name]
     if (module, name) in _NAMED or (_OWN.match(module) and (name[:1].isupper() or name == "_rebuild_tensor_batch")):
         return make_stub(module, name)
     if is_distributed_global(module, name):
@@ -121,8 +153,10 @@ def _known(module: str, name: str) -> Any:
 class _Plain:
     """Converts an unpickled object into plain values."""
 
-    def __init__(self, read: Callable[[int, int], bytes], archive: Archive, budget: WalkBudget) -> None:
-        self._read, self._archive, self._budget = read, archive, budget
+    def __init__(
+        self, read: Callable[[int, int], bytes], archive: Archive, budget: WalkBudget, elements: WalkBudget
+    ) -> None:
+        self._read, self._archive, self._budget, self._elements = read, archive, budget, elements
 
     def of(self, value: Any, depth: int = 0) -> Any:
         if depth > DEEP:
@@ -134,9 +168,8 @@ class _Plain:
             elements = value.elements
             record = ArchiveRecord(0, len(elements), 0)
             archive = Archive({value.tensor.record: record}, b"")
-            return _Plain(lambda start, length: elements[start : start + length], archive, self._budget).of(
-                value.tensor
-            )
+            read_element = lambda start, length: elements[start : start + length]  # noqa: E731
+            return _Plain(read_element, archive, self._budget, self._elements).of(value.tensor)
         if isinstance(value, dict):
             return {key: self.of(entry, depth + 1) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
@@ -185,6 +218,8 @@ class _Plain:
         if prod(tensor.shape) * each > size:
             # A few bytes could fill the memory.
             raise UnreadableArchive("a tensor repeats its elements")
+        # Tied tensors share a storage; a thousand views of a whole one are a trap.
+        self._elements.spend(size)
         if not size:
             return np.empty(tensor.shape, np.float32 if tensor.dtype == "BF16" else numpy_dtype(tensor.dtype))
         flat = np.frombuffer(self._read(record.begin + tensor.skip * each, size), numpy_dtype(tensor.dtype))
@@ -224,6 +259,8 @@ def _elements(dtype: Any, data: Any) -> NDArray[Any]:
 
     try:
         kind = str(dtype.arguments[0])
+        if not NUMPY_KIND.fullmatch(kind):
+            raise ValueError("a structured dtype")
         return np.frombuffer(data, np.dtype(f">{kind}" if dtype.state and dtype.state[1] == ">" else kind))
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise UnreadableArchive("an array is not laid out as numpy does it") from error

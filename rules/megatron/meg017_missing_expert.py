@@ -47,11 +47,12 @@ def check(run: Megatron) -> Iterator[Problem]:
     most = 1 + max((expert for experts in run.structure.experts.values() for expert in experts), default=-1)
     expected = positive_argument(run.args, "num_experts") or most
     experts_by_layer = {layer: set[int]() for layer in _layers_without_experts(run)} | run.structure.experts
-    lacking = {
-        layer: missing for layer, experts in experts_by_layer.items() if (missing := set(range(expected)) - experts)
-    }
+    lacking = [
+        layer for layer, experts in experts_by_layer.items() if sum(expert < expected for expert in experts) < expected
+    ]
     if lacking:
-        layer, missing = min(lacking.items())
+        layer = min(lacking)
+        missing = set(range(expected)) - experts_by_layer[layer]
         more = (
             f", and {count(len(lacking) - 1, 'more layer lacks', 'more layers lack')} some" if len(lacking) > 1 else ""
         )

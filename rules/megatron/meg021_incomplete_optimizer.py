@@ -39,9 +39,11 @@ STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp
 PLAIN = re.compile(r"^(.*\boptim(?:i[sz]ers?)?\.state\.(.+))\.(exp_avg|exp_avg_sq)$")
 """The names that torch's get_optimizer_state_dict gives."""
 BUCKET = re.compile(
-    r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.(gbuf_idx_\d+\.dtype_.+)\.bucket_idx_(\d+)\.(\w+)$"
+    r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.(gbuf_idx_\d+\.dtype_.+)\.bucket_idx_([0-9]{1,9})\.(\w+)$"
 )
 GROUP = re.compile(r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.per_bucket_numel/")
+MOST_SHOWN = 1 << 10
+"""Buckets among which the missing ones are named."""
 HINT = "resume from an earlier iteration, or without the optimizer"
 
 
@@ -132,8 +134,10 @@ def _buckets(run: Megatron) -> Iterator[Problem]:
     kinds = Counter(kind for buckets in buffers.values() for keys_by_kind in buckets.values() for kind in keys_by_kind)
     number = sum(map(len, buffers.values()))
     for (group, buffer), buckets in buffers.items():
-        if missing := sorted(set(range(min(max(buckets), 1 << 20))) - buckets.keys()):
-            text = f"{count(len(missing), 'bucket')} of {max(buckets) + 1} {'is' if len(missing) == 1 else 'are'} missing: "
+        if number_missing := max(buckets) + 1 - len(buckets):
+            missing = set(range(min(max(buckets), MOST_SHOWN))) - buckets.keys()
+            verb = "is" if number_missing == 1 else "are"
+            text = f"{count(number_missing, 'bucket')} of {max(buckets) + 1} {verb} missing: "
             yield Problem(text + format_ranges(missing), file=file, key=f"{group}.{buffer}", hint=HINT)
         for bucket, keys_by_kind in buckets.items():
             name = f"{group}.{buffer}.bucket_idx_{bucket}"

@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptcheck.checkpoint.megatron.structure import positive_argument
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.unpickle import WalkBudget
 
 FILES = ("model_optim_rng.pt", "model_rng.pt")
-CHUNK = re.compile(r"model(\d*)")
-LAYER = re.compile(r"^(.*?\blayers\.)(\d+)(?=\.)")
-EXPERT = re.compile(r"\b(local_experts\.)(\d+)(?=\.)")
+CHUNK = re.compile(r"model([0-9]{0,6})")
+LAYER = re.compile(r"^(.*?\blayers\.)([0-9]{1,6})(?=\.)")
+EXPERT = re.compile(r"\b(local_experts\.)([0-9]{1,6})(?=\.)")
 GROUPED = re.compile(r"\bexperts\.(linear_fc[12])\.(weight|bias)(\d+)$")
 """Grouped experts of Transformer Engine: the expert's number is at the end of the name."""
 ROWS = re.compile(
@@ -99,9 +100,9 @@ def _flat(value: Any, budget: WalkBudget, prefix: str = "", depth: int = 0) -> d
 
 
 def positive_integer(arguments: Mapping[str, Any], name: str, default: int = 1) -> int:
-    """Return an argument that is a positive integer, else `default`."""
-    value = arguments.get(name)
-    return value if type(value) is int and value > 0 else default
+    """Return an argument that is a positive integer (at most 2^20), else `default`."""
+    value = positive_argument(arguments, name)
+    return default if value is None else value
 
 
 def rank_position(rank: LegacyRank, arguments: Mapping[str, Any]) -> RankPosition:

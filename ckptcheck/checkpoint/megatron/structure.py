@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-LAYER = re.compile(r"^(?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.(\d+)\.(.+)$")
-MTP = re.compile(r"^mtp\.layers\.(\d+)\.")
-EXPERT = re.compile(r"\bexperts\.local_experts\.(\d+)\.(.+)$")
-OBJECT = re.compile(r"^(.*)/shard_(\d+(?:\.\d+)*)_(\d+(?:\.\d+)*)$")
+LAYER = re.compile(r"^(?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.([0-9]{1,6})\.(.+)$")
+MTP = re.compile(r"^mtp\.layers\.([0-9]{1,6})\.")
+EXPERT = re.compile(r"\bexperts\.local_experts\.([0-9]{1,6})\.(.+)$")
+OBJECT = re.compile(r"^(.*)/shard_(\d+(?:\.\d+)*)_([0-9]{1,7}(?:\.[0-9]{1,7})*)$")
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEADS = ("value_head.weight", "v_head.weight", "v_head.summary.weight")
 MAX_SHARDS = 1 << 20
+"""Most shards of incomplete objects that are listed."""
 
 
 @dataclass
@@ -71,11 +72,13 @@ def missing_objects(keys: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
         if match := OBJECT.match(key):
             shards.setdefault((match[1], match[3]), set()).add(match[2])
     missing: dict[str, tuple[int, list[str]]] = {}
+    left = MAX_SHARDS
     for (base, grid), present in shards.items():
         sizes = [int(number) for number in grid.split(".")]
         total = prod(sizes)
-        if len(present) >= total or total > MAX_SHARDS:
+        if len(present) >= total or total > left:
             continue
+        left -= total
         places = [""]
         for size in sizes:
             places = [f"{place}.{number}" if place else str(number) for place in places for number in range(size)]
