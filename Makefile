@@ -8,7 +8,7 @@
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
-# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000)
+# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000); DOOR=job makes up job files
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
@@ -18,6 +18,7 @@ TORCH_INDEX ?=
 JOBS ?= 2
 ENGINES ?= vllm-cpu sglang-cpu megatron trl-cpu checkpoint-engine-cpu
 SEED ?= 1
+DOOR ?= checkpoint
 MATRIX ?= --lengths 100,1000,10000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm,megatron:sglang --calibrate
 COUNT ?= 2000
 SIZE ?= 4
@@ -65,7 +66,7 @@ parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
 	@$(BIN)/python fixtures/smollm2.py $(@D)
 
 fuzz: .venv/tools.done
-	$(BIN)/python -m tests.fuzz --seed $(SEED) --count $(COUNT)
+	$(BIN)/python -m tests.fuzz --door $(DOOR) --seed $(SEED) --count $(COUNT)
 
 format: .venv/tools.done
 	$(BIN)/ruff check --fix .

@@ -35,6 +35,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import FORMATS, render, text
 from ckptcheck.linter.runner import run_rules
 from tests.paths import ROOT
+from tests.preflight.job_fuzz import check_one
 
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 RULES = rule_loader.load_rules()
@@ -405,12 +406,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Damage checkpoints at random and check that ckptcheck copes.")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=5000, help="how many seeds")
+    parser.add_argument("--door", choices=("checkpoint", "job"), default="checkpoint", help="what is made up and read")
     options = parser.parse_args()
     failed = 0
+    check = one if options.door == "checkpoint" else check_one
     with tempfile.TemporaryDirectory() as temporary, little_memory():
         for seed in range(options.seed, options.seed + options.count):
             try:
-                one(seed, Path(temporary) / "ckpt")
+                check(seed, Path(temporary) / "ckpt")
             except Exception as error:  # any exception at all is what is looked for
                 failed += 1
                 sys.stderr.write(f"seed {seed}: {type(error).__name__}: {str(error)[:1500]}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ def _locate(word: str, folder: Path) -> str:
     """Return a word of the job with its path from the working folder, where it is a file beside the gate file."""
     anchored = _anchor(word, folder)
     try:
-        return anchored if Path(anchored).exists() or "=" not in word else word
+        return anchored if os.path.exists(anchored) or "=" not in word else word
     except (OSError, ValueError):
         return word
 

@@ -192,7 +192,7 @@ class JobFiles:
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {clip(word.reason, 200) or 'it has no name'}")
                     script.missing.append(notes[-1])
-                elif not sourced.is_file():
+                elif not os.path.isfile(sourced):
                     notes.append(f"{self.name(sourced)}, {place}, does not exist")
                     script.missing.append(notes[-1])
                 elif depth < DEEPEST:
@@ -220,7 +220,8 @@ class JobFiles:
     def beside_script(self, name: str, start: Path) -> Path:
         """Return the file that a script sources: relative to its folder, or to one of those above it."""
         return next(
-            (found for found in (start / name, self.beside(name, start)) if found and found.is_file()), start / name
+            (found for found in (start / name, self.beside(name, start)) if found and os.path.isfile(found)),
+            start / name,
         )
 
     def beside(self, name: str, start: Path) -> Path | None:

@@ -6,6 +6,7 @@ Such a file has a function ``model_args()`` that returns the flags as one text; 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,12 +78,12 @@ def read_model_arguments(
         depth: How many model files build on this one.
     """
     path = folder / f"{kind}.py"
-    if not re.fullmatch(r"[\w.-]+", kind) or not path.is_file() or depth > DEEPEST:
+    if not re.fullmatch(r"[\w.-]+", kind) or not os.path.isfile(path) or depth > DEEPEST:
         return None
     helpers = folder / "../../miles/utils/external_utils" / PRINTER
 
     def find(module: str) -> tuple[str, str] | None:
-        is_helpers = module == helpers.stem and helpers.is_file()
+        is_helpers = module == helpers.stem and os.path.isfile(helpers)
         return (files.text(helpers, files.name(helpers)), files.name(helpers)) if is_helpers else None
 
     written = ", ".join(f"{name}={value!r}" for name, value in (changes or {}).items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -196,7 +197,7 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     for argument in arguments:
         match = launch.OVERRIDE.fullmatch(argument) or launch.REMOVAL.fullmatch(argument)
-        (overrides if match and not Path(argument).exists() else names).append(argument)
+        (overrides if match and not os.path.exists(argument) else names).append(argument)
     return names, overrides
 
 

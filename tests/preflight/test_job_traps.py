@@ -19,6 +19,7 @@ from ckptcheck.linter.settings import load_settings
 from ckptcheck.preflight.budget import WorkBudget
 from ckptcheck.preflight.open_job import open_job
 from tests.limited_child import Outcome, run_limited
+from tests.preflight.job_fuzz import check_one
 from tests.preflight.job_traps import LAUNCH, PRIME, TRL, VERL, Files, list_traps, python_classes
 
 TRAPS = dict(list_traps())
@@ -120,3 +121,20 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, read: Callable[
     os.mkfifo(path := tmp_path / "x.toml")
     with pytest.raises(CkptcheckError):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["a.b=" + "x" * 5000, "a.b=" + "x/" * 3000])
+def test_a_long_override_is_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(VERL, encoding="utf-8")
+    assert open_job([str(tmp_path / "job.yaml"), name]).framework == "verl"
+
+
+@pytest.mark.parametrize("line", ["source {}", "[ -f {} ] && source {}", "python3 {}.py", "python3 x.py --config {}"])
+def test_a_long_name_in_a_script_is_no_file(tmp_path: Path, line: str) -> None:
+    outcome = preflight(tmp_path / "job", {"run.sh": line.replace("{}", "x" * 5000) + LAUNCH})
+    assert not outcome.fault, outcome
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_made_up_jobs_have_an_answer(tmp_path: Path, seed: int) -> None:
+    check_one(seed, tmp_path / "job")

@@ -8,6 +8,7 @@ so are the configurations beside the program. Their values are marked as default
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def find_primary(words: Sequence[Word], files: JobFiles, script: Path) -> Primar
     roots = [standard] if not path else [_find_folder(path, program) if program else None, _find_folder(path, script)]
     for root in (*roots, *folders):
         file = root / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml") if root is not None else None
-        if root is not None and file is not None and file.is_file():
+        if root is not None and file is not None and os.path.isfile(file):
             return PrimaryConfiguration(file, root, folders, standard)
     return None
 
@@ -182,7 +183,7 @@ def read_default_file(file: Path, shown: str) -> Path | None:
             parts = [part.value for part in node.value.args[1:] if isinstance(part, ast.Constant)]
             if all(isinstance(part, str) for part in parts) and len(parts) == len(node.value.args) - 1:
                 default = file.parent.joinpath(*map(str, parts))
-                return default if default.is_file() else None
+                return default if os.path.isfile(default) else None
     return None
 
 

@@ -6,6 +6,7 @@ reason `UNDER_CONDITION`. The folder of the script is known: every script comput
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -389,7 +390,7 @@ class _Reader(Expansion):
         if name in ("source", "."):
             for word in words[1:2]:
                 # ``[ -f X ] && source X`` sources nothing where X does not exist.
-                if runs is not False and not (runs is None and self.asks_for_file() and not Path(word.text).is_file()):
+                if runs is not False and not (runs is None and self.asks_for_file() and not os.path.isfile(word.text)):
                     self.follow(word, self.script)
         elif name in ("read", "mapfile", "readarray") and runs is not False:
             self.read_line(words, here, assignments)
