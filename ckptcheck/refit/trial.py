@@ -18,38 +18,34 @@ from typing import TYPE_CHECKING, Protocol
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
 from ckptcheck.refit.borrowed_memory import find_unsynced_changes
-from ckptcheck.refit.compute_path import Capturing, find_first_difference
+from ckptcheck.refit.compute_path import Capturing
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.draft import Acceptance, add_untrained, find_untrained, measure_acceptance
-from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwise
+from ckptcheck.refit.export_checks import ExportChecks
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.host_scalars import ScalarReader
 from ckptcheck.refit.inflight import InflightUpdate
-from ckptcheck.refit.module_errors import ActivationSource, StartOracle, capture_three_sides, has_room_for_oracle
+from ckptcheck.refit.module_errors import StartOracle
+from ckptcheck.refit.module_search import ModuleSearch
 from ckptcheck.refit.noise_floor import measure_noise_floor, measure_rounding
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sleep_cycle import REST, WEIGHTS, SleepCheck, find_sleeping_engine, no_op_reason
-from ckptcheck.refit.source_comparison import compare_with_source
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.timed_update import timed_update
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import compare_scoring, may_compute_otherwise, suspect_steps
+from ckptcheck.refit.trace_queries import compare_scoring
+from ckptcheck.refit.trial_phases import Log, TrialPhases
 from ckptcheck.runtime.engines.base import Engine, HostScalars, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
-from ckptcheck.runtime.process.deadlines import time_budget
-from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
-from ckptcheck.runtime.trainers.base import ShardedTrainer, Trainer
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
+from ckptcheck.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-
-Log = Callable[[str], None]
-MAX_LOG_LINES = 12
-"""Number of the last lines of a dead process's log that the user sees."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +98,13 @@ class RefitTrial:
         say: Log = lambda _: None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
-        self._folder, self._say, self._nbytes = folder, say, nbytes
+        self._folder, self._say = folder, say
         self._source, self._draft_source = source, draft_source
         self._start_oracle = start_oracle
         self._trainer: Trainer
         self._cold_acceptance: float | None = None
         self._scratch: frozenset[Key] = frozenset()
         self._scalars = ScalarReader()
-        self._phase = ""
         self._inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
         self._observations = TrialObservations(
@@ -117,6 +112,9 @@ class RefitTrial:
             too_short if block and not self._inputs.probe else "",
             is_fast=settings.logprobs and not settings.decode,
         )
+        self._phases = TrialPhases(settings.timeouts, nbytes, say)
+        self._exports = ExportChecks(self._observations, self._phases, folder)
+        self._modules = ModuleSearch(self._observations, self._phases, folder, self._inputs.sequences[0])
 
     def run(self) -> RefitTrace:
         """Run the trial and return its evidence.
@@ -127,30 +125,30 @@ class RefitTrial:
         observations = self._observations
         engine: Engine | None = None
         try:
-            with self._run_phase("start", "start of the trainer"):
+            with self._phases.run("start", "start of the trainer"):
                 self._trainer = self._start_trainer()
                 observations.trainer, observations.weights = self._trainer.info, tuple(self._trainer.weights())
                 if self._draft_source is not None:
                     exported = {weight.name for weight in observations.weights}
                     observations.untrained = find_untrained(self._draft_source, exported)
-                self._compare_ranks(0)
-            with self._run_phase("start", "cold load"):
+                self._exports.compare_ranks(self._trainer, 0)
+            with self._phases.run("start", "cold load"):
                 engine = self._start(self._save_checkpoint(0))
                 self._observe_engine(engine)
             self._run_rounds(engine)
-            self._measure_modules(engine)
+            self._modules.compare_with_float32(engine, self._trainer, self._start_oracle)
             self._measure_rounding()
-            self._compare_saved()
+            self._exports.compare_saved()
         except (CkptcheckError, OSError, KeyboardInterrupt) as error:
             is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
             # there is no evidence yet that could be kept
             if is_refusal and observations.engine is None:
                 raise
-            observations.failed_phases[self._phase] = self._format_error(error)
+            observations.failed_phases[self._phases.current] = self._phases.format_error(error)
         # a fault of our own, or a worker that answers something unexpected: the evidence so far is kept
         except Exception as error:
             self._say(traceback.format_exc().rstrip())
-            observations.failed_phases[self._phase] = f"{type(error).__name__}: {error}"
+            observations.failed_phases[self._phases.current] = f"{type(error).__name__}: {error}"
         finally:
             if engine is not None:
                 engine.close()
@@ -202,35 +200,33 @@ class RefitTrial:
         """Score, scramble and sync the loaded weights; then step, sync twice and score, as often as the settings say."""
         observations, settings = self._observations, self._settings
         if settings.logprobs:
-            with self._run_phase("score", "score the cold load"):
+            with self._phases.run("score", "score the cold load"):
                 self._score(engine, 0, self._inputs.score_engine(engine))
-            with self._run_phase("score", "measure the noise of both sides"):
+            with self._phases.run("score", "measure the noise of both sides"):
                 observations.noise_floor = measure_noise_floor(
                     engine, self._trainer, self._inputs.sequences, self._inputs.decode
                 )
-        with self._run_phase("sync", "find scratch memory"):
+        with self._phases.run("sync", "find scratch memory"):
             self._find_scratch(engine)
-        with self._run_phase("sync", "scramble"):
+        with self._phases.run("sync", "scramble"):
             scrambled, manifest = self._scramble(engine), self._digest(engine)
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
         cold = ColdLoad(observations.cold_manifest, observations.cold_scalars)
         self._sync(engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
-        if self._source is not None and settings.weights:
-            with self._run_phase("sync", "compare the export with the source"):
-                observations.source_comparison = compare_with_source(
-                    self._source, observations.weights, observations.syncs[0].sent, self._folder / "step0"
-                )
-        self._compare_export(0)
-        with self._run_phase("score", "score after the first sync"):
+        if settings.weights:
+            if self._source is not None:
+                self._exports.compare_source(self._source)
+            self._exports.compare_shards(self._trainer, 0)
+        with self._phases.run("score", "score after the first sync"):
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
         for step in range(1, settings.steps + 1):
             drops_weights = settings.sleep_level == 2
             if drops_weights:
                 self._fill_cache(engine, step)
             with self._asleep(engine) as wake:
-                with self._run_phase("step", f"step {step}"):
+                with self._phases.run("step", f"step {step}"):
                     self._step(step)
-                with self._run_phase("start", f"reference for step {step}"):
+                with self._phases.run("start", f"reference for step {step}"):
                     reference = self._load_reference(step)
                 wake()
                 if settings.weights and not drops_weights:
@@ -238,13 +234,14 @@ class RefitTrial:
                 if not drops_weights:
                     self._fill_cache(engine, step)
                 self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
-            self._compare_export(step)
-            with self._run_phase("score", f"score after step {step}"):
+            if settings.weights:
+                self._exports.compare_shards(self._trainer, step)
+            with self._phases.run("score", f"score after step {step}"):
                 self._score(engine, len(observations.syncs), reference.scores, reference.probe)
             # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
             # would compute with the marks.
             if is_marked := settings.weights and not settings.pause:
-                with self._run_phase("sync", "scramble again"):
+                with self._phases.run("sync", "scramble again"):
                     self._scramble(engine)
             self._sync(
                 engine, step, settings.bucket_bytes, reference, "the same sync with other buckets", is_marked=is_marked
@@ -253,7 +250,7 @@ class RefitTrial:
     def _compare_before_sync(self, engine: Engine, step: int, reference: ColdLoad) -> None:
         """Note what the engine holds otherwise after the trainer's step, although nothing was sent."""
         observations = self._observations
-        with self._run_phase("sync", f"look at the engine before the sync after step {step}"):
+        with self._phases.run("sync", f"look at the engine before the sync after step {step}"):
             slept = not observations.sleep_skipped
             changes = find_unsynced_changes(observations.syncs, self._digest(engine), reference.manifest, slept=slept)
         observations.unsynced_changes[step] = changes
@@ -262,35 +259,13 @@ class RefitTrial:
         """Overwrite the weights with marks, but for a draft model of which the trainer sends nothing."""
         return engine.scramble_weights(keep_draft=True) if self._observations.untrained else engine.scramble_weights()
 
-    def _measure_modules(self, engine: Engine) -> None:
-        """Where trainer and engine may differ unseen, or do, compare the modules of both with float32; a failure is only noted."""
-        observations, trainer, start = self._observations, self._trainer, self._start_oracle
-        if start is None or not observations.scorings or not may_compute_otherwise(observations.to_trace()):
-            return
-        if not isinstance(trainer, ActivationSource) or not isinstance(engine, ActivationSource):
-            return
-        step = observations.syncs[-1].step
-        dtypes = engine.info.dtype, trainer.info.dtype
-        with self._run_phase("start", "compare the modules of both sides with float32"):
-            start_oracle = partial(start, self._folder / f"step{step}")
-            if not has_room_for_oracle(observations.weights):
-                observations.module_errors_skipped = "there is no memory for the weights once more in float32"
-                return
-            try:
-                observations.module_errors = capture_three_sides(
-                    step, engine, trainer, start_oracle, self._inputs.sequences[0], self._folder, dtypes
-                )
-            # this looks for what hides: where it cannot, what the trial has found is kept
-            except Exception as error:
-                observations.module_errors_skipped = str(error) or type(error).__name__
-
     def _measure_rounding(self) -> None:
         """Measure how far rounding moves logprobs. This perturbs the trainer's weights, so it is the last phase."""
         observations = self._observations
         assert observations.engine is not None
         if not self._settings.logprobs:
             return
-        with self._run_phase("score", "measure what rounding amounts to"):
+        with self._phases.run("score", "measure what rounding amounts to"):
             dtypes = [self._trainer.info.dtype, observations.engine.dtype]
             rounding = measure_rounding(self._trainer, dtypes, self._inputs.sequences)
             floor = observations.noise_floor
@@ -298,7 +273,7 @@ class RefitTrial:
 
     def _fill_cache(self, engine: Engine, step: int) -> None:
         if self._settings.logprobs:
-            with self._run_phase("score", f"fill the cache before the sync after step {step}"):
+            with self._phases.run("score", f"fill the cache before the sync after step {step}"):
                 self._inputs.fill_cache(engine)
 
     @contextmanager
@@ -313,7 +288,7 @@ class RefitTrial:
             self._observations.sleep_skipped = sleeper
             yield lambda: None
             return
-        with self._run_phase("sync", "sleep"):
+        with self._phases.run("sync", "sleep"):
             is_first = self._observations.sleep_check is None
             before = self._digest(engine) if is_first else {}
             scalars_before = self._scalars.read(engine) if is_first else {}
@@ -322,7 +297,7 @@ class RefitTrial:
             freed = memory - sleeper.used_memory()
 
         def wake() -> None:
-            with self._run_phase("sync", "wake"):
+            with self._phases.run("sync", "wake"):
                 sleeper.wake(WEIGHTS if level == 2 else None)
                 if before:
                     after = self._digest(engine)
@@ -332,29 +307,8 @@ class RefitTrial:
 
         yield wake
         if level == 2:
-            with self._run_phase("sync", "wake the rest"):
+            with self._phases.run("sync", "wake the rest"):
                 sleeper.wake(REST)
-
-    @contextmanager
-    def _run_phase(self, kind: str, phase: str) -> Iterator[None]:
-        """Run a phase within the time that phases of its kind have."""
-        self._phase = phase
-        self._say(phase)
-        self._seconds = self._settings.timeouts.seconds(kind, self._nbytes)
-        self._kind = kind
-        with time_budget(self._seconds):
-            yield
-
-    def _format_error(self, error: BaseException) -> str:
-        """Return in one line what ended the trial; the user also gets the last lines of a dead process's log."""
-        if not isinstance(error, CkptcheckError):
-            return str(error) or "interrupted"
-        for line in error.log_tail[-MAX_LOG_LINES:] if isinstance(error, WorkerDied) else ():
-            self._say(f"  | {line}")
-        text = error.message + (f"; {error.hint}" if error.hint else "")
-        if isinstance(error, WorkerTimeout):
-            text += f"; the phase had {self._seconds:,.0f} s (--timeout {self._kind}=SECONDS)"
-        return text
 
     def _save_checkpoint(self, step: int) -> Path:
         folder = self._folder / f"step{step}"
@@ -369,36 +323,7 @@ class RefitTrial:
             self._trainer.perturb(self._settings.perturb, seed=step)
         else:
             self._observations.steps.append(self._trainer.step(self._inputs.sequences, seed=step))
-        self._compare_ranks(step)
-
-    def _compare_ranks(self, step: int) -> None:
-        """Note which weights the trainer's ranks hold different copies of; a trainer of one rank has no layout."""
-        if self._trainer.info.layout:
-            self._observations.replica_mismatch[step] = self._trainer.mismatched_replicas()
-
-    def _compare_export(self, step: int) -> None:
-        """Compare what the trainer exports now with what its ranks hold."""
-        observations, trainer = self._observations, self._trainer
-        if not self._settings.weights or not isinstance(trainer, ShardedTrainer):
-            return
-        with self._run_phase("sync", "compare the export with what the trainer's ranks hold"):
-            compared = compare_export(
-                step, trainer.shard_digests(), observations.weights, observations.export_comparisons
-            )
-            observations.export_comparisons.append(compared)
-
-    def _compare_saved(self) -> None:
-        """Where an engine is not what it should be, see whether the cold load's checkpoint is what the trainer exports."""
-        observations = self._observations
-        steps = suspect_steps(observations.syncs, observations.scorings, observations.noise_floor.trainer_tolerance)
-        if not steps:
-            return
-        with self._run_phase("sync", "compare the saved checkpoints with the export"):
-            for number, each in enumerate(observations.export_comparisons):
-                if each.step in steps:
-                    sent = next(sync.sent for sync in observations.syncs if sync.step == each.step)
-                    names = find_saved_otherwise(observations.weights, sent, self._folder / f"step{each.step}")
-                    observations.export_comparisons[number] = replace(each, saved_otherwise=names)
+        self._exports.compare_ranks(self._trainer, step)
 
     def _load_reference(self, step: int) -> ColdLoad:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""
@@ -434,7 +359,7 @@ class RefitTrial:
         """
         observations, compares_weights = self._observations, self._settings.weights
         start_time = time.monotonic()
-        with self._run_phase("sync", phase):
+        with self._phases.run("sync", phase):
             sent = dict(self._trainer.digests())
             sent_seconds = time.monotonic() - start_time
             number = len(observations.syncs) + 1
@@ -473,7 +398,7 @@ class RefitTrial:
         observations.memory.append(memory)
         observations.syncs.append(sync)
         if is_different:
-            with self._run_phase("start", f"look for causes after sync {number}"):
+            with self._phases.run("start", f"look for causes after sync {number}"):
                 start_again = partial(self._start, self._folder / f"step{step}")
                 observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder, observations.weights)
 
@@ -497,16 +422,4 @@ class RefitTrial:
             return
         sync = observations.syncs[after_sync - 1]
         if sync.manifest and not sync.has_wrong_parameter and isinstance(engine, Capturing):
-            self._find_module(engine, sync)
-
-    def _find_module(self, engine: Capturing, sync: Sync) -> None:
-        """Note the module that computes otherwise although every weight is right; a failure does not end the trial."""
-        with self._run_phase("start", f"look for the module that computes otherwise after sync {sync.number}"):
-            start_cold = partial(self._start, self._folder / f"step{sync.step}")
-            try:
-                found = find_first_difference(engine, start_cold, self._inputs.sequences[0], self._folder)
-            except (RemoteError, OSError) as error:
-                self._say(f"  not found: {error}")
-                return
-        if found is not None:
-            self._observations.module_differences[sync.number] = found
+            self._modules.compare_with_cold_load(engine, self._start, sync)
