@@ -184,7 +184,7 @@ class CriticRank(Rank):
         self.parameters = {
             parameter.name: parameter for chunk in self.chunks for parameter in rank_parameters(chunk, settings)
         }
-        self.plan = []
+        self.plan, self.pieces = [], {}
 
     def run(self, batches: int, length: int, seed: int) -> dict[str, Any]:
         """Run all batches by Megatron's own schedule; the gradients stay in the model."""
