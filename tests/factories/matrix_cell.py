@@ -245,7 +245,13 @@ class MatrixRunner:
         before = kept.pop() if kept else None
         try:
             engine = registry.start_engine(
-                cell.engine, checkpoint, dtype=dtype, ranks=cell.ranks, replaces=before, scratch=(self.folder,)
+                cell.engine,
+                checkpoint,
+                dtype=dtype,
+                ranks=cell.ranks,
+                replaces=before,
+                scratch=(self.folder,),
+                sleep_level=1,
             )
         except BaseException:
             if before is not None:
