@@ -49,7 +49,7 @@ bench: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.benchmarks
 
 matrix: .venv/torch.done .venv/tools.done
-	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q tests/refit/test_sglang_trouble.py
+	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q -m matrix
 	@$(BIN)/python -m tests.matrix
 	@$(BIN)/python -m tests.fault_matrix --keep
 

@@ -93,8 +93,11 @@ SLOW_FIXTURES = {"smollm2", "smollm2_w4a16", "zoo"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what builds or scans a real model as slow."""
+    """Mark what builds or scans a real model as slow, and skip what takes minutes unless the whole matrix is asked for."""
+    skip = pytest.mark.skip(reason="takes minutes: make matrix")
     for item in items:
+        if "matrix" in item.keywords and "CKPTCHECK_MATRIX" not in os.environ:
+            item.add_marker(skip)
         if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 

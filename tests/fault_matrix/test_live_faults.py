@@ -23,7 +23,11 @@ loads are made anew."""
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(engine, marks=[pytest.mark.engine, pytest.mark.xdist_group(f"{engine}-cpu")]) for engine in USUAL],
+    [
+        pytest.param("vllm", marks=[pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]),
+        # a trial with SGLang takes three times as long
+        pytest.param("sglang", marks=[pytest.mark.engine, pytest.mark.matrix, pytest.mark.xdist_group("sglang-cpu")]),
+    ],
 )
 def test_faults_are_detected_and_their_causes_named(engine: str) -> None:
     needs_engine(engine)

@@ -44,16 +44,31 @@ def bench() -> Iterator[ExportRunner]:
     ("fault", "since", "model", "layout", "phrases"),
     [
         ("zero-last", 1, "qwen3", ParallelLayout(tp=2), ["after step 1, ", "of TP rank 1 of 2: the export has zeros there"]),
-        (
+        pytest.param(
             "reverse",
             1,
             "llama-nine",
             ParallelLayout(tp=3),
             ["columns 64 to 95 of the first, of TP rank 2 of 3: the export has columns 0 to 31 there, which TP rank 0 of 3 holds"],
+            marks=pytest.mark.matrix,
         ),
-        ("layers", 0, "qwen3", ParallelLayout(pp=2), ["before any step, ", "layer 0 is layer 1, layer 1 is layer 0"]),
+        pytest.param(
+            "layers",
+            0,
+            "qwen3",
+            ParallelLayout(pp=2),
+            ["before any step, ", "layer 0 is layer 1, layer 1 is layer 0"],
+            marks=pytest.mark.matrix,
+        ),
         ("experts", 1, "qwen3-moe", ParallelLayout(ep=2), ["of EP ranks 0-1 of 2: in the export, expert 0 is expert 2"]),
-        ("stale-norms", 1, "qwen3", ParallelLayout(tp=2), ["9 weights", "still has the values of the start"]),
+        pytest.param(
+            "stale-norms",
+            1,
+            "qwen3",
+            ParallelLayout(tp=2),
+            ["9 weights", "still has the values of the start"],
+            marks=pytest.mark.matrix,
+        ),
         (
             "saves",
             1,

@@ -12,6 +12,7 @@ from tests.refit.test_live import codes, refit
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
 
 
+@pytest.mark.matrix
 def test_experts_are_spread_over_the_ranks_of_the_engine(tmp_path: Path) -> None:
     source = live.write("qwen3-moe", tmp_path / "moe")
     report = refit(source, "--trainer", "transformers", "--engine-tp", "2", "--engine-ep", "2")

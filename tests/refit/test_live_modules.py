@@ -30,8 +30,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("fault", "module"),
-    [("", ""), ("head", "lm_head"), ("rope", "model.layers.1.self_attn.core")],
-    ids=["sound", "head", "rope"],
+    [
+        pytest.param("", "", id="sound", marks=pytest.mark.matrix),
+        pytest.param("head", "lm_head", id="head"),
+        pytest.param("rope", "model.layers.1.self_attn.core", id="rope", marks=pytest.mark.matrix),
+    ],
 )
 def test_the_side_and_the_module_are_named_in_bf16(
     source: Path, fault: str, module: str, monkeypatch: pytest.MonkeyPatch

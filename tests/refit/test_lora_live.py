@@ -48,6 +48,7 @@ def test_vllm_serves_replaces_and_evicts_adapters(tmp_path: Path) -> None:
     assert {"REF048", "REF049", "REF050", "REF051"} <= set(report.passed)
 
 
+@pytest.mark.matrix
 def test_sglang_serves_replaces_and_evicts_adapters(tmp_path: Path) -> None:
     report = run(tmp_path, "sglang")
     assert (report.verdict, report.findings) == ("clean", ())
@@ -60,7 +61,14 @@ def test_vllm_serves_the_old_adapter_to_requests_with_its_name_and_another_path(
     assert "requests still get the old one: its slot holds what the first load wrote" in found["REF050"]
 
 
-@pytest.mark.parametrize(("fault", "code"), [("scale", "REF048"), ("nothing", "REF048"), ("slot", "REF049")])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("scale", "REF048"),
+        pytest.param("nothing", "REF048", marks=pytest.mark.matrix),
+        pytest.param("slot", "REF049", marks=pytest.mark.matrix),
+    ],
+)
 def test_faults_of_adapters_in_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, code: str) -> None:
     monkeypatch.setattr(VllmEngine, "module", DOUBLES / "faulty_vllm_lora.py")
     monkeypatch.setattr(VllmEngine, "variables", {**VllmEngine.variables, "CKPTCHECK_LORA_FAULT": fault})

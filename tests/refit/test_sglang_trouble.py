@@ -21,7 +21,7 @@ from tests.paths import DOUBLES
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.xdist_group("sglang-cpu"),
-    pytest.mark.skipif("CKPTCHECK_MATRIX" not in os.environ, reason="takes a minute: make matrix"),
+    pytest.mark.matrix,
 ]
 SOUND = ("--engine", "sglang", "--trainer", "transformers", "--no-check-logprobs")
 PYTHON = """#!{here}

@@ -65,7 +65,14 @@ ANSWERS: dict[tuple[str, str], dict[str, set[str]]] = {
 
 @pytest.mark.parametrize(
     ("engine", "transport"),
-    [pytest.param(*pair, marks=pytest.mark.xdist_group(f"{pair[0]}-cpu"), id="-".join(pair)) for pair in ANSWERS],
+    [
+        pytest.param(
+            *pair,
+            marks=[pytest.mark.xdist_group(f"{pair[0]}-cpu"), *([pytest.mark.matrix] if pair[1] == "gloo" else [])],
+            id="-".join(pair),
+        )
+        for pair in ANSWERS
+    ],
 )
 def test_who_notices_what(engine: str, transport: str, tmp_path: Path) -> None:
     needs_engine(engine)
