@@ -18,7 +18,7 @@ from ckptcheck.parity.rollouts.json_text import describe_validation_error
 from ckptcheck.parity.rollouts.lines import read_lines, write_lines
 from ckptcheck.parity.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.parity.rollouts.rollouts import Rollouts
-from ckptcheck.parity.rollouts.validation import find_defects
+from ckptcheck.parity.rollouts.validation import describe_wrong_shape, find_defects
 from ckptcheck.text.file_io import open_for_replace
 
 if TYPE_CHECKING:
@@ -114,6 +114,9 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
             if tensor.dtype not in column.dtypes:
                 text = f"its dtype is {clip(tensor.dtype, 20)}, and {' or '.join(column.dtypes)} is due"
                 defects.append(Defect("dtype", text, name))
+                continue
+            if (text := describe_wrong_shape(name, tensor.shape)) is not None:
+                defects.append(Defect("shape", text, name))
                 continue
             columns[name] = _map_column(path, shard.data_start + tensor.data_offsets[0], tensor.dtype, tensor.shape)
     if not defects:

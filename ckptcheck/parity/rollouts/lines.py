@@ -16,7 +16,7 @@ import msgspec
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.rollouts.columns import COLUMNS, REQUIRED, WIDTHS
-from ckptcheck.parity.rollouts.json_text import NotJSON, convert_json, parse_json, to_printable
+from ckptcheck.parity.rollouts.json_text import NotJSON, convert_json, parse_json, read_text_lines, to_printable
 from ckptcheck.parity.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.rollouts.validation import find_defects
@@ -103,7 +103,7 @@ def read_lines(path: Path) -> Rollouts:
     """Read JSON lines; `Rollouts.defects` lists what is malformed. Raises CkptcheckError where the file cannot be read."""
     try:
         with path.open("rb") as file:
-            return _parse_lines(file, path.name)
+            return _parse_lines(read_text_lines(file), path.name)
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -112,7 +112,7 @@ def is_rollout_lines(path: Path) -> bool:
     """Whether a file begins with the first line of rollouts; False where it cannot be read."""
     try:
         with path.open("rb") as file:
-            header = parse_json(file.readline(MOST_HEAD))
+            header = parse_json(next(read_text_lines(file, MOST_HEAD), b""))
         return isinstance(header, dict) and "rollouts" in header and "columns" in header
     except (OSError, NotJSON):
         return False
@@ -138,18 +138,18 @@ def _parse_lines(file: Iterable[bytes], name: str) -> Rollouts:
     row_type = _define_line_type(header.columns)
     parts: dict[str, list[Any]] = {column: [] for column in row_type.__struct_fields__}
     lengths = [0]
-    for line_number, raw in lines:
-        if not raw.strip():
-            continue
-        try:
-            start = lengths[-1]
-            for column, values in _parse_columns(
-                convert_json(parse_json(raw), row_type), header.columns, start
-            ).items():
-                parts[column].append(values)
-        except ValueError as error:
-            return Rollouts(header.metadata, {}, (Defect("line", clip(str(error)), f"line {line_number}"),), name)
-        lengths.append(start + len(parts["tokens"][-1]))
+    line_number = 2
+    try:
+        for line_number, raw in lines:
+            if raw.strip():
+                start = lengths[-1]
+                line = convert_json(parse_json(raw), row_type)
+                for column, values in _parse_columns(line, header.columns, start).items():
+                    parts[column].append(values)
+                lengths.append(start + len(parts["tokens"][-1]))
+            line_number += 1  # of the line that comes next, whose reading may fail
+    except ValueError as error:
+        return Rollouts(header.metadata, {}, (Defect("line", clip(str(error)), f"line {line_number}"),), name)
     columns: dict[str, NDArray[Any]] = {"starts": np.array(lengths, "<i8")}
     for column, rows in parts.items():
         trailing = tuple(size or 0 for size in COLUMNS[column].trailing)

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.document import Defect
+from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.parity.rollouts.columns import COLUMNS, REQUIRED
 from ckptcheck.parity.rollouts.metadata import Metadata
 from ckptcheck.text.formatting import count, format_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+MOST_SEQUENCES, MOST_TOKENS = 1 << 24, 1 << 24
+"""Most sequences of a file, and most tokens of a sequence. A sparse file may announce any number, at no cost."""
+MOST_IN_ROW = {1: 1 << 24, 2: 1 << 16}
+"""Number of axes after the first → their largest sizes: ids of a vocabulary; layers, and entries of a layer."""
+
+
+def describe_wrong_shape(name: str, shape: Sequence[int]) -> str | None:
+    """Say what is wrong with the shape of a column by itself; None where nothing is. A wrong one may be beyond any array."""
+    column = COLUMNS[name]
+    dimensions = 1 + len(column.trailing)
+    if len(shape) != dimensions:
+        expected = f"{count(dimensions, 'dimension')} {'is' if dimensions == 1 else 'are'} due"
+        return f"it has the shape {clip(format_shape(shape))}, and {expected}"
+    for size, expected_size in zip(shape[1:], column.trailing, strict=True):
+        if expected_size is not None and size != expected_size:
+            return f"it has the shape {format_shape(shape)}, and its rows have {expected_size} numbers"
+        if size > MOST_IN_ROW[len(column.trailing)]:
+            return f"it has the shape {format_shape(shape)}, and no model has rows of {size:,} numbers"
+    most = {"sequences": MOST_SEQUENCES, "bounds": MOST_SEQUENCES + 1}.get(column.axis)
+    if most is not None and shape[0] > most:
+        return f"it has {shape[0]:,} rows, and at most {most:,} are read"
+    return None
 
 
 def find_defects(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> list[Defect]:
@@ -34,10 +58,8 @@ def find_defects(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> lis
 
 def _check_shape(name: str, values: NDArray[Any], columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
     column = COLUMNS[name]
-    dimensions = 1 + len(column.trailing)
-    if values.ndim != dimensions:
-        expected = f"{count(dimensions, 'dimension')} {'is' if dimensions == 1 else 'are'} due"
-        yield Defect("shape", f"it has the shape {format_shape(values.shape)}, and {expected}", name)
+    if (text := describe_wrong_shape(name, values.shape)) is not None:
+        yield Defect("shape", text, name)
         return
     starts, tokens = columns["starts"], columns["tokens"]
     expected_length = {
@@ -50,13 +72,8 @@ def _check_shape(name: str, values: NDArray[Any], columns: Mapping[str, NDArray[
     if expected_length is not None and len(values) != expected_length:
         noun = {"tokens": "token", "sequences": "sequence", "positions": "position"}[column.axis]
         yield Defect("length", f"it has {count(len(values), 'row')} for {count(expected_length, noun)}", name)
-    for size, expected_size in zip(values.shape[1:], column.trailing, strict=True):
-        if expected_size is not None and size != expected_size:
-            yield Defect(
-                "shape",
-                f"it has the shape {format_shape(values.shape)}, and its rows have {expected_size} numbers",
-                name,
-            )
+    if column.axis in ("spans", "positions") and len(values) > len(tokens):
+        yield Defect("length", f"it has {count(len(values), 'row')} for {count(len(tokens), 'token')}", name)
     if column.axis == "positions" and "full_positions" not in columns:
         yield Defect("missing-column", f"the column is missing, and {name} needs it", "full_positions")
 
@@ -68,6 +85,8 @@ def _check_starts(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
         yield Defect("bounds", f"sequences reach {ends}, and there are {count(total, 'token')}", "starts")
     elif (bad := (starts[1:] < starts[:-1]).nonzero()[0]).size:
         yield Defect("bounds", f"sequence {bad[0]} ends before it begins", "starts")
+    elif (lengths := starts[1:] - starts[:-1]).size and (longest := int(lengths.max())) > MOST_TOKENS:
+        yield Defect("bounds", f"a sequence has {longest:,} tokens, and at most {MOST_TOKENS:,} are read", "starts")
 
 
 def _check_prompts(columns: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:

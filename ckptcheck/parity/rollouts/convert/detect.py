@@ -26,11 +26,13 @@ from ckptcheck.parity.rollouts.convert import (
     verl,
 )
 from ckptcheck.parity.rollouts.convert.reading import WRONG_FIELD_ERRORS
-from ckptcheck.parity.rollouts.json_text import NotJSON, parse_json, to_printable
+from ckptcheck.parity.rollouts.json_text import NotJSON, parse_json, read_text, to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.text.formatting import join_truncated
 
+MOST_TEXT = 1 << 32
+"""Bytes of the largest JSON file that is converted."""
 LONGEST_FOOTER = 1 << 20
 """How many bytes of the end of a Parquet file are read for the names of its columns."""
 ConvertedRollouts = tuple[list[Rollout | UnusableSequence], Metadata]
@@ -170,7 +172,9 @@ def _load_content(path: Path) -> tuple[Any, bool]:
                 from ckptcheck.checkpoint.torch_file import read_torch_file
 
                 return read_torch_file(path), True
-        return _parse_objects(streams.events(path.read_bytes())), False
+            file.seek(0)
+            raw = b"".join(read_text(file, MOST_TEXT))
+        return _parse_objects(streams.events(raw)), False
     except FileNotFoundError:
         raise CkptcheckError(f"{path} does not exist") from None
     except OSError as error:
