@@ -22,13 +22,15 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
-from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.file_io import read_whole_file, replace_file
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
 
 SCHEMA = "ckptcheck-manifest/1"
+LARGEST = 1 << 27
+"""Bytes of the largest manifest that is read: one of 500,000 tensors has some 90 MB."""
 FEWEST_TELLING = 8
 """Tensors from which on a manifest can be told to be of another model: each of fewer is listed."""
 SAME_STRUCTURE = 0.9
@@ -123,7 +125,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Raises CkptcheckError if the file is no manifest or lists no tensor."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_whole_file(path, LARGEST), type=Manifest)
     except OSError as error:
         raise CkptcheckError(f"cannot read the manifest {path}: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.sample_texts import SAMPLE_TEXTS
+from ckptcheck.text.file_io import read_whole_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Data = Literal["real", "synthetic"]
 SECONDS, MEMORY = 8, 1 << 29
 """Limits for rendering a conversation: seconds and bytes."""
+LARGEST_FILE = 1 << 28
+"""Bytes of the largest file of prompts that is read."""
 MARK = "\uf8ff"
 """Placeholder of the user's text in a conversation that is rendered once and filled many times; a private Unicode character."""
 Message = dict[str, str]
@@ -144,7 +147,7 @@ def read_prompts_file(path: Path, reader: PromptTokenizer | None) -> list[tuple[
     are tokenised unchanged otherwise. Raises CkptcheckError that names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_whole_file(path, LARGEST_FILE).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CkptcheckError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     prompts = [

@@ -46,6 +46,18 @@ def read_regular_file(path: str | Path, most: int) -> bytes:
         return file.read(most)
 
 
+def read_whole_file(path: str | Path, most: int) -> bytes:
+    """Return the content of a file that the user named, which may be a link or a pipe.
+
+    Raises OSError, also for one of more than `most` bytes: a device has no end, and a sparse file costs its maker nothing.
+    """
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
+    return content
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write to a temporary file beside `path` and rename it over it; what was there keeps its permissions.
 

@@ -14,7 +14,10 @@ import msgspec
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.gap_summary import GapSummary
 from ckptcheck.parity.matrix.cells import Cell
+from ckptcheck.text.file_io import read_whole_file
 
+LARGEST = 1 << 26
+"""Bytes of the largest log that is read; a measurement has less than 1 kB."""
 FORMAT = "ckptcheck-parity-matrix/1"
 
 
@@ -56,7 +59,7 @@ class MeasurementLog:
 
     def _read(self, path: Path, head: Mapping[str, Any]) -> None:
         try:
-            raw = path.read_bytes()
+            raw = read_whole_file(path, LARGEST)
         except OSError as error:
             raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
         complete = raw[: raw.rfind(b"\n") + 1]
@@ -94,6 +97,6 @@ class MeasurementLog:
 def _parse_line(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

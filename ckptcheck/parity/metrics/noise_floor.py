@@ -11,6 +11,8 @@ import msgspec
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics
 
+LARGEST = 1 << 20
+"""Bytes of the largest floor; a larger file may be one of rollouts."""
 FORMAT = "ckptcheck-floor/1"
 EXCESS = {"mult_prob_error": 1.0, "ratio": 1.0}
 """Metrics whose perfect value is not 0 → the perfect value. A multiple of the floor compares the excess over it."""
@@ -71,8 +73,9 @@ def write_noise_floor(floor: NoiseFloor, path: Path) -> None:
 def read_noise_floor(path: Path) -> NoiseFloor:
     """Read a floor file, or take the gap of a rollout file as the floor. Raises CkptcheckError where the file is neither."""
     try:
-        raw = path.read_bytes() if path.stat().st_size < 1 << 20 else b""
-        if raw.lstrip()[:1] == b"{" and (floor := _parse_floor(raw)) is not None:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) <= LARGEST and raw.lstrip()[:1] == b"{" and (floor := _parse_floor(raw)) is not None:
             return floor
     except OSError as error:
         raise CkptcheckError(f"cannot read the floor {path}: {error.strerror or error}") from error

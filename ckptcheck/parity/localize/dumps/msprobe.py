@@ -20,6 +20,7 @@ import msgspec
 from ckptcheck.checkpoint.torch_file import read_torch_file
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.localize.dumps.rank import RankDump
+from ckptcheck.text.file_io import read_whole_file
 
 CALL = re.compile(r"(?:Module|Cell)\.(?P<module>.+)\.(?P<kind>[^.]+)\.forward\.(?P<number>\d+)")
 PASSING = ("IdentityOp", "IdentityFuncOp", "Identity")
@@ -48,12 +49,12 @@ def _rank_order(path: Path) -> tuple[list[int], str]:
 def _read_rank(path: Path, index: int) -> RankDump:
     """Return the tensors that the dump.json of one rank names. index: its place among the ranks."""
     try:
-        raw = path.read_bytes() if path.stat().st_size <= LONGEST else b""
+        raw = read_whole_file(path, LONGEST) if path.is_file() else b""
         data = msgspec.json.decode(raw)["data"]
         calls = {str(name): call for name, call in data.items() if isinstance(call, dict)}
     except OSError as error:
         raise CkptcheckError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, UnicodeError, RecursionError):
         raise CkptcheckError(f"{path} is no dump.json of msProbe") from None
     tensors: dict[str, Any] = {}
     later_calls = 0
