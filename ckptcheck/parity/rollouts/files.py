@@ -115,8 +115,8 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
                 text = f"its dtype is {clip(tensor.dtype, 20)}, and {' or '.join(column.dtypes)} is due"
                 defects.append(Defect("dtype", text, name))
                 continue
-            if (text := describe_wrong_shape(name, tensor.shape)) is not None:
-                defects.append(Defect("shape", text, name))
+            if (reason := describe_wrong_shape(name, tensor.shape)) is not None:
+                defects.append(Defect("shape", reason, name))
                 continue
             columns[name] = _map_column(path, shard.data_start + tensor.data_offsets[0], tensor.dtype, tensor.shape)
     if not defects:
