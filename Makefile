@@ -8,7 +8,7 @@
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make bench   speed and memory, as ratios in one run
-# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000); DOOR=job makes up job files
+# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000); DOOR=job makes up job files, DOOR=pickle pickles
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
