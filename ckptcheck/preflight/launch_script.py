@@ -20,6 +20,7 @@ from ckptcheck.preflight.shell.word import MARK, Command, Word
 
 LONGEST_WORD, LONGEST_COMMAND = 400, 100_000
 """Characters of a word, and of a command, in which a launch is looked for."""
+LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S++")
 ENGINES = ("vllm", "sglang")
 """The frameworks that are engines: a script that starts a trainer as well is the trainer's."""
 SHELLS = re.compile(r"(\S*/)?(bash|sh|zsh|ssh|sbatch|srun|docker|podman|kubectl|sudo|eval|cat|tee)$")
@@ -155,7 +156,11 @@ def _list_inner_commands(script: Script, patterns: Sequence[re.Pattern[str]], fo
         if command.document and SHELLS.match(command[0].text):
             texts.append((command.document, replace(command[0], line=command.document_line, reason="")))
         for text, place in texts:
-            if len(text) <= LONGEST_COMMAND and any(pattern.search(text) for pattern in patterns):
+            if len(text) > LONGEST_COMMAND:
+                continue
+            # The patterns look at every word from each of its places on.
+            searched = LONG_WORD.sub(r"\1", text)
+            if any(pattern.search(searched) for pattern in patterns):
                 yield from _read_inner_commands(text, place, script, folder, is_dead=command.is_dead)
 
 

@@ -58,6 +58,7 @@ def preflight(folder: Path, files: Files) -> Outcome:
         {"run.sh": "A+=$A " * 500 + LAUNCH},
         {"run.sh": "X=$(-m -m)" + LAUNCH},
         {"run.sh": "source run.sh\n" * 200 + LAUNCH},
+        {"run.sh": f"bash -c 'x {'verl/' * 18_000}'\n" * 4 + LAUNCH},
         {"run.sh": "( " * 30_000 + LAUNCH},
         {"run.sh": 'X="' + "$[" * 400_000 + '"' + LAUNCH},
         {"run.sh": 'X="' + "`" * 900_000 + '"' + LAUNCH},
