@@ -8,7 +8,7 @@ values its hash visits. Opcodes: Lib/pickletools.py of CPython; `unpickle` has r
 from __future__ import annotations
 
 MAX_KEYS = 1 << 13
-"""Most tuples that stand as keys or in sets: where all their hashes are made to be equal, each is compared with each."""
+"""Most tuples, and integers beyond 64 bits, that are keys or in sets: where all have one hash, each is compared with each."""
 MAX_WEIGHT = 1 << 17
 """Most values that the hashes of these visit together."""
 MAX_DEPTH = 100
@@ -83,8 +83,10 @@ def _follow(raw: bytes) -> None:
             at += 4
         elif op in lengths:
             width = lengths[op]
-            at += width + int.from_bytes(raw[at : at + width], "little")
-            push(0)
+            length = int.from_bytes(raw[at : at + width], "little")
+            at += width + length
+            # integers that differ by a multiple of 2^61 - 1 have one hash, as tuples can: as keys they count alike
+            push(_FLAT[0] if length > 8 and (op == 0x8A or op == 0x8B) else 0)
         elif 0x85 <= op <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
             first = len(stack) + 0x84 - op
             if first < 0:

@@ -29,8 +29,6 @@ MAX_AXES = 64
 """Highest number of dimensions of a tensor, as in PyTorch."""
 MAX_NUMBER = 1024
 """Longest integer, in bytes: the time to convert one grows with the square of its length."""
-MAX_LONG_INTEGERS = 1 << 10
-"""Most integers of more than 8 bytes: those that differ by a multiple of 2^61 - 1 have one hash, and would fill one bucket."""
 MAX_ARGUMENTS = 32
 """Most arguments of a call: each object keeps its own copy of them."""
 MAX_STATE = 32
@@ -51,7 +49,7 @@ _PLAIN = re.compile(
     rb"(?:[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]++|[Khq].|M..|[Jj]....|G.{8}|\x95.{8}|"
     + _counted(b"\x8c", range(_SHORT))
     + b"|"
-    + _counted(b"\x8a", range(9))
+    + _counted(b"\x8a", range(10))
     + b")*+",
     re.DOTALL,
 )
@@ -244,7 +242,7 @@ def _walk(raw: bytes) -> None:
         raise UnreadablePickle("it makes more objects than a checkpoint needs")
     if _number(raw, _MEMOIZE) > MAX_MEMO:
         raise UnreadablePickle("it remembers more objects than a checkpoint needs")
-    at, end, plain, integers = 0, len(raw), _PLAIN.match, 0
+    at, end, plain = 0, len(raw), _PLAIN.match
     while True:
         match = plain(raw, at)
         assert match is not None
@@ -258,9 +256,6 @@ def _walk(raw: bytes) -> None:
             length = int.from_bytes(raw[at + 1 : at + 1 + width], "little")
             if op in _INTEGERS and length > MAX_NUMBER:
                 raise UnreadablePickle("it holds an integer of absurd length")
-            integers += op in _INTEGERS
-            if integers > MAX_LONG_INTEGERS:
-                raise UnreadablePickle("it holds more integers beyond 64 bits than a checkpoint needs")
             at += 1 + width + length
         elif op == _LONG_BINPUT:
             index = int.from_bytes(raw[at + 1 : at + 5], "little")

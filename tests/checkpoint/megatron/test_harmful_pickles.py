@@ -132,7 +132,7 @@ HARMFUL = {
     "a frozen set of a trillion steps": b"\x80\x04" + doubled(40) + b"(" + get(40) + b"\x91\x86.",
     "the size of a trillion steps": b"\x80\x04" + doubled(40) + b"}ctorch\nSize\n" + get(40) + b"\x85RNs\x86.",
     "integers of one hash": b"\x80\x04}("
-    + b"".join(dcp.write_opcodes(number * ((1 << 61) - 1)) + b"N" for number in range(1000, 3000))
+    + b"".join(dcp.write_opcodes(number * ((1 << 61) - 1)) + b"N" for number in range(1000, 11_000))
     + b"u.",
     "tuples of one hash": b"\x80\x04}(" + b"".join(signs(number) + b"N" for number in range(10_000)) + b"u.",
     "tuples nested without end": b"\x80\x04})" + b"\x85" * 10_000 + b"Ns.",
@@ -235,7 +235,10 @@ def test_tuples_nested_beyond_any_stack_do_not_bring_the_process_down(depth: int
 
 def test_tuples_as_keys_are_read() -> None:
     """What is refused is too many of them, and those that unfold; not that there are some."""
-    value = {("a", (number, (1, 2))): [number] for number in range(2000)} | {frozenset({(1, 2)}): None, 2**80: 1}
+    value = {("a", (number, (1, 2))): [number] for number in range(2000)} | {
+        frozenset({(1, 2)}): None,
+        2**80: [2**64 + n for n in range(20_000)],
+    }
     for protocol in (2, 4):
         assert unpickle(pickle.dumps(value, protocol), lambda module, name: None).value.keys() >= {("a", (7, (1, 2)))}
 
