@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -228,20 +227,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         while line := file.readline(LONGEST):
             number += 1
             if not line.endswith(b"\n") and len(line) == LONGEST:
-                _skip_hole(file)
                 while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
-                    _skip_hole(file)
+                    pass
             if line.strip():
                 yield number, line.rstrip(b"\n")
-
-
-def _skip_hole(file: BinaryIO) -> None:
-    """Go on behind zeros that take no room on the disk, where the system knows of such: there may be terabytes of them."""
-    place = file.tell()
-    try:
-        file.seek(os.lseek(file.fileno(), place, os.SEEK_DATA))
-    except (AttributeError, OSError) as error:
-        file.seek(*((0, os.SEEK_END) if getattr(error, "errno", None) == errno.ENXIO else (place,)))
 
 
 def _ends_with_newline(path: Path) -> bool:
