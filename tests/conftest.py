@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what builds or scans a real model as slow, and skip what takes minutes unless the whole matrix is asked for."""
     skip = pytest.mark.skip(reason="takes minutes: make matrix")
     for item in items:
-        if "matrix" in item.keywords and "CKPTCHECK_MATRIX" not in os.environ:
+        if item.get_closest_marker("matrix") and "CKPTCHECK_MATRIX" not in os.environ:
             item.add_marker(skip)
         if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)

@@ -545,6 +545,7 @@ FUNCTIONS = {
     "parity probe": api.parity_probe,
     "parity why": api.parity_why,
     "parity localize": api.localize,
+    "refit lora": api.lora,
 }
 FURTHER_FUNCTIONS: dict[str, tuple[Callable[..., object], ...]] = {
     "scan": (api.scan_all, api.preview_repairs),
@@ -557,6 +558,7 @@ WITHOUT_FUNCTION = {"rules", "rule", "doctor", "engine install", "engine list", 
 OF_THE_TERMINAL = {"format", "output", "fail_on", "verbose"}
 """Options about how a report is printed."""
 OF_ATTACH = {"attach", "allow_write", "allow_remote"}
+OF_CONFORMANCE = {"conformance", "markdown"}
 
 
 def api_functions(command_name: str) -> list[Callable[..., object]]:
@@ -582,7 +584,7 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
         if "fail_on" in options:
             options -= OF_THE_TERMINAL
         arguments = {*inspect.signature(function).parameters} - {"observer"}
-        options -= OF_ATTACH if name == "refit" else set()
+        options -= OF_ATTACH | OF_CONFORMANCE if name == "refit" else set()
         renamed = {"targets": "target", "files": "file", "diff": None}
         # only judge_all compares two runs
         renamed |= {"against": None} if name == "parity judge" else {}
