@@ -10,13 +10,12 @@ from typing import Protocol
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
+from ckptcheck.refit.trial_phases import MAX_LOG_LINES
 from ckptcheck.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
 DECODE = 2
 """Tokens that a request decodes, so that it reads the prefix cache."""
-MAX_LOG_LINES = 12
-"""Number of the last lines of a dead process's log that the user sees."""
 NAME = "policy"
 """The name under which requests ask for the adapter."""
 
