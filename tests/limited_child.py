@@ -8,13 +8,15 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 CPU_SECONDS = 5
 """CPU that an input under 1 MB may take."""
 MEMORY = 500 << 20
-"""Bytes that an input may make the process hold at once, in whole."""
+"""Bytes in memory that an input may add to what the process held before it."""
 ADDRESSES = 4 << 30
-"""Bytes of address space: enough for any library, little enough to end before the machine is full."""
+"""Bytes of address space that an input may add: enough for any library, little enough to end before the machine is full."""
+STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -26,40 +28,57 @@ class Outcome:
     seconds: float
     """The CPU that it took."""
     memory: int
-    """The most bytes that it held."""
+    """The most bytes in memory, beyond those that the child began with: it shares its parent's, which may hold torch."""
     fault: str
     """What is wrong with that: "" where nothing is."""
 
 
-def run_limited(function: Callable[[], str]) -> Outcome:
-    """Run a function in a child; a signal, an exception, and more than `CPU_SECONDS` or `MEMORY` are faults."""
+def run_limited(
+    function: Callable[[], str], seconds: int = CPU_SECONDS, memory: int = MEMORY, addresses: int | None = ADDRESSES
+) -> Outcome:
+    """Run a function in a child; a signal, an exception, and more than its limits are faults.
+
+    seconds: of CPU. memory, addresses: bytes added at most; None: no limit on addresses, for files that are mapped.
+    """
     sys.stdout.flush()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        status = 1
+        status, before = 1, find_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
+            limit_this_process(seconds, addresses)
             answer, status = function(), 0
         except BaseException as error:  # whatever it is, it is what was looked for
             answer = f"{type(error).__name__}: {error}"
         finally:
-            os.write(writing, answer.encode("utf-8", "replace")[:4000])
+            os.write(writing, f"{before}\n{answer}".encode("utf-8", "replace")[:4000])
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read().decode("utf-8", "replace")
+        before, _, answer = pipe.read().decode("utf-8", "replace").partition("\n")
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    used = find_peak_memory(usage) - int(before or 0)
     fault = ""
     if code < 0:
         fault = f"it was ended by {signal.Signals(-code).name}"
     elif code:
         fault = f"it raised {answer[:300]}"
-    elif memory > MEMORY:
-        fault = f"it held {memory >> 20} MB"
-    return Outcome(answer, usage.ru_utime + usage.ru_stime, memory, fault)
+    elif used > memory:
+        fault = f"it held {used >> 20} MB more than before"
+    return Outcome(answer, usage.ru_utime + usage.ru_stime, used, fault)
+
+
+def limit_this_process(seconds: int, addresses: int | None) -> None:
+    """Set limits on CPU and, beyond what is mapped already, on addresses."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if addresses is not None:
+        mapped = int(STATM.read_text().split()[0]) * resource.getpagesize() if STATM.exists() else 0
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + addresses, mapped + addresses))
+
+
+def find_peak_memory(usage: resource.struct_rusage) -> int:
+    """Return the most bytes in memory."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

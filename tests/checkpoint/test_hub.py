@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.hub import Repository
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from tests.doubles.hub_server import HubServer, Way
-from tests.factories.limited_process import run_limited
+from tests.limited_child import run_limited
 
 NAME = "acme/tiny"
 TARGET = f"hf://{NAME}"
@@ -601,20 +601,16 @@ def test_a_listing_without_end(hub: HubServer, monkeypatch: pytest.MonkeyPatch, 
     assert len(hub.seen("/tree/")) <= 200
 
 
-OPEN_PACKED = """
-from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.errors import EvidenceError
-try:
-    open_checkpoint("hf://acme/tiny")
-except EvidenceError as error:
-    print(error.message)
-"""
-
-
 def test_an_answer_that_is_packed_twice(hub: HubServer) -> None:
     hub.fail("/api/", way="packed")
-    said = run_limited(OPEN_PACKED, seconds=10, memory=800 << 20)
-    assert said == f"{hub.host} sends its answer packed, though asked not to\n"
+
+    def say() -> str:
+        with pytest.raises(EvidenceError) as caught:
+            open_checkpoint(TARGET)
+        return caught.value.message
+
+    outcome = run_limited(say)
+    assert (outcome.fault, outcome.answer) == ("", f"{hub.host} sends its answer packed, though asked not to")
 
 
 def test_offline_mode(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.checkpoint.chat_template import markers
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.runner import run_rules
 from tests.factories.checkpoint_cases import CHECKPOINTS
-from tests.factories.limited_process import run_limited
+from tests.limited_child import run_limited
 
 
 @pytest.mark.parametrize("letters", ["a", "ab", "ab<|>"])
@@ -38,15 +41,6 @@ def test_of_tokens_at_one_place_the_longest_counts() -> None:
     assert markers("<s>x[INST]<|new|>", search) == ["<s>", "[INST]", "<|new|>"]
 
 
-SCAN = """
-import sys
-from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.linter import rule_loader
-from ckptcheck.linter.runner import run_rules
-rules = [rule for rule in rule_loader.load_rules() if rule.code.startswith("TOK")]
-report = run_rules(open_checkpoint(sys.argv[1]), rules)
-print(sorted(report.crashed))
-"""
 LETTERS = "".join(chr(0x4E00 + n) for n in range(20_000))
 HOSTILE = {
     "tokens that are not in a long text": ([f"<x{n}>" for n in range(60_000)], "0>1>2>3>4>" * 25_000),
@@ -81,4 +75,6 @@ def test_many_tokens_and_a_long_template_come_to_an_end(name: str, tmp_path: Pat
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}" + template, encoding="utf-8"
     )
-    assert run_limited(SCAN, folder, seconds=5) == "[]\n"
+    rules = [rule for rule in rule_loader.load_rules() if rule.code.startswith("TOK")]
+    outcome = run_limited(lambda: str(run_rules(open_checkpoint(str(folder)), rules).crashed))
+    assert (outcome.fault, outcome.answer) == ("", "()")

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckptcheck.text.file_io import read_whole_file
-from tests.factories.limited_process import run_limited
-
-READERS = {
-    "manifest": "from ckptcheck.compare.manifest import read_manifest as read",
-    "baseline": "from ckptcheck.linter.baseline import read_baseline as read",
-    "settings": "from ckptcheck.linter.settings import load_settings as read",
-    "gate file": "from ckptcheck.gate.gate_file import read_gate_request; read = lambda path: read_gate_request([str(path)])",
-    "floor": "from ckptcheck.parity.metrics.noise_floor import read_noise_floor as read",
-    "log": "from ckptcheck.parity.matrix.measurement_log import MeasurementLog; read = lambda path: MeasurementLog(path, {})",
-    "prompts": "from ckptcheck.parity.prompts import read_prompts_file; read = lambda path: read_prompts_file(path, None)",
-}
-READ = """
-import sys
-from pathlib import Path
+from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.errors import CkptcheckError
-{0}
-try:
-    read(Path(sys.argv[1]))
-except CkptcheckError as error:
-    print(error.message)
-"""
+from ckptcheck.gate.gate_file import read_gate_request
+from ckptcheck.linter.baseline import read_baseline
+from ckptcheck.linter.settings import load_settings
+from ckptcheck.parity.matrix.measurement_log import MeasurementLog
+from ckptcheck.parity.metrics.noise_floor import read_noise_floor
+from ckptcheck.parity.prompts import read_prompts_file
+from ckptcheck.text.file_io import read_whole_file
+from tests.limited_child import run_limited
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "manifest": read_manifest,
+    "baseline": read_baseline,
+    "settings": load_settings,
+    "gate file": lambda path: read_gate_request([str(path)]),
+    "floor": read_noise_floor,
+    "log": lambda path: MeasurementLog(path, {}),
+    "prompts": lambda path: read_prompts_file(path, None),
+}
 
 
 @pytest.mark.parametrize("kind", ["a device", "a sparse file", "deep lists", "a long number"])
@@ -43,10 +42,17 @@ def test_what_has_no_end_is_refused_in_a_sentence(tmp_path: Path, name: str, kin
     else:
         with path.open("wb") as file:
             file.truncate(40 << 30)
-    said = run_limited(READ.format(READERS[name]), path)
-    assert str(path) in said
-    assert said.count("\n") == 1
-    assert len(said) < 500
+
+    def say() -> str:
+        with pytest.raises(CkptcheckError) as caught:
+            READERS[name](path)
+        return caught.value.message
+
+    outcome = run_limited(say)
+    assert not outcome.fault, outcome.fault
+    assert str(path) in outcome.answer
+    assert "\n" not in outcome.answer
+    assert len(outcome.answer) < 500
 
 
 def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:

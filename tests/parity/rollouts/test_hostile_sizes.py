@@ -7,35 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.rollouts import read_rollouts
+from ckptcheck.parity.rollouts.convert.detect import convert
 from ckptcheck.parity.rollouts.files import KEY
 from ckptcheck.parity.rollouts.metadata import FORMAT
-from tests.factories.limited_process import run_limited
+from tests.limited_child import Outcome, run_limited
 
-READ = """
-import sys
-from pathlib import Path
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.rollouts import read_rollouts
-try:
-    print(*(f"{defect.key}: {defect.text}" for defect in read_rollouts(Path(sys.argv[1])).defects), sep="; ")
-except CkptcheckError as error:
-    print(error.message)
-"""
-CONVERT = """
-import sys
-from pathlib import Path
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.rollouts.convert.detect import convert
-try:
-    convert([Path(sys.argv[1])])
-except CkptcheckError as error:
-    print(error.message)
-"""
 FIRST_LINE = json.dumps(
     {"rollouts": FORMAT, "columns": {"tokens": "I32", "prompt_lengths": "I32", "starts": "I64"}, "metadata": {}}
 )
 HUGE = 40 << 30
+
+
+def read(path: Path) -> Outcome:
+    """Read rollouts in a child that may map as much as it likes: what is wrong with them."""
+
+    def say() -> str:
+        try:
+            return "; ".join(f"{defect.key}: {defect.text}" for defect in read_rollouts(path).defects)
+        except CkptcheckError as error:
+            return error.message
+
+    return run_limited(say, addresses=None)
 
 
 def sparse(path: Path, beginning: bytes) -> Path:
@@ -55,13 +49,21 @@ def sparse(path: Path, beginning: bytes) -> Path:
 )
 def test_a_line_without_end(tmp_path: Path, beginning: bytes, said: str) -> None:
     path = sparse(tmp_path / "rollouts.jsonl", beginning)
-    assert run_limited(READ, path) == f"{said}\n"
+    outcome = read(path)
+    assert (outcome.fault, outcome.answer) == ("", said)
 
 
 def test_json_without_end_is_not_converted(tmp_path: Path) -> None:
     path = sparse(tmp_path / "answers.json", b'[{"text": "')
-    said = f"{path} is neither a torch.save file nor JSON: it holds a byte that is zero, which no text does\n"
-    assert run_limited(CONVERT, path) == said
+    said = f"{path} is neither a torch.save file nor JSON: it holds a byte that is zero, which no text does"
+
+    def say() -> str:
+        with pytest.raises(CkptcheckError) as caught:
+            convert([path])
+        return caught.value.message
+
+    outcome = run_limited(say)
+    assert (outcome.fault, outcome.answer) == ("", said)
 
 
 SOUND = {"tokens": ("I32", [4]), "starts": ("I64", [2]), "prompt_lengths": ("I32", [1])}
@@ -100,9 +102,10 @@ def test_a_shape_beyond_reason(tmp_path: Path, name: str) -> None:
         file.truncate(8 + len(raw) + end)
         file.seek(8 + len(raw) + tokens)
         file.write({**SOUND, **changes}["tokens"][1][0].to_bytes(8, "little"))  # where the only sequence ends
-    said = run_limited(READ, path, memory=100 << 30, resident=600 << 20)
-    assert said.startswith(f"{key}: "), said
-    assert len(said) < 300
+    outcome = read(path)
+    assert not outcome.fault, outcome.fault
+    assert outcome.answer.startswith(f"{key}: "), outcome.answer
+    assert len(outcome.answer) < 300
 
 
 def test_the_sound_file_of_these_tests_is_read(tmp_path: Path) -> None:
