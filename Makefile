@@ -7,6 +7,7 @@
 #              then every fault of docs/fault-matrix.md on both engines (another hour): make faults, by itself
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
+# make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
 # make bench   speed and memory, as ratios in one run
 # make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000); DOOR=job makes up job files, DOOR=pickle pickles
 
@@ -25,7 +26,7 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo quick test engines matrix faults parity gpu check bench fuzz format clean
+.PHONY: demo quick test engines matrix faults parity gpu check package bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -44,6 +45,19 @@ check: .venv/tools.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+package: .venv/package.done
+	rm -rf dist && mkdir -p dist/raw
+	$(BIN)/python -m hatchling build -d dist -t sdist
+	CKPTCHECK_PURE_PYTHON=1 $(BIN)/python -m hatchling build -d dist -t wheel
+	$(BIN)/python -m hatchling build -d dist/raw -t wheel
+	case "$$(echo dist/raw/*.whl)" in \
+	  *-linux_*) PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_17_$$(uname -m) --only-plat -w dist dist/raw/*.whl;; \
+	  *) mv -f dist/raw/*.whl dist/;; \
+	esac
+	rm -r dist/raw
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.benchmarks
@@ -81,6 +95,10 @@ clean:
 
 .venv/tools.done: pyproject.toml ckptcheck/values/pattern_max.c .venv/bin/python
 	$(BIN)/pip install --quiet --editable '.[test,check]'
+	@touch $@
+
+.venv/package.done: pyproject.toml .venv/tools.done
+	$(BIN)/pip install --quiet --editable '.[package]'
 	@touch $@
 
 .venv/torch.done: pyproject.toml fixtures/install_torch.py .venv/bin/python

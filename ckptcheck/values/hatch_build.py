@@ -25,7 +25,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCE = Path("ckptcheck/values/pattern_max.c")
 LIBRARY = Path("ckptcheck/values/_pattern_max.so")
 RULE_INDEX = Path("ckptcheck/linter/rule_index.py")
-INDEX = Path("ckptcheck/_rules/index.json")
+PACKED_RULES = Path("ckptcheck/_rules")
 CLONES = (
     'CLONES=__attribute__((target_clones("default","avx2","arch=x86-64-v4")))',  # GCC 12, Clang 17
     'CLONES=__attribute__((target_clones("default","avx2")))',
@@ -35,7 +35,10 @@ CLONES = (
 
 
 class CompiledKernel(BuildHookInterface[Any]):
-    """Adds the compiled library to wheels and to the source tree of an editable install, and the index of rules to wheels."""
+    """Adds the compiled library to wheels and to the source tree of an editable install, the rules and their index to wheels.
+
+    The cases of the rules stay behind: only the tests read them.
+    """
 
     PLUGIN_NAME = "custom"
 
@@ -44,9 +47,12 @@ class CompiledKernel(BuildHookInterface[Any]):
         root = Path(self.root)
         self._folder = tempfile.mkdtemp(prefix="ckptcheck-")
         if version != "editable":
-            index = Path(self._folder) / INDEX.name
-            index.write_text(_load_rule_index(root).build_index(root / "rules"), encoding="utf-8")
-            build_data["force_include"][str(index)] = str(INDEX)
+            rules = root / "rules"
+            for file in sorted(rules.rglob("*.py")):
+                build_data["force_include"][str(file)] = str(PACKED_RULES / file.relative_to(rules))
+            index = Path(self._folder) / "index.json"
+            index.write_text(_load_rule_index(root).build_index(rules), encoding="utf-8")
+            build_data["force_include"][str(index)] = str(PACKED_RULES / index.name)
         library = root / LIBRARY if version == "editable" else Path(self._folder) / LIBRARY.name
         if os.environ.get("CKPTCHECK_PURE_PYTHON") or not compile_library(root / SOURCE, library):
             self.app.display_warning("ckptcheck is built without its compiled kernel: scans of values take longer")
@@ -79,6 +85,8 @@ def compile_library(source: Path, library: Path) -> bool:
         return False
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-O3", "-shared", "-fPIC", str(source)]
+    if sys.platform == "linux":
+        flags.append("-Wl,--no-as-needed")  # names the C library in the file: auditwheel tells glibc from musl by that
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".pattern_max-") as folder:
         output = Path(folder) / library.name
         for clones in CLONES:
