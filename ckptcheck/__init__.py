@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         verify,
     )
     from ckptcheck.errors import CkptcheckError
+    from ckptcheck.linter.pictures import ask_for_pictures
     from ckptcheck.linter.report import FindingsError, Report, Reports, Section
     from ckptcheck.linter.rule import Finding, Problem, Skip, rule
     from ckptcheck.text.observer import Observer
@@ -68,6 +69,7 @@ __all__ = [
     "Section",
     "Skip",
     "__version__",
+    "ask_for_pictures",
     "attach",
     "calibrate_floor",
     "conformance",
@@ -102,6 +104,7 @@ _MODULES = {
     "Finding": "ckptcheck.linter.rule",
     "Problem": "ckptcheck.linter.rule",
     "Skip": "ckptcheck.linter.rule",
+    "ask_for_pictures": "ckptcheck.linter.pictures",
     "rule": "ckptcheck.linter.rule",
     "Report": "ckptcheck.linter.report",
     "Reports": "ckptcheck.linter.report",

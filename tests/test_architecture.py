@@ -19,7 +19,7 @@ EXPLAINED = {
         ("compare.matching.megatron_side", "compare.matching.side"),
         ("refit.history.history", "refit.history.tables"),
         ("refit.proof", "refit.report_sections", "refit.trace", "refit.trace_queries", "refit.weight_names"),
-        ("linter.report", "linter.reporters.html"),
+        ("linter.report", "linter.reporters.html.page"),
     ],
     "a function names the type that its caller passes; at run time the lower one imports nothing of the higher": [
         ("compare.diagnosis.matrix_pair", "compare.diagnosis.rearrangements"),

@@ -10,6 +10,7 @@ import typer
 import typer.core
 
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
+from ckptcheck.linter.pictures import ask_for_pictures
 from ckptcheck.linter.report import Report
 
 
@@ -26,7 +27,8 @@ class ReportCommand(typer.core.TyperCommand):
         output = Path(ctx.params["output"]) if ctx.params["output"] else None
         try:
             _refuse_output(output, ctx)
-            return super().invoke(ctx)
+            with ask_for_pictures() if ctx.params["format"] == "html" else contextlib.nullcontext():
+                return super().invoke(ctx)
         except UsageError:
             raise
         except OutputError as error:

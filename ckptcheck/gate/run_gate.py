@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ckptcheck.gate.gate_lock import lock_folder
 from ckptcheck.gate.plan import Stage, plan_stages
 from ckptcheck.gate.run_call import CallResult, run_call
 from ckptcheck.linter.report import FailOn, Report, Section
-from ckptcheck.linter.reporters.html import render_html
+from ckptcheck.linter.reporters.html.page import render_page
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.preflight.job import Job
 from ckptcheck.preflight.shell.commands import SUGGESTIONS
@@ -116,8 +115,7 @@ def run_gate(
                     interruption = result.not_checked = str(error) or "interrupted"
     left_out = [StageResult(name, left_out="it is left out") for name in STAGES[1:] if name not in request.stages]
     report = _join(job, preflight, request, sorted((*results, *left_out), key=lambda result: STAGES.index(result.name)))
-    page = f"<!doctype html><meta charset=utf-8><title>{escape(report.target)}</title>\n{render_html([report])}\n"
-    replace_file(folder / PAGE, page.encode())
+    replace_file(folder / PAGE, render_page([report]).encode())
     observer.log(f"gate: the page is {folder / PAGE}")
     return report
 

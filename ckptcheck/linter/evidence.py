@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.linter.report import Reading, Section
 
 P = ParamSpec("P")
@@ -14,7 +15,7 @@ R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last five."""
+    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last seven."""
 
     @property
     def kind(self) -> str:
@@ -64,6 +65,15 @@ class Evidence(Protocol):
         """Return why a rule that found nothing has not passed: what it asked this view for was not read. "" where all was."""
         ...
 
+    @property
+    def headline(self) -> str:
+        """One sentence without a full stop that says what it means that no rule found anything; "" for none."""
+        ...
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return (title, function that makes the picture) for the HTML report, in the order of the page."""
+        ...
+
 
 class EvidenceDefaults:
     """The answers of evidence that measures nothing, is read, and has one kind of rules."""
@@ -92,6 +102,15 @@ class EvidenceDefaults:
     def explain_unread(self, view: object) -> str:
         """Return why a rule that found nothing has not passed: all that it asked for was read."""
         return ""
+
+    @property
+    def headline(self) -> str:
+        """What it means that no rule found anything: the number of rules says it."""
+        return ""
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return what the HTML report draws: nothing."""
+        return ()
 
 
 class HasMemory(Protocol):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule, Severity
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import Picture
 
 SCHEMA = "ckptcheck-report/1"
 Reading = Mapping[str, str | int | list[str]]
@@ -69,6 +72,10 @@ class Report:
     """Measurements for the reader."""
     read: Reading = field(default_factory=dict)
     """What was read of the target, where that can be less than all: label → text, number or list."""
+    headline: str = field(default="", compare=False)
+    """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form."""
+    pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
+    """Pictures for the HTML form, made only inside of `ask_for_pictures`; not part of the JSON form."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
     fail_on: FailOn = field(default="error", compare=False, repr=False)
@@ -114,9 +121,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it."""
-        from ckptcheck.linter.reporters.html import render_html
+        from ckptcheck.linter.reporters.html.page import render_fragment
 
-        return render_html([self])
+        return render_fragment([self])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form (``ckptcheck/linter/reporters/report.schema.json``)."""
@@ -196,9 +203,9 @@ class Reports:
 
     def _repr_html_(self) -> str:
         """Return the reports as a notebook shows them."""
-        from ckptcheck.linter.reporters.html import render_html
+        from ckptcheck.linter.reporters.html.page import render_fragment
 
-        return render_html(self.reports)
+        return render_fragment(self.reports)
 
 
 class FindingsError(Exception):

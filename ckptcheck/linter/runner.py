@@ -9,6 +9,7 @@ from functools import partial
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import Evidence
+from ckptcheck.linter.pictures import make_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
 from ckptcheck.text.formatting import join_truncated
@@ -123,6 +124,8 @@ def run_rules(
         counts=evidence.counts,
         sections=tuple(evidence.sections),
         read=evidence.reading,
+        headline=evidence.headline if not findings else "",
+        pictures=make_pictures(evidence.list_picture_makers),
     )
 
 

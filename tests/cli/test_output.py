@@ -39,7 +39,7 @@ def test_findings(here: Path) -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("form", ["text", "json", "sarif", "junit", "github"])
+@pytest.mark.parametrize("form", ["text", "json", "sarif", "junit", "github", "html"])
 def test_every_format_goes_to_stdout_or_to_a_file(here: Path, form: str) -> None:
     printed = run(here, "scan", "broken", "--format", form)
     assert printed.returncode == 1

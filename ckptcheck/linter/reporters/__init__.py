@@ -1,4 +1,4 @@
-"""Writes reports in the formats that other programs read; text for people is in text.py.
+"""Writes reports in the formats that other programs read, and as a page for a browser; text for people is in text.py.
 
 Every format is one file with ``render(reports, rules) -> str``, and what it returns ends with a newline.
 """
@@ -12,7 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 
-ReportFormat = Literal["text", "json", "sarif", "junit", "github"]
+ReportFormat = Literal["text", "json", "sarif", "junit", "github", "html"]
 FORMATS: tuple[ReportFormat, ...] = get_args(ReportFormat)
 
 
@@ -29,6 +29,8 @@ def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str
         from ckptcheck.linter.reporters.junit import render as write
     elif format == "github":
         from ckptcheck.linter.reporters.github import render as write
+    elif format == "html":
+        from ckptcheck.linter.reporters.html.page import render as write
     else:
         raise CkptcheckError(f"{format!r} is no report format for programs", hint=f"choose one of {', '.join(FORMATS)}")
     return write(reports, rules)

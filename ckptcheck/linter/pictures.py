@@ -1,0 +1,253 @@
+"""Pictures of what was checked, for the HTML report: rooms make them from their evidence, and the reporter draws them.
+
+A picture is plain data: numbers, states and names. It knows nothing of HTML. Evidence offers makers of pictures
+(`Evidence.picture_makers`), and they are called only inside of `ask_for_pictures`, so no other format pays for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.rule import Skip
+
+Tone = Literal["good", "quiet", "notice", "change", "warn", "bad", "gone"]
+"""How a state is drawn. good: as it should be. quiet: nothing to say. notice, change: different, and maybe meant. warn, bad: wrong.
+gone: not there. Each has a colour and a pattern of its own, so that nobody has to tell colours apart."""
+Scale = Literal["linear", "log"]
+
+
+@dataclass(frozen=True)
+class State:
+    """A state that a cell, a segment or a bar can be in, as the legend explains it."""
+
+    name: str
+    tone: Tone
+    meaning: str = ""
+    """A sentence for the legend; "" where the name says enough."""
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One cell of a heat map."""
+
+    value: float | None = None
+    """The number that gives the colour; None where only the state does."""
+    state: str = ""
+    """Name of one of the picture's states; "" for none, where the value alone counts."""
+    note: str = ""
+    """What the reader sees beside name, value and state when pointing at the cell."""
+    name: str = ""
+    """The tensor as findings name it (`Finding.key`, `Finding.names`): links lead from the finding to the cell and back."""
+    members: Mapping[str, HeatCell] = field(default_factory=dict)
+    """Label → cells that this one stands for (experts). It then shows their median and the gravest state; a click opens them."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Rows × columns of values and states: layer × module, tensors × syncs, layer × module × rank."""
+
+    title: str
+    caption: str
+    """One or two sentences: what is drawn, and how to read it."""
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[int, int], HeatCell]
+    """(row, column), counted from 0 → cell. What is not in it stays empty."""
+    states: tuple[State, ...] = ()
+    """From harmless to grave."""
+    value_label: str = ""
+    """What the value is, with its unit: "largest magnitude"."""
+    scale: Scale = "log"
+    row_label: str = "module"
+    column_label: str = "layer"
+    member_label: str = "expert"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A range of bytes of a file."""
+
+    begin: int
+    end: int
+    state: str
+    name: str = ""
+    """The tensor; "" for what is none."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ByteMap:
+    """Files as strips of bytes."""
+
+    title: str
+    caption: str
+    files: Mapping[str, tuple[int, tuple[Segment, ...]]]
+    """File → its size in bytes, and its segments. Later segments are drawn over earlier ones."""
+    states: tuple[State, ...] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    name: str
+    values: tuple[float | None, ...]
+    """One for each x; None leaves a gap."""
+    tone: Tone | None = None
+    """None: the next colour of the palette."""
+    keys: tuple[str, ...] = ()
+    """The tensors that the points belong to, as findings name them; () for none."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series that the reader should look at."""
+
+    series: str
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines over a common x axis."""
+
+    title: str
+    caption: str
+    x: tuple[float | str, ...]
+    series: tuple[Series, ...]
+    x_label: str = ""
+    y_label: str = ""
+    scale: Scale = "linear"
+    """Of the y axis. On a logarithmic one, numbers from 0 down are gaps."""
+    steps: bool = False
+    """Each value holds until the next one: a ladder, not a slope."""
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """A part of a bar."""
+
+    length: float
+    state: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: parts that follow each other."""
+
+    label: str
+    parts: tuple[BarPart, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars: phases of a run, what each step removed, counts by kind."""
+
+    title: str
+    caption: str
+    bars: tuple[Bar, ...]
+    states: tuple[State, ...]
+    unit: str = ""
+    """What a length is measured in: "s", "tensors"."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often values occur, for one series or several over the same edges."""
+
+    title: str
+    caption: str
+    edges: tuple[float, ...]
+    """One more than there are bins, ascending."""
+    series: tuple[Series, ...]
+    """The counts of each bin."""
+    x_label: str = ""
+    y_label: str = "count"
+    scale: Scale = "linear"
+    """Of the counts."""
+
+
+@dataclass(frozen=True)
+class TextCell:
+    """One cell of a table of texts."""
+
+    text: str
+    state: str = ""
+    note: str = ""
+    """A second, smaller line: where the text comes from."""
+    name: str = ""
+    """As findings name it, so that links lead here."""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts whose cells have states: settings side by side, tokens in their text."""
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[TextCell, ...], ...]
+    states: tuple[State, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoPicture:
+    """Why there is no picture where one belongs."""
+
+    title: str
+    caption: str
+
+
+Picture = HeatMap | ByteMap | Curves | Bars | Histogram | TextTable | NoPicture
+PictureMaker = Callable[[], Picture | None]
+"""Makes one picture; None where the evidence has nothing to draw. It may raise Skip or EvidenceError with the reason."""
+
+_ARE_ASKED_FOR: ContextVar[bool] = ContextVar("pictures", default=False)
+
+
+@contextmanager
+def ask_for_pictures() -> Iterator[None]:
+    """Let every report that is made inside of this context have pictures.
+
+    The command does it for ``--format html``. In a notebook::
+
+        with ckptcheck.ask_for_pictures():
+            report = ckptcheck.scan("./my-model")
+        report
+    """
+    token = _ARE_ASKED_FOR.set(True)
+    try:
+        yield
+    finally:
+        _ARE_ASKED_FOR.reset(token)
+
+
+def make_pictures(makers: Callable[[], Iterable[tuple[str, PictureMaker]]]) -> tuple[Picture, ...]:
+    """Return the pictures, () where nobody asked for them. One that cannot be made is replaced by the reason.
+
+    makers: returns (title, maker) of each picture, in the order of the page; the title stands above a reason. It is called only
+    where pictures are asked for.
+    """
+    if not _ARE_ASKED_FOR.get():
+        return ()
+    pictures: list[Picture] = []
+    for title, maker in makers():
+        try:
+            picture = maker()
+        except (Skip, EvidenceError, OSError) as error:
+            picture = NoPicture(title, str(error))
+        except Exception as error:
+            # the report has to be written whatever is odd about its evidence
+            picture = NoPicture(title, f"it could not be drawn: {type(error).__name__}: {error}")
+        if picture is not None:
+            pictures.append(picture)
+    return tuple(pictures)

@@ -1,0 +1,206 @@
+"""Writes reports as one page: template, style, scripts and data in one file, and as a fragment for notebooks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.linter.report import Cell, Report, describe_reading
+from ckptcheck.linter.reporters.html.encode import encode_picture
+from ckptcheck.linter.reporters.html.names import NameTable
+from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.rule import SEVERITIES, Rule
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "start.js")
+"""In the order in which the browser reads them, as one script."""
+MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
+"""Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
+POLICY = "base-uri 'none'; form-action 'none'"
+FRAGMENT_HEIGHT = 900
+"""Pixels of the frame in which a notebook shows pictures."""
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Return the page. The same reports give the same bytes."""
+    return render_page(reports, rules)
+
+
+def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
+    """Return a page that opens from a disk or a mail: it has no address in it and asks for none."""
+    from ckptcheck import __version__
+
+    script, style = _read_script(), _read("page.css")
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=_make_title(reports),
+            version=__version__,
+            policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; {POLICY}",
+            style=style,
+            script=script,
+            reports=_describe_reports(reports, rules),
+            data=_encode_data(reports),
+        )
+    )
+
+
+def render_fragment(reports: Sequence[Report]) -> str:
+    """Return the reports as a notebook shows them: text and tables; pictures in a frame that reaches nothing outside itself."""
+    text = _environment().get_template("fragment.html.j2").render(reports=_describe_reports(reports, ()))
+    if not any(report.pictures for report in reports):
+        return text
+    page = html.escape(render_page(reports), quote=True)
+    frame = f'<iframe sandbox="allow-scripts" title="pictures" width="100%" height="{FRAGMENT_HEIGHT}" srcdoc="{page}"></iframe>'
+    return f"{text}\n{frame}"
+
+
+def _make_title(reports: Sequence[Report]) -> str:
+    return reports[0].target if len(reports) == 1 else count(len(reports), "report")
+
+
+def _describe_reports(reports: Sequence[Report], rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    names = {rule.code: rule for rule in (*rules, *(rule for report in reports for rule in report.rules))}
+    return [_describe_report(report, number, names) for number, report in enumerate(reports, 1)]
+
+
+def _describe_report(report: Report, number: int, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return what the template shows of a report."""
+    groups: dict[str, list[tuple[int, Any]]] = {}
+    for position, finding in enumerate(report.findings):
+        groups.setdefault(finding.code, []).append((position, finding))
+    return {
+        "id": number,
+        "report": report,
+        "anchor": f"r{number}",
+        "verdict": report.verdict,
+        "sentence": _say_verdict(report),
+        "reading": describe_reading(report),
+        "counts": {severity: report.count(severity) for severity in SEVERITIES},
+        "groups": [
+            {
+                "code": code,
+                "name": entries[0][1].name,
+                "severity": entries[0][1].severity,
+                "summary": rules[code].summary if code in rules else "",
+                "entries": entries[:MOST_FINDINGS],
+                "more": max(len(entries) - MOST_FINDINGS, 0),
+                "number": len(entries),
+            }
+            for code, entries in groups.items()
+        ],
+        "pictures": [
+            {"anchor": f"r{number}-p{position}", "title": picture.title, "caption": picture.caption}
+            for position, picture in enumerate(report.pictures)
+        ],
+        "consumer_rows": [tuple(row.values()) for row in report.consumers],
+        "crashed": _group_by_reason(report.other_reasons(report.crashed)),
+        "skipped": _group_by_reason(report.other_reasons(report.skipped)),
+        "passed": [(code, rules[code].summary if code in rules else "") for code in report.passed],
+    }
+
+
+def _group_by_reason(outcomes: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return reason → the rules that it is about."""
+    reasons: dict[str, list[str]] = {}
+    for code, reason in outcomes:
+        reasons.setdefault(reason, []).append(code)
+    return list(reasons.items())
+
+
+def _say_verdict(report: Report) -> str:
+    """Return the sentence at the top."""
+    if report.verdict == "incomplete":
+        return report.error or f"{count(len(report.crashed), 'rule')} could not be checked"
+    if report.verdict == "clean":
+        return report.headline or f"{count(len(report.passed), 'rule')} passed, and none found anything"
+    graves = [
+        count(number, severity, "info" if severity == "info" else None)
+        for severity in SEVERITIES
+        if (number := report.count(severity))
+    ]
+    return ", ".join(graves)
+
+
+def _encode_data(reports: Sequence[Report]) -> str:
+    """Return the data block: what the scripts draw, and which tensors each finding names. No `<` is in it."""
+    names = NameTable()
+    data: dict[str, Any] = {
+        "reports": [
+            {
+                "pictures": [encode_picture(picture, names) for picture in report.pictures],
+                "findings": [
+                    {
+                        "code": finding.code,
+                        "severity": finding.severity,
+                        "names": [
+                            names.encode(name)
+                            for name in dict.fromkeys((*filter(None, (finding.key,)), *finding.names[:MOST_NAMES]))
+                        ],
+                        **({"file": printable(finding.file)} if finding.file else {}),
+                    }
+                    for finding in report.findings
+                ]
+                if report.pictures
+                else [],
+            }
+            for report in reports
+        ],
+        "templates": [],
+    }
+    data["templates"] = names.to_json()
+    written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        written = written.replace(sign, f"\\u{ord(sign):04x}")
+    return written
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FunctionLoader(_read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"show": _show_text, "cell": _show_cell, "count": count}
+    environment.globals |= {"MOST_ROWS": MOST_ROWS, "trusted": Markup}
+    return environment
+
+
+def _show_text(text: object) -> str:
+    """Return a text without control characters; it keeps its lines. The template escapes the markup in it."""
+    return "\n".join(printable(line) for line in str(text).split("\n"))
+
+
+def _show_cell(value: Cell) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
+
+
+@cache
+def _read(name: str) -> str:
+    return (files("ckptcheck.linter.reporters.html") / "parts" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _read_script() -> str:
+    return '(() => {\n"use strict";\n' + "\n".join(_read(name) for name in SCRIPTS) + "\n})();\n"
+
+
+def _hash(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows one inlined text."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
