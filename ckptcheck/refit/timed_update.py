@@ -19,15 +19,15 @@ class TimedEngine(Protocol):
 
 
 @contextmanager
-def timed_update(engine: object, step: int, syncs: Sequence[Sync]) -> Iterator[None]:
+def timed_update(engine: object, step: int, syncs: Sequence[Sync]) -> Iterator[bool]:
     """Fill no memory during the first sync after a step. The others fill it, and find what an update allocated and did not write.
 
-    step: of the sync that follows. syncs: those before it.
+    step: of the sync that follows. syncs: those before it. Yields whether the sync is timed.
     """
     is_timed = step > 0 and all(sync.step != step for sync in syncs)
     if not is_timed or not isinstance(engine, TimedEngine):
-        yield
+        yield is_timed
         return
     engine.time_updates(True)
-    yield
+    yield True
     engine.time_updates(False)

@@ -19,6 +19,7 @@ from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
 from ckptcheck.runtime.engines.base import (
+    Arrival,
     EngineInfo,
     HostScalars,
     ScrambleResult,
@@ -74,6 +75,9 @@ class Sync:
     """Names of the tensors in each bucket, in the order in which they were sent."""
     unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
     """Marks that were written before this sync and are still in the engine."""
+    arrived: tuple[Arrival, ...] | None = None
+    """What reached the loader of each rank, in order; None where it was not noted: in a sync that is timed, or by an engine that
+    cannot."""
     was_marked: bool = False
     """Whether marks were written before it, so that `unwritten_parts` shows all that it did not write."""
     time: str = ""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
+from ckptcheck.refit.arrivals import noted_arrivals
 from ckptcheck.refit.borrowed_memory import find_unsynced_changes
 from ckptcheck.refit.compute_path import Capturing
 from ckptcheck.refit.diagnose_sync import diagnose_sync
@@ -366,7 +367,10 @@ class RefitTrial:
             request = (
                 InflightUpdate(self._settings.pause, self._inputs.prompt, str(number)) if self._settings.pause else None
             )
-            with timed_update(engine, step, observations.syncs):
+            with (
+                timed_update(engine, step, observations.syncs) as is_timed,
+                noted_arrivals(engine, compares_weights and not is_timed) as noted,
+            ):
                 sync_start_time = time.monotonic()
                 buckets, result = send_weights(
                     self._trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
@@ -382,6 +386,7 @@ class RefitTrial:
                 nbytes=sum(bucket.nbytes for bucket in buckets),
                 answer=result,
                 sent=sent,
+                arrived=noted.arrived,
                 manifest=self._digest(engine) if compares_weights else {},
                 reference=reference.manifest if compares_weights else {},
                 scalars=self._scalars.read(engine) if compares_weights else {},

@@ -68,15 +68,11 @@ def describe_origin(
     spans: [begin, end) of the flat elements that matter, of `total` on one rank; only weights that lie there are named.
     Returns "" if the trainer and the checkpoint use the engine's name, or if the engine's names are unknown.
     """
-    weights = trainer_weights(names[0], {weight.name: weight for weight in trace.weights})
+    weights, is_part = weights_within(trace, names[0], spans, total)
     if not weights:
         return ""
-    subject = "the first" if len(names) > 1 else "it"
-    verb = "is built from"
-    shape = next((entry.shape for (_, name), entry in trace.cold_manifest.items() if name == names[0]), ())
-    if spans and len(weights) > 1 and not has_whole_experts(names[0], shape, weights):
-        weights = _overlapping(weights, spans, total, trace.engine.ranks if trace.engine else 1)
-        subject, verb = "that", "is"
+    subject = "that" if is_part else "the first" if len(names) > 1 else "it"
+    verb = "is" if is_part else "is built from"
     checkpoint_names = [weight.name for weight in weights]
     is_same_name = checkpoint_names == [names[0].removeprefix(DRAFT)]
     source = "" if is_same_name else f"; {subject} {verb} {join_names(checkpoint_names)}"
@@ -90,6 +86,20 @@ def describe_origin(
     if is_same_name:
         return f"; {trace.trainer.name} holds {subject} as {trainer_place}"
     return f"{source}, which {trace.trainer.name} holds as {trainer_place}"
+
+
+def weights_within(
+    trace: RefitTrace, name: str, spans: Iterable[tuple[int, int]], total: int
+) -> tuple[tuple[Weight, ...], bool]:
+    """Return the trainer's weights that lie in these elements of an engine tensor, and whether they were chosen by that.
+
+    spans: see `describe_origin`. Without any, and where experts are whole on a rank, these are all that it is built from.
+    """
+    weights = trainer_weights(name, {weight.name: weight for weight in trace.weights})
+    shape = next((entry.shape for (_, own), entry in trace.cold_manifest.items() if own == name), ())
+    if not spans or len(weights) < 2 or has_whole_experts(name, shape, weights):
+        return weights, False
+    return _overlapping(weights, spans, total, trace.engine.ranks if trace.engine else 1), True
 
 
 def describe_ranks(trace: RefitTrace, keys: Iterable[Key], *, always: bool = False) -> str:

@@ -25,6 +25,7 @@ NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism), sgl-project
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.delivery import describe_delivery
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
@@ -50,7 +51,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         yield Problem(
             f"{subject} did not write {count(len(names), 'tensor')}: {join_truncated(names)}; the update call {answer}"
             + describe_origin(trace, names)
-            + (describe_ranks(trace, whole) or describe_delivery(trace, sync, names)),
+            + (describe_ranks(trace, whole) or describe_delivery(trace, sync, names))
+            + describe_arrival(trace, sync, whole),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
             names=tuple(names),

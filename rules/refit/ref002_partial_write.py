@@ -23,9 +23,10 @@ sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#5052
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
-from ckptcheck.refit.weight_names import describe_origin, describe_ranks
+from ckptcheck.refit.weight_names import describe_origin, describe_ranks, weights_within
 from ckptcheck.runtime.engines.base import UnwrittenElements
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -67,7 +68,10 @@ def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, Unwritt
         message += describe_origin(trace, names[:1], spans, first.total)
         if len(names) > 1:
             message += f"; and parts of {count(len(names) - 1, 'other tensor')}: {join_truncated(names[1:])}"
-        message += describe_ranks(trace, (key for key in partial if key[1] == names[0]), always=True)
+        first_keys = [key for key in partial if key[1] == names[0]]
+        message += describe_ranks(trace, first_keys, always=True)
+        lacking, _ = weights_within(trace, names[0], spans, first.total)
+        message += describe_arrival(trace, sync, first_keys, [weight.name for weight in lacking])
         yield Problem(
             message, key=names[0], hint="send every part of what the engine fuses, in one update", names=tuple(names)
         )

@@ -25,6 +25,7 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.misplaced import describe_misplaced, find_misplaced
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import stale_parameters, still_wrong_parameters, wrong_parameters, wrong_references
@@ -71,10 +72,12 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             key = (verdict.sentence, verdict.evidence, tuple(parts), tuple(found))
             told.setdefault(key, []).append(diagnosis.rank)
     for (sentence, evidence, parts_of_all, found_of_all), ranks in told.items():
+        keys = [(rank, name) for rank in ranks for name in found_of_all]
         yield Problem(
             f"after sync {sync.number}, {count(len(found_of_all), 'tensor differs', 'tensors differ')} from a cold load of the"
             f" same weights: {sentence}{describe_part_origin(trace, parts_of_all, found_of_all)}"
-            + describe_ranks(trace, ((rank, name) for rank in ranks for name in found_of_all)),
+            + describe_ranks(trace, keys)
+            + describe_arrival(trace, sync, keys, parts_of_all),
             key=found_of_all[0],
             hint=evidence,
             names=found_of_all,
@@ -85,7 +88,8 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
         yield Problem(
             f"after sync {sync.number}, {count(len(names_of_misplaced), 'tensor differs', 'tensors differ')} from a cold load of"
             f" the same weights: {describe_misplaced(misplaced)}{describe_origin(trace, names_of_misplaced)}"
-            + describe_ranks(trace, misplaced),
+            + describe_ranks(trace, misplaced)
+            + describe_arrival(trace, sync, misplaced),
             key=names_of_misplaced[0],
             hint="find where the two names, or the two places in a buffer, are confused; a digest of the whole tensor shows it",
         )
@@ -97,7 +101,8 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
         yield Problem(
             f"after sync {sync.number}, {count(len(names_of_rest), 'tensor differs', 'tensors differ')} from a cold load of the"
             f" same weights: {join_truncated(names_of_rest)}{describe_origin(trace, names_of_rest)}"
-            + describe_ranks(trace, rest),
+            + describe_ranks(trace, rest)
+            + describe_arrival(trace, sync, rest),
             key=names_of_rest[0],
             hint=unknown.evidence if unknown is not None else None,
             names=tuple(names_of_rest),

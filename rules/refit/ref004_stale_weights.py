@@ -23,6 +23,7 @@ volcengine/verl#7495, NovaSky-AI/SkyRL#1737, OpenRLHF/OpenRLHF#1349
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trace_queries import stale_parameters
 from ckptcheck.refit.weight_names import describe_origin, describe_ranks
@@ -45,7 +46,8 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f"after sync {sync.number}, {count(len(names), 'tensor still has', 'tensors still have')} the values of an"
                 f" earlier step: {join_truncated(names)}"
                 + describe_origin(trace, names)
-                + describe_ranks(trace, stale),
+                + describe_ranks(trace, stale)
+                + describe_arrival(trace, sync, stale),
                 key=names[0],
                 hint="find what skips or restores it from the second sync on",
                 names=tuple(names),

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import Bucket, EngineInfo, SequenceScores, UpdateResult
+from ckptcheck.runtime.engines.base import Arrival, Bucket, EngineInfo, SequenceScores, UpdateResult
+from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.transports import Transport
 from tests.doubles import fake_model as model
 from tests.doubles.fake_fault import Fault
@@ -50,6 +51,7 @@ class FakeEngine(FakeMemory):
         super().restart(tensors)
         self._cache: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._sleeps = False
+        self._delivered: dict[str, NDArray[Any]] = {}
 
     @property
     def ignored_switches(self) -> Mapping[str, str]:
@@ -64,6 +66,7 @@ class FakeEngine(FakeMemory):
 
         self._live("refit")
         self._updates += 1
+        self._arrived: list[Arrival] = []
         version = str(self._updates - 2 * len(list(self._has("version")))) if transport == "gloo" else None
         if any(self._has("silent")):
             return UpdateResult(True, "", 0.0, None, version)
@@ -79,6 +82,9 @@ class FakeEngine(FakeMemory):
                 if number and not place and any(self._has("bucket")):
                     values = values.copy()
                     values.ravel()[-1] = 0
+                values = self._deliver(name, values)
+                if values is None:
+                    continue
                 self._write(name, np.asarray(values, np.float32), faulty=True)
                 returned.append(self._spans[name][0])
         self._finish()
@@ -87,6 +93,17 @@ class FakeEngine(FakeMemory):
         return UpdateResult(
             True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version
         )
+
+    def _deliver(self, name: str, values: NDArray[Any]) -> NDArray[Any] | None:
+        """Return what arrives in the place of a tensor, None if nothing does, and note it."""
+        if any(fault.name == name for fault in self._has("lost")):
+            return None
+        if any(fault.name == name for fault in self._has("altered")):
+            values = self._delivered.get(name, values) if self._updates > 1 else 2 * values
+        self._delivered.setdefault(name, values)
+        shown = digest(values.astype("float32"))
+        self._arrived += [Arrival(name, rank, "F32", values.shape, shown) for rank in range(self.info.ranks)]
+        return values
 
     def _state(self) -> tuple[NDArray[Any], NDArray[Any]]:
         if any(self._has("blind")):
@@ -176,6 +193,17 @@ class FakeEngine(FakeMemory):
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+class ReceivingEngine(FakeEngine):
+    """A fake engine that can say what reached its loader."""
+
+    def record_arrivals(self) -> None:
+        """Every update notes it anyway."""
+
+    def read_arrivals(self) -> tuple[Arrival, ...]:
+        """Return what the last update got."""
+        return tuple(self._arrived)
 
 
 def _opened(parcel: Bucket) -> Iterator[tuple[str, NDArray[Any]]]:

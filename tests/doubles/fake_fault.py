@@ -13,6 +13,8 @@ FaultKind = Literal[
     "restored",  # after the update the engine's tensor `name` is what it was at the start
     "cast",  # it passes through bfloat16
     "scaled",  # it is written doubled from the second update on: the second load is not like the first
+    "lost",  # the checkpoint tensor `name` never arrives
+    "altered",  # it arrives doubled, later as it did first
     "bucket",  # the first tensor of every bucket but the first loses its last element
     "unsent",  # the engine's tensor `name` changes though nothing was sent for it
     "rotary",  # the rotary cache changes

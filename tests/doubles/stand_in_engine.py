@@ -36,7 +36,9 @@ def start(model: str) -> dict[str, Any]:
 def call_ranks(method: str, arguments: list[Any]) -> list[Any]:
     if method == "memory_bytes":
         return [[0, ENGINE.memory_bytes()]]
-    if method == "time_updates":
+    if method == "read_arrivals":
+        return []
+    if method in ("time_updates", "record_arrivals"):
         return [None]
     if method == "scramble_weights":
         return [{"rank": 0, "names": [name for _, name in ENGINE.scramble_weights().names], "left": {}}]

@@ -22,7 +22,7 @@ from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, Weight
 from tests.doubles import fake_model as model
-from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_fault import Fault
 from tests.doubles.fake_serving import FakeServing
 from tests.factories.case_table import CaseTable
@@ -258,6 +258,8 @@ class TrialCase(CaseTable, kw_only=True):
 
     faults: list[Fault] = []
     """What the fake engine does wrong."""
+    receives: bool = False
+    """It can say what reached its loader."""
     ranks: int = 1
     """On how many ranks it is."""
     draft: bool = False
@@ -308,7 +310,7 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         own = [] if started else faults
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
-        engine = FakeEngine(
+        engine = (ReceivingEngine if case.receives else FakeEngine)(
             tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch,
             calibrated=case.calibrated,
         )  # fmt: skip

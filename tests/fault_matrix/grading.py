@@ -28,7 +28,8 @@ CAUSES: Mapping[str, str] = {
 PARTY = {
     "exporter": r"the trainer exports|the trainer saved|\bexport(er|s|ed)\b|what the trainer (saved|exports)",
     "trainer": r"\bstep \d+ (changed|left)|the trainer's|ranks? hold|trainer itself|the trainer computes|loader or exporter",
-    "transport": r"bucket|transport|on (its|the) way|under way|arrived|was not sent|none of it was sent",
+    "transport": r"bucket|transport|on (its|the) way|under way|never arrived|with other bytes than were sent|was not sent"
+    r"|none of it was sent",
     "loader": r"loader|loaded|wrote into|stopped there",
     "engine state": r"nothing was sent|slept|prefix cache|version|does not have|after the sync|engine's own|finish reason|flushed"
     r"|something else|bytes more|grew",

@@ -82,6 +82,18 @@ class UnwrittenElements:
     nan_ranges: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A tensor as it reached the model's own load_weights on one rank of an engine."""
+
+    name: str
+    rank: int
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    """As that of a `TensorDigest`."""
+
+
 @dataclass(frozen=True)
 class Bucket:
     """A bucket of weights, in the order in which they are sent, under their Hugging Face names."""

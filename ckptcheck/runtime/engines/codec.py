@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptcheck.runtime.engines.base import (
+    Arrival,
     Bucket,
     ScrambleResult,
     SequenceScores,
@@ -52,6 +53,15 @@ def decode_unwritten(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, st
         for report in sorted(reports, key=lambda report: report["rank"])
         for name, count, total, ranges, nan_count, nan_ranges in report["entries"]
     }
+
+
+def decode_arrivals(reports: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]:
+    """Decode what reached the loader of every rank, in rank order and in the order in which it arrived."""
+    return tuple(
+        Arrival(name, report["rank"], dtype, tuple(shape), digest)
+        for report in sorted(reports, key=lambda report: report["rank"])
+        for name, dtype, shape, digest in report["entries"]
+    )
 
 
 def _as_pairs(ranges: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:

@@ -13,6 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.runtime.engines.base import (
+    Arrival,
     Bucket,
     HostScalars,
     ScrambleResult,
@@ -184,6 +185,14 @@ class RemoteEngine(ABC, Generic[Options]):
     def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely."""
         return codec.decode_unwritten(self._call_ranks("find_unwritten"))
+
+    def record_arrivals(self) -> None:
+        """Note from now on what reaches the model's load_weights on every rank. This costs an update a pass over its bytes."""
+        self._call_ranks("record_arrivals")
+
+    def read_arrivals(self) -> tuple[Arrival, ...]:
+        """Return what has reached it since then, in order, and note nothing any more."""
+        return codec.decode_arrivals(self._call_ranks("read_arrivals"))
 
     def update_weights(
         self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None, version: str | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import delivery
 import inside
 import loading
+from ckptcheck_worker import arrivals
 from undo import replace, undo_all
 
 KEPT: dict[str, Any] = {}
@@ -54,7 +55,11 @@ def inject(model: Any, rank: int, request: dict[str, Any]) -> None:
             with torch.inference_mode():
                 inside.FAULTS[name](model, **arguments)
     else:
-        replace(model, "load_weights", Load(model.load_weights, model, rank, request))
+        # what is noted of arrivals lies between a transport and a loader, and so do their faults
+        recorder = vars(model).get("load_weights")
+        is_inside = name in loading.FAULTS and isinstance(recorder, arrivals.Recorder)
+        owner, attribute = (recorder, "load") if is_inside else (model, "load_weights")
+        replace(owner, attribute, Load(getattr(owner, attribute), model, rank, request))
 
 
 def heal(forget: bool) -> None:

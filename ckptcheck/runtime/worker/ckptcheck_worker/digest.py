@@ -67,17 +67,29 @@ def digests(tensors: Sequence[Any]) -> list[str]:
 
 def _digest_all(tensors: Sequence[Any]) -> list[str]:
     """Digest tensors, and synchronize with each device once, at the end."""
+    return format_words([(reduce_tensor(tensor), tensor.numel() * tensor.element_size()) for tensor in tensors])
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    """Return the two words to which a tensor is reduced, on its device, without waiting for it. Raises ValueError for meta."""
     import torch
 
     with torch.inference_mode():
-        words = [_digest_words(tensor.detach()) for tensor in tensors]
-        values: dict[Any, Iterator[list[int]]] = {}
-        for device in dict.fromkeys(tensor.device for tensor in tensors):
-            values[device] = iter(torch.stack([pair for pair in words if pair.device == device]).tolist())
+        return _digest_words(tensor.detach())
+
+
+def format_words(reduced: Sequence[tuple[Any, int]]) -> list[str]:
+    """Return the digests of what `reduce_tensor` made of tensors, with their bytes; wait for each device once."""
+    import torch
+
+    values: dict[Any, Iterator[list[int]]] = {}
+    with torch.inference_mode():
+        for device in dict.fromkeys(words.device for words, _ in reduced):
+            values[device] = iter(torch.stack([words for words, _ in reduced if words.device == device]).tolist())
     return [
-        format_digest((first & MASK, second & MASK), tensor.numel() * tensor.element_size())
-        for tensor in tensors
-        for first, second in (next(values[tensor.device]),)
+        format_digest((first & MASK, second & MASK), nbytes)
+        for words, nbytes in reduced
+        for first, second in (next(values[words.device]),)
     ]
 
 

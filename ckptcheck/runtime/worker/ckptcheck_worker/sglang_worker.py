@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import capture, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
+from . import arrivals, capture, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang rebuilds after every update: the absorbed projections of multi-head latent attention."""
@@ -125,6 +125,16 @@ def _find_unwritten(view: RankView) -> dict[str, Any]:
     return inventory.find_unwritten(view.rank, view.tensors(), _scrambled)
 
 
+def _record_arrivals(view: RankView) -> None:
+    """Note from now on what reaches the model's load_weights (see `arrivals`)."""
+    arrivals.record(view.model)
+
+
+def _read_arrivals(view: RankView) -> dict[str, Any]:
+    """Return what has reached it on this rank, and note nothing any more."""
+    return arrivals.read(view.rank)
+
+
 def _fetch_tensors(view: RankView, names_by_rank: list[list[str]], path: str) -> dict[str, Any]:
     return inventory.fetch_tensors(view.rank, view.tensors(), names_by_rank, path)
 
@@ -207,6 +217,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "digest_adapter": _digest_adapter,
     "scramble_weights": _scramble_weights,
     "find_unwritten": _find_unwritten,
+    "record_arrivals": _record_arrivals,
+    "read_arrivals": _read_arrivals,
     "fetch_tensors": _fetch_tensors,
     "memory_bytes": _memory_bytes,
     "used_memory": _used_memory,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import (
+    arrivals,
     capture,
     hf_hooks,
     host_scalars,
@@ -113,6 +114,14 @@ class Extension:
     def ckptcheck_time_updates(self, on: bool) -> None:
         """Let the next updates run as in a job, to time them, or end that: no memory is filled meanwhile."""
         self._ckptcheck_is_timed = on
+
+    def ckptcheck_record_arrivals(self) -> None:
+        """Note from now on what reaches the model's load_weights (see `arrivals`)."""
+        arrivals.record(self.model_runner.get_model())
+
+    def ckptcheck_read_arrivals(self) -> dict[str, Any]:
+        """Return what has reached it on this rank, and note nothing any more."""
+        return arrivals.read(self.rank)
 
     def _ckptcheck_filled_memory(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if getattr(self, "_ckptcheck_is_timed", False) else nan_filled_memory()

@@ -1,0 +1,92 @@
+"""Notes what reaches a model's own load_weights during an update: name, dtype, shape and digest of each tensor, in order.
+
+Every transport of vLLM and SGLang ends in that method of the served model, so it is the border between the transport and the
+loader. Between `record` and `read` a recorder stands in the method's place. Runs in the process of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import tensors
+from .digest import digests, format_words, reduce_tensor
+
+METHOD = "load_weights"
+_recorders: list[Recorder] = []
+
+
+class Recorder:
+    """A model's load_weights that notes what it is called with, and changes nothing of it."""
+
+    def __init__(self, model: Any) -> None:
+        self.load = getattr(model, METHOD)
+        self._model, self._is_own = model, METHOD in vars(model)
+        self._entries: list[list[Any]] = []
+        self._words: list[Any] = []
+        self._is_on = True
+
+    def __call__(self, weights: Any, *arguments: Any, **named: Any) -> Any:
+        """Note (name, tensor) of the weights, and load them."""
+        if not self._is_on:
+            return self.load(weights, *arguments, **named)
+        if isinstance(weights, (list, tuple)):
+            self._note_all(weights)
+            return self.load(weights, *arguments, **named)
+        return self.load(self._note_each(weights), *arguments, **named)
+
+    def _note_all(self, weights: Iterable[tuple[str, Any]]) -> None:
+        readable = [(name, tensor) for name, tensor in weights if _is_readable(tensor)]
+        if any(tensor.device.type != "cpu" for _, tensor in readable):
+            for name, tensor in readable:
+                self._note(name, tensor)
+            return
+        for (name, tensor), digest in zip(readable, digests([tensor for _, tensor in readable])):
+            self._entries.append([*_describe(name, tensor), digest])
+
+    def _note_each(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, tensor in weights:
+            if _is_readable(tensor):
+                self._note(name, tensor)
+            yield name, tensor
+
+    def _note(self, name: str, tensor: Any) -> None:
+        """Note a tensor now, for its memory may be used again; on a GPU its digest is fetched at the end."""
+        self._entries.append([*_describe(name, tensor), len(self._words)])
+        self._words.append((reduce_tensor(tensor), tensor.numel() * tensor.element_size()))
+
+    def finish(self) -> list[list[Any]]:
+        """Give the model its method back, and return [name, dtype, shape, digest] of what arrived."""
+        self._is_on = False
+        # what wraps this recorder by now stays where it is
+        if vars(self._model).get(METHOD) is self:
+            setattr(self._model, METHOD, self.load) if self._is_own else delattr(self._model, METHOD)
+        values = format_words(self._words)
+        return [
+            [*entry[:-1], values[entry[-1]] if isinstance(entry[-1], int) else entry[-1]] for entry in self._entries
+        ]
+
+
+def record(model: Any) -> None:
+    """Note from now on what reaches a model's load_weights; forget what was noted before."""
+    for recorder in _recorders:
+        recorder.finish()
+    _recorders.clear()
+    recorder = Recorder(model)
+    _recorders.append(recorder)
+    setattr(model, METHOD, recorder)
+
+
+def read(rank: int) -> dict[str, Any]:
+    """Return [name, dtype, shape, digest] of what arrived since `record`, and note nothing any more."""
+    entries = [entry for recorder in _recorders for entry in recorder.finish()]
+    _recorders.clear()
+    return {"rank": rank, "entries": entries}
+
+
+def _is_readable(tensor: Any) -> bool:
+    return hasattr(tensor, "element_size") and tensor.device.type != "meta"
+
+
+def _describe(name: str, tensor: Any) -> list[Any]:
+    return [name, tensors.dtype_name(tensor), list(tensor.shape)]
