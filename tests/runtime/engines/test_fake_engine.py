@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ckptcheck.runtime.engines.base import UpdateResult
+from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
 from ckptcheck.runtime.process.exchange import TensorExchange
-from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_fault import Fault, FaultKind
 from tests.doubles.fake_model import SCALE_BUFFER
 from tests.factories import sent_buckets
@@ -134,6 +135,17 @@ def test_a_second_update_may_differ_from_the_first(kind: FaultKind) -> None:
     assert not differing(engine)
     refit(engine, 2)
     assert differing(engine, 2) == {(0, OUT)}
+
+
+def test_what_arrives_is_told_from_what_is_written() -> None:
+    engine = ReceivingEngine(weights(0), [Fault("lost", K), Fault("altered", OUT), Fault("dropped", DOWN)])
+    refit(engine)
+    arrived = {arrival.name: arrival.digest for arrival in engine.read_arrivals()}
+    sent = {name: digest(values) for name, values in weights(1).items()}
+    assert sent.keys() - arrived.keys() == {K}
+    assert {name for name in arrived if arrived[name] != sent[name]} == {OUT}
+    refit(engine, 2)
+    assert {arrival.digest for arrival in engine.read_arrivals() if arrival.name == OUT} == {arrived[OUT]}
 
 
 def test_faults_of_ranks_drafts_buckets_and_places() -> None:
