@@ -9,7 +9,7 @@
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
 # make bench   speed and memory, as ratios in one run
-# make fuzz    mutate headers, indexes and configs, COUNT times (SEED=1 COUNT=2000); DOOR=job makes up job files, DOOR=pickle pickles
+# make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md)
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:

@@ -34,7 +34,6 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import FORMATS, render, text
 from ckptcheck.linter.runner import run_rules
-from tests.fuzz_pickles import run_seeds
 from tests.paths import ROOT
 from tests.preflight.job_fuzz import check_one
 
@@ -407,12 +406,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Damage checkpoints at random and check that ckptcheck copes.")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=5000, help="how many seeds")
-    parser.add_argument(
-        "--door", choices=("checkpoint", "job", "pickle"), default="checkpoint", help="what is made up and read"
-    )
+    from tests.fuzzing.batches import run_seeds
+    from tests.fuzzing.doors import DOORS
+
+    choices = ("checkpoint", "job", *DOORS)
+    parser.add_argument("--door", choices=choices, default="checkpoint", help="what is made up and read")
     options = parser.parse_args()
-    if options.door == "pickle":
-        return run_seeds(options.seed, options.count)
+    if options.door in DOORS:
+        return run_seeds(DOORS[options.door], options.seed, options.count)
     failed = 0
     check = one if options.door == "checkpoint" else check_one
     with tempfile.TemporaryDirectory() as temporary, little_memory():

@@ -19,7 +19,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.gate.plan import Call
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_report import load_report
-from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.file_io import read_json_file, replace_file
 
 KEPT_SECONDS = 24 * 3600
 """How long a result is used again: the engine, the driver or the machine may be another one tomorrow."""
@@ -65,7 +65,7 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
     ended = _run_process(call, partial, deadline)
     seconds = time.monotonic() - began
     try:
-        outcome = json.loads(partial.read_text(encoding="utf-8"))
+        outcome = read_json_file(partial)
     except (OSError, ValueError):
         outcome = {"error": f"its process ended with {_describe_exit(ended)}"}
     finally:
@@ -119,7 +119,7 @@ def _keep(file: Path, fingerprint: str, reports: list[Any], seconds: float) -> N
 def _read_kept(file: Path, fingerprint: str) -> CallResult | None:
     """Return the result that an earlier gate kept, None where there is none, or not of this call."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json_file(file)
         age = time.time() - content["time"]
         if content["fingerprint"] != fingerprint or not 0 <= age < KEPT_SECONDS:
             return None

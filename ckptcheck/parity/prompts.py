@@ -163,7 +163,7 @@ def _parse_prompt(line: str, reader: PromptTokenizer | None, where: str) -> tupl
     if line.lstrip().startswith("{"):
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CkptcheckError(f"{where} is no JSON: {error}") from error
     if isinstance(tokens := entry.get("tokens"), list):
         if not tokens or not all(type(token) is int and token >= 0 for token in tokens):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.runtime.trainers.megatron_settings import refuse_critic
 from ckptcheck.runtime.trainers.megatron_source import write_hf_checkpoint
 from ckptcheck.runtime.trainers.remote import BESIDE, OWN
+from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def add_source_errors(report: Report, tolerated: Sequence[str] | None) -> Report
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json_file(folder / CONFIG)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
         raise CkptcheckError(f"--hf-config {folder}: {CONFIG} cannot be read: {reason}") from error

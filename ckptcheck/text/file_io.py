@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 
@@ -56,6 +58,24 @@ def read_whole_file(path: str | Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
     return content
+
+
+LARGEST_JSON = 1 << 28
+"""Bytes of a JSON file that are read."""
+
+
+def read_json_file(path: str | Path, most: int = LARGEST_JSON) -> Any:
+    """Return the value of a JSON file, or of the one that a link names; never of a pipe or a device, which may have no end.
+
+    Raises OSError, also for a file of more than `most` bytes, and ValueError where it is no JSON or nested too deep.
+    """
+    raw = read_regular_file(os.path.realpath(path), most + 1)
+    if len(raw) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
+    try:
+        return json.loads(raw)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def replace_file(path: Path, content: bytes) -> None:

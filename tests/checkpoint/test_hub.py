@@ -699,3 +699,10 @@ def test_experts_in_one_tensor_are_skipped_on_the_hub_and_not_passed(hub: HubSer
     assert report.skipped == (("VAL009", "experts in one tensor and rows of routers are not compared on the Hub"),)
     assert not report.passed
     assert not report.findings
+
+
+@pytest.mark.parametrize("link", ['<http://[>; rel="next"', "<http://[::1; rel=next>"])
+def test_a_next_page_at_an_address_that_is_none(hub: HubServer, link: str) -> None:
+    hub.fail("tree", 200, Link=link)
+    with pytest.raises(CkptcheckError):
+        open_checkpoint(TARGET)

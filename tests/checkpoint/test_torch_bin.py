@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 from ckptcheck.checkpoint.torch_bin import TorchBin, describe_pickles, is_dangerous
 from tests.conftest import needs
 from tests.factories.torch_archives import open_bytes, write_archive
-from tests.paths import ROOT
 
 
 def describe(raw: bytes) -> TorchBin | None:
@@ -159,10 +156,3 @@ def test_a_file_that_holds_no_pickle(raw: bytes) -> None:
 )
 def test_dangerous_globals(name: str, dangerous: bool) -> None:
     assert is_dangerous(name) is dangerous
-
-
-def test_pickles_and_archives_made_up_by_a_grammar_are_read_or_refused() -> None:
-    """A short run of tests/fuzz_pickles.py, in a process of its own: it forks."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", "--door", "pickle", "--count", "300"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

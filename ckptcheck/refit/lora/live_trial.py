@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, cast
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, clean_up_folder
 from ckptcheck.refit.lora.trace import LoraTrace
+from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.observer import SILENT, Observer
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -81,9 +81,9 @@ def read_adapter_shape(adapter: Path) -> AdapterShape:
 
     hint = f"a LoRA adapter is a folder with {CONFIG} and {WEIGHTS}; ckptcheck scan looks at one"
     try:
-        config = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
+        config = read_json_file(adapter / CONFIG)
         rank = int(config["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise CkptcheckError(f"{adapter} has no {CONFIG} that says its rank", hint) from error
     if not (adapter / WEIGHTS).is_file():
         raise CkptcheckError(f"{adapter} has no {WEIGHTS}", hint)

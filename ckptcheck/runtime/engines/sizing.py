@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from ckptcheck.text.file_io import read_json_file
 
 DEFAULT_CONTEXT_LEN = 512
 """Tokens of the longest sequence unless a check needs more: two blocks of a prefix cache and the decoded tokens."""
@@ -30,10 +31,10 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2}
 def default_context_len(checkpoint: Path) -> int:
     """Return `DEFAULT_CONTEXT_LEN`, or the context length in config.json where that is smaller."""
     try:
-        config = json.loads((checkpoint / "config.json").read_bytes())
+        config = read_json_file(checkpoint / "config.json")
         config = config.get("text_config") or config
         lengths = [config.get(key) for key in CONTEXT_LEN_KEYS]
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         lengths = []
     return min([DEFAULT_CONTEXT_LEN, *(length for length in lengths if type(length) is int and length > 0)])
 
@@ -60,7 +61,7 @@ def kv_cache_size(
 def _bytes_per_token(checkpoint: Path, dtype: str) -> int:
     """Return the bytes that one token takes in the cache; 0 where config.json does not say."""
     try:
-        config = json.loads((checkpoint / "config.json").read_bytes())
+        config = read_json_file(checkpoint / "config.json")
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -1,18 +1,13 @@
 """Makes up pickles, archives of torch.save and tables of contents that would do harm, and reads each in a child with limits.
 
 Run ``python -m tests.fuzz --door pickle --seed 1 --count 10000`` (or ``make fuzz DOOR=pickle``). Random bytes only bounce off, so
-these pickles follow the grammar: every opcode, values shared through the memo, absurd lengths and numbers. A child reads a
-batch of seeds; what takes more than SECONDS of processor time or MEMORY, raises, or dies by a signal, is named by its seed.
+these pickles follow the grammar: every opcode, values shared through the memo, absurd lengths and numbers.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import resource
 import struct
-import sys
-import time
 import zipfile
 from contextlib import suppress
 from io import BytesIO
@@ -31,8 +26,6 @@ from ckptcheck.errors import CkptcheckError
 from tests.factories.dcp import METADATA, write_opcodes
 from tests.factories.torch_archives import open_bytes
 
-SECONDS, MEMORY = 5, 500 << 20
-BATCH = 100
 GLOBALS = [
     b"cargparse\nNamespace\n", b"ccollections\nOrderedDict\n", b"ctorch\nSize\n", b"ctorch\nFloatStorage\n",
     b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"c_codecs\nencode\n",
@@ -142,7 +135,7 @@ def random_archive(dice: random.Random) -> bytes:
     return dice.choice([b"", b"", b"", b"PK\x03\x04" + bytes(60)]) + bytes(raw) + dice.choice([b"", b"", b"PK\x05\x06"])
 
 
-def read_everywhere(seed: int) -> None:
+def read_everywhere(seed: int, _folder: Path) -> None:
     """Read what a seed makes up through every door. Raises what a door should not raise."""
     dice = random.Random(seed)
     if dice.random() < 0.6:
@@ -159,43 +152,3 @@ def read_everywhere(seed: int) -> None:
         with suppress(CkptcheckError):
             read_torch_file_bytes(raw)
     describe_pickles(*open_bytes(raw))
-
-
-def run_batch(seeds: range) -> list[str]:
-    """Read a batch in a child; return what failed."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        for seed in seeds:
-            os.write(write_end, f"+{seed}\n".encode())
-            begun = time.process_time()
-            resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + SECONDS + 2, -1))
-            try:
-                read_everywhere(seed)
-            except BaseException as error:
-                os.write(write_end, f"seed {seed}: {type(error).__name__}: {str(error)[:300]}\n".encode())
-            if (taken := time.process_time() - begun) > SECONDS:
-                os.write(write_end, f"seed {seed}: it took {taken:.1f} s\n".encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as stream:
-        lines = stream.read().splitlines()
-    _, status = os.waitpid(child, 0)
-    failed = [line for line in lines if not line.startswith("+")]
-    if status:
-        last = int([line for line in lines if line.startswith("+")][-1])
-        failed.append(f"seed {last}: signal {status & 127}")
-        failed += run_batch(range(last + 1, seeds.stop)) if last + 1 < seeds.stop else []
-    return failed
-
-
-def run_seeds(first: int, count: int) -> int:
-    """Read all seeds, write which ones failed, and return how many did."""
-    failed: list[str] = []
-    for start in range(first, first + count, BATCH):
-        failed += run_batch(range(start, min(start + BATCH, first + count)))
-    sys.stdout.write("".join(f"{line}\n" for line in failed))
-    sys.stdout.write(f"{count} seeds from {first}: {len(failed)} failed\n")
-    return len(failed)

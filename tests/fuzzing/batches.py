@@ -1,0 +1,81 @@
+"""Checks many made-up inputs in one child process with limits, and names the seed that broke one.
+
+A child reads a batch of seeds: a fork for each input would take longer than most inputs do. What raises, takes more than SECONDS
+of processor time or MEMORY, or dies by a signal is a failure. Where a child dies, the next one goes on behind that seed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SECONDS, MEMORY = 5, 500 << 20
+"""Processor time and memory of one input under 1 MB."""
+BATCH = 200
+MOST_FAILURES = 100
+SHARED_MEMORY = Path("/dev/shm")
+
+Check = Callable[[int, Path], object]
+"""Makes up the input of a seed in an empty folder and reads it. Raises what a door should not raise."""
+
+
+def run_batch(check: Check, seeds: range, folder: Path) -> list[str]:
+    """Check a batch in a child; return what failed, a line each."""
+    sys.stdout.flush()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            _check_seeds(check, seeds, folder, write_end)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, errors="replace") as stream:
+        lines = stream.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    failed = [line for line in lines if not line.startswith("+")]
+    if status:
+        last = int([line for line in lines if line.startswith("+")][-1])
+        failed.append(f"seed {last}: signal {status & 127}")
+        failed += run_batch(check, range(last + 1, seeds.stop), folder) if last + 1 < seeds.stop else []
+    return failed
+
+
+def _check_seeds(check: Check, seeds: range, folder: Path, out: int) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    for seed in seeds:
+        os.write(out, f"+{seed}\n".encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        begun = time.process_time()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + SECONDS + 2, -1))
+        try:
+            check(seed, folder)
+        except BaseException as error:
+            text = " ".join(str(error).split())[:600].encode("utf-8", "replace").decode()
+            os.write(out, f"seed {seed}: {type(error).__name__}: {text}\n".encode())
+        if (taken := time.process_time() - begun) > SECONDS:
+            os.write(out, f"seed {seed}: it took {taken:.1f} s\n".encode())
+
+
+def run_seeds(check: Check, first: int, count: int) -> int:
+    """Check all seeds, write which ones failed, and return how many did."""
+    failed = 0
+    place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        for start in range(first, first + count, BATCH):
+            lines = run_batch(check, range(start, min(start + BATCH, first + count)), Path(temporary) / "input")
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.flush()
+            failed += len(lines)
+            if failed >= MOST_FAILURES:
+                break
+    sys.stdout.write(f"{count} seeds from {first}: {failed} failed\n")
+    return failed

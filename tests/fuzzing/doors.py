@@ -1,0 +1,26 @@
+"""The doors of ckptcheck: whatever it reads that somebody else wrote → what makes up such input from a seed and reads it."""
+
+from __future__ import annotations
+
+from tests.fuzzing.batches import Check
+from tests.fuzzing.documents import DOORS as DOCUMENTS
+from tests.fuzzing.documents import check_config, check_tokenizer
+from tests.fuzzing.headers import check_safetensors, check_weight_map
+from tests.fuzzing.megatron import check_legacy, check_table
+from tests.fuzzing.pickles import read_everywhere
+from tests.fuzzing.rollout_files import check_batch
+from tests.fuzzing.servers import check_engine_server, check_hub
+
+DOORS: dict[str, Check] = {
+    "safetensors": check_safetensors,
+    "index": check_weight_map,
+    "config": check_config,
+    "tokenizer": check_tokenizer,
+    "pickle": read_everywhere,
+    "dcp": check_table,
+    "legacy": check_legacy,
+    "batch": check_batch,
+    "hub": check_hub,
+    "server": check_engine_server,
+    **{name: door.check for name, door in DOCUMENTS.items()},
+}

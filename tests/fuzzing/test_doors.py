@@ -1,0 +1,56 @@
+"""A short run of every door's fuzzer, and the inputs that once broke one; `make fuzz DOOR=…` is the long run of the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.fuzzing.batches import run_batch
+from tests.fuzzing.doors import DOORS
+
+SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokenizer": 80, "index": 80}
+"""Seeds of doors whose inputs take longer than a thousandth of a second each."""
+OTHERS = 200
+FOUND = {
+    "hub": [20, 24, 34, 58],  # a Link to an address that is none
+    "tokenizer": [2793],  # an id of 300 digits
+    "prompts": [9, 17, 33, 56, 133, 178],  # JSON nested too deep
+}
+"""Seeds that a door did not survive, and does now."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_made_up_input_is_read_or_refused(door: str, tmp_path: Path) -> None:
+    assert run_batch(DOORS[door], range(1, 1 + SHORT.get(door, OTHERS)), tmp_path / "input") == []
+
+
+@pytest.mark.parametrize("door", FOUND)
+def test_what_broke_a_door_once_does_no_more(door: str, tmp_path: Path) -> None:
+    for seed in FOUND[door]:
+        assert run_batch(DOORS[door], range(seed, seed + 1), tmp_path / "input") == []
+
+
+def test_an_input_that_breaks_a_door_is_named_by_its_seed(tmp_path: Path) -> None:
+    """The fuzzer itself: an exception, memory without end and the end of the process are found, and the rest is read too."""
+
+    def check(seed: int, folder: Path) -> None:
+        if seed == 2:
+            raise ValueError("no")
+        if seed == 3:
+            bytearray(1 << 30)
+        if seed == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (folder / "x").write_text("fine")
+        assert seed != 7
+
+    failed = run_batch(check, range(9), tmp_path / "input")
+    found = [line.partition(" ")[2].partition(":") for line in failed]
+    assert [(number, text.split()[0]) for number, _, text in found] == [
+        ("2", "ValueError:"),
+        ("3", "MemoryError:"),
+        ("5", "signal"),
+        ("7", "AssertionError:"),
+    ]
