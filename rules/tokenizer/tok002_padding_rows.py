@@ -27,7 +27,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
-PADDING, SHARE = 2048, 0.04
+PADDING, PART = 2048, 25
+"""Rows, and one of so many, that padding explains."""
 
 
 @rule(
@@ -44,12 +45,13 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     if table is None:
         return
     tokens = ckpt.tokenizer.max_id + 1
-    if table.rows - tokens > max(PADDING, SHARE * table.rows):
+    unused = table.rows - tokens
+    if unused > PADDING and unused * PART > table.rows:  # in integers: a config may say a number that no float has
         multiple = next((size for size in (1024, 512, 256, 128, 64) if table.rows % size == 0), None)
         padded = f", although {table.rows:,} is a multiple of {multiple}" if multiple else ""
         yield Problem(
             f"it has {table.rows:,} rows, but {vocabulary.file} has {tokens:,} tokens: "
-            f"{table.rows - tokens:,} rows without a token are more than padding explains{padded}",
+            f"{unused:,} rows without a token are more than padding explains{padded}",
             file=table.file,
             key=table.key,
             hint="compare the tokenizer with that of the model this one was made from",

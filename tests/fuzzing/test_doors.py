@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from ckptcheck.checkpoint import chat_template, vocabulary
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.sandbox import SandboxResult
+from tests.fuzz import CHECKPOINTS
 from tests.fuzzing.batches import run_batch
+from tests.fuzzing.documents import RULE_KINDS, require_no_crash
 from tests.fuzzing.doors import DOORS
 
 SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokenizer": 80, "index": 80}
@@ -16,7 +23,6 @@ SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokeni
 OTHERS = 200
 FOUND = {
     "hub": [20, 24, 34, 58],  # a Link to an address that is none
-    "tokenizer": [2793],  # an id of 300 digits
     "prompts": [9, 17, 33, 56, 133, 178],  # JSON nested too deep
 }
 """Seeds that a door did not survive, and does now."""
@@ -54,3 +60,14 @@ def test_an_input_that_breaks_a_door_is_named_by_its_seed(tmp_path: Path) -> Non
         ("5", "signal"),
         ("7", "AssertionError:"),
     ]
+
+
+def test_a_number_that_no_float_has_crashes_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TOK002 once multiplied the rows of a vocabulary of 400 digits by a float."""
+    monkeypatch.setattr(chat_template, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
+    monkeypatch.setattr(vocabulary, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
+    path = Path(shutil.copytree(CHECKPOINTS / "tiny-chat", tmp_path / "ckpt"))
+    config = json.loads((path / "config.json").read_bytes())
+    for key in config:
+        (path / "config.json").write_text(json.dumps({**config, key: 10**400}))
+        require_no_crash(open_checkpoint(str(path), jobs=1), *RULE_KINDS)
