@@ -15,6 +15,7 @@ from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.pictures import make_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
@@ -23,9 +24,10 @@ from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import SILENT, Advance, Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ckptcheck.checkpoint.megatron.megatron import Megatron
+    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
             report = replace(report, consumers=tuple(tabulate_consumers(ckpt)))
         if request.stats is not None:
             rows += _list_tensor_records(ckpt)
-        return report
+        return _add_pictures(report, ckpt)
     finally:
         value_reader.close()
 
@@ -133,7 +135,7 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
         request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
     report = run_rules(megatron, request.rules, ignored=request.ignored, severities=request.severities)
     if "values_view" in vars(megatron):
-        report = _add_vocabulary(report, megatron.values_view)
+        report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view)
     if request.stats is not None:
         rows += _list_tensor_records(megatron.values_view)
     return report
@@ -146,6 +148,17 @@ def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
     from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
 
     return replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
+
+
+def _add_pictures(report: Report, ckpt: Checkpoint) -> Report:
+    """Add what the HTML report draws, where that is asked for."""
+
+    def list_makers() -> Iterable[tuple[str, PictureMaker]]:
+        from ckptcheck.values.pictures.scan_pictures import list_scan_pictures
+
+        return list_scan_pictures(ckpt)
+
+    return replace(report, pictures=(*report.pictures, *make_pictures(list_makers)))
 
 
 def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:

@@ -102,6 +102,8 @@ class Series:
     """None: the next colour of the palette."""
     keys: tuple[str, ...] = ()
     """The tensors that the points belong to, as findings name them; () for none."""
+    is_dotted: bool = False
+    """Draw points and no line between them."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def _encode_series(series: Series, names: NameTable) -> dict[str, Any]:
         "name": series.name,
         "values": [*map(round_number, series.values)],
         **({"tone": series.tone} if series.tone else {}),
+        **({"dotted": True} if series.is_dotted else {}),
         **({"keys": [names.encode(key) for key in series.keys]} if series.keys else {}),
     }
 

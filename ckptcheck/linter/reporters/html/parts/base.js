@@ -11,6 +11,7 @@ const TONES = {
 };
 const PATTERNS = { notice: "line", change: "dot", warn: "slash", bad: "cross", gone: "hollow" };
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
+const LIGHT_LINES = ["#5aa9e6", "#f08a4b", "#3fc79a", "#e3a0c6", "#f0b84b", "#8fd0f5", "#c9a86a", "#b5b5b5"]; // on dark paper
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 const RAMP = ["#00204d", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#ffea46"]; // cividis
 

@@ -4,11 +4,14 @@ const FRAME = { left: 58, right: 14, top: 10, bottom: 34 };
 
 function listTicks(least, most, isLog, number) {
   if (isLog) {
-    const [from, to] = [Math.ceil(Math.log10(least)), Math.floor(Math.log10(most))];
+    const [from, to] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
     const step = Math.max(1, Math.ceil((to - from + 1) / number));
     const ticks = [];
-    for (let power = from; power <= to; power += step) ticks.push(10 ** power);
-    return ticks.length > 1 ? ticks : [least, most];
+    for (let power = from; power <= to; power += step) {
+      for (const factor of to - from < 4 ? [1, 2, 5] : [1]) ticks.push(Number((factor * 10 ** power).toPrecision(3)));
+    }
+    const inside = ticks.filter((tick) => tick >= least && tick <= most);
+    return inside.length > 1 ? inside : [least, most];
   }
   const rough = (most - least) / number || 1, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * size).find((value) => value >= rough);
@@ -18,12 +21,12 @@ function listTicks(least, most, isLog, number) {
 }
 
 // Draw lines over an x axis. positions: x of each value; texts: what each x is called.
-function drawLines(figure, picture, context, { positions, texts, filled }) {
+function drawLines(figure, picture, context, { positions, texts, filled, isNumeric }) {
   const isLog = picture.scale === "log";
   const lines = picture.series.map((series, number) => ({
     ...series, number, shown: true,
     values: series.values.map((value) => (isLog && value !== null && value <= 0 ? null : value)),
-    colour: () => (series.tone ? paint(series.tone) : LINES[number % LINES.length]),
+    colour: () => (series.tone ? paint(series.tone) : (isDark() ? LIGHT_LINES : LINES)[number % LINES.length]),
     dash: DASHES[Math.floor(number / LINES.length) % DASHES.length],
     findings: (series.keys || []).map((code) => context.findings.get(decodeName(code))),
   }));
@@ -82,6 +85,7 @@ function drawLines(figure, picture, context, { positions, texts, filled }) {
       const button = make("button", { type: "button", "aria-pressed": "true" }, sample, line.name);
       button.addEventListener("click", () => { line.shown = !line.shown; button.setAttribute("aria-pressed", String(line.shown)); redraw(); });
       legend.append(make("li", {}, button));
+      line.recolour = () => sample.firstChild.setAttribute("stroke", line.colour());
     }
   }
 
@@ -107,19 +111,22 @@ function drawLines(figure, picture, context, { positions, texts, filled }) {
     }
     const longest = Math.max(...texts.map((text) => String(text).length), 1) * 6.5 + 12;
     const every = Math.max(1, Math.ceil((longest * positions.length) / wide));
-    positions.forEach((x, index) => {
-      if (index % every) return;
-      parts.push(draw("text", { x: toX(x), y: box.height - 18, "text-anchor": "middle" }, String(texts[index])));
-    });
+    const isLong = isNumeric && positions.length > 12;
+    const ticks = isLong ? listTicks(from, to, false, Math.max(3, wide / 70)).map((x) => [x, formatNumber(x)]) : positions.map((x, index) => [x, String(texts[index])]).filter((_, index) => index % every === 0);
+    for (const [x, text] of ticks) {
+      const anchor = isLong || (x !== from && x !== to) ? "middle" : x === from ? "start" : "end";
+      parts.push(draw("text", { x: toX(x), y: box.height - 18, "text-anchor": anchor }, text));
+    }
     if (picture.x_label) parts.push(draw("text", { x: FRAME.left + wide / 2, y: box.height - 3, "text-anchor": "middle" }, picture.x_label));
     for (const line of lines) {
+      line.recolour?.();
       if (!line.shown) continue;
       const pieces = [];
       let before = null;
       line.values.forEach((value, index) => {
         if (value === null) { before = null; return; }
         const [x, y] = [toX(positions[index]).toFixed(1), toY(value).toFixed(1)];
-        if (before === null) pieces.push(`M${x} ${y}`);
+        if (before === null || line.dotted) pieces.push(`M${x} ${y}`);
         else if (picture.steps || filled) pieces.push(`H${x}V${y}`);
         else pieces.push(`L${x} ${y}`);
         before = index;
@@ -129,20 +136,24 @@ function drawLines(figure, picture, context, { positions, texts, filled }) {
         parts.push(draw("path", { d: path, fill: line.colour(), "fill-opacity": 0.18, stroke: "none" }));
       }
       parts.push(draw("path", { d: pieces.join(""), fill: "none", stroke: line.colour(), "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": line.dash }));
-      if (line.values.length <= 60 && !filled) {
+      if (!filled) {
         line.values.forEach((value, index) => {
-          const isAlone = (line.values[index - 1] ?? null) === null && (line.values[index + 1] ?? null) === null;
+          const isAlone = line.dotted || ((line.values[index - 1] ?? null) === null && (line.values[index + 1] ?? null) === null);
           if (value !== null && (isAlone || line.values.length <= 12)) parts.push(draw("circle", { cx: toX(positions[index]), cy: toY(value), r: 2.5, fill: line.colour() }));
         });
       }
     }
+    const written = [];
     for (const [name, index, text] of picture.marks || []) {
       const line = lines.find((one) => one.name === name);
       const value = line?.shown ? line.values[index] : null;
       if (value === null || value === undefined) continue;
       const isRight = toX(positions[index]) > box.width * 0.6;
       parts.push(draw("circle", { cx: toX(positions[index]), cy: toY(value), r: 5.5, class: "mark" }));
-      parts.push(draw("text", { x: toX(positions[index]) + (isRight ? -9 : 9), y: Math.max(toY(value) + 4, 12), "text-anchor": isRight ? "end" : "start", class: "marktext" }, text));
+      const height = Math.max(toY(value) + 4, 12);
+      if (written.some(([x, y]) => Math.abs(x - toX(positions[index])) < 160 && Math.abs(y - height) < 13)) continue;
+      written.push([toX(positions[index]), height]);
+      parts.push(draw("text", { x: toX(positions[index]) + (isRight ? -9 : 9), y: height, "text-anchor": isRight ? "end" : "start", class: "marktext" }, text));
     }
     chart.replaceChildren(...parts, cross);
     place();
@@ -161,13 +172,13 @@ function drawLines(figure, picture, context, { positions, texts, filled }) {
 
 function drawCurves(figure, picture, context) {
   const isNumeric = picture.x.every((value) => typeof value === "number");
-  drawLines(figure, picture, context, { positions: isNumeric ? picture.x : picture.x.map((_, index) => index), texts: picture.x.map((value) => (typeof value === "number" ? formatNumber(value) : value)), filled: false });
+  drawLines(figure, picture, context, { positions: isNumeric ? picture.x : picture.x.map((_, index) => index), texts: picture.x.map((value) => (typeof value === "number" ? formatNumber(value) : value)), filled: false, isNumeric });
 }
 
 function drawHistogram(figure, picture, context) {
   // A bin's count holds from its lower edge to its upper one.
   const shown = { ...picture, series: picture.series.map((series) => ({ ...series, values: [...series.values, series.values[series.values.length - 1] ?? null] })) };
-  drawLines(figure, shown, context, { positions: picture.edges, texts: picture.edges.map(formatNumber), filled: true });
+  drawLines(figure, shown, context, { positions: picture.edges, texts: picture.edges.map(formatNumber), filled: true, isNumeric: true });
 }
 
 function drawBars(figure, picture, context) {

@@ -173,13 +173,13 @@ function drawHeatMap(figure, picture, context) {
   const plot = make("div", { class: "plot" }, pair);
   const legend = makeLegend(picture, map.counts);
   const gradient = map.most >= map.least ? make("canvas", { "aria-hidden": "true" }) : null;
-  if (gradient) legend.list.prepend(make("li", {}, `${picture.value || "value"} ${formatNumber(map.least)}`, gradient, formatNumber(map.most), picture.scale === "log" ? "(logarithmic)" : ""));
+  if (gradient) legend.list.prepend(make("li", {}, `${picture.value || "value"} ${formatNumber(map.least)}`, gradient, formatNumber(map.most), picture.scale === "log" ? " (logarithmic)" : ""));
 
   function redraw() {
     const room = Math.max(figure.clientWidth - 24, 200);
     const longest = Math.max(...picture.rows.map((text) => text.length), 1);
     const labelWidth = Math.min(longest * 6.7 + 6, room * 0.42);
-    cellWidth = Math.min(Math.max((room - labelWidth - 8) / width, 6), 26);
+    cellWidth = Math.min(Math.max((room - labelWidth - 8) / width, 6), 30);
     if (width > 400) cellWidth = Math.max((room - labelWidth - 8) / width, 2);
     if (width > 12 && cellWidth >= 6) cellWidth = Math.floor(cellWidth);
     cellHeight = height > 600 ? 4 : height > 120 ? 9 : 17;

@@ -1,0 +1,72 @@
+"""Places tensors on a grid of modules × layers, for pictures: experts of a layer share one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ckptcheck.checkpoint.layout import INDEX
+
+OUTSIDE = "–"
+"""The column of tensors that belong to no layer."""
+MOST_ROWS, MOST_COLUMNS = 400, 1000
+"""A name is anybody's: more rows and columns than these are no model's, and nobody could read them."""
+
+
+@dataclass(frozen=True)
+class GridPlace:
+    """Where a tensor stands."""
+
+    row: int
+    column: int
+    member: str = ""
+    """The expert; "" for a tensor that has its place for itself."""
+
+
+@dataclass(frozen=True)
+class LayerGrid:
+    """Modules × layers, and the place of each tensor."""
+
+    rows: tuple[str, ...]
+    """Names of modules within a layer, in the order of the tensors; `*` stands for the number of an expert."""
+    columns: tuple[str, ...]
+    """Numbers of layers, ascending, behind one column for what belongs to none."""
+    places: dict[str, GridPlace]
+    left_out: int = 0
+    """Tensors that have no place, for there are too many rows or columns."""
+
+
+def build_layer_grid(names: Iterable[str]) -> LayerGrid:
+    """Place every name; those of a second stack of layers (an encoder of images) get rows of their own.
+
+    >>> grid = build_layer_grid(["embed.weight", "h.0.up.weight", "h.1.up.weight", "h.1.experts.3.up.weight"])
+    >>> grid.rows, grid.columns, grid.places["h.1.experts.3.up.weight"]
+    (('embed', 'up', 'experts.*.up'), ('–', '0', '1'), GridPlace(row=2, column=2, member='3'))
+    """
+    split: dict[str, tuple[str, str, str, str]] = {}
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        parts = INDEX.split(name, 2)
+        if len(parts) == 1:
+            split[name] = ("", "", name, "")
+            continue
+        prefix, layer = parts[0][:-1], parts[1]
+        layers.setdefault(prefix, set()).add(int(layer))
+        rest = parts[2] if len(parts) == 3 else f"{parts[2]}*{parts[4]}"
+        split[name] = (prefix, layer, rest[1:], parts[3] if len(parts) == 5 else "")
+    stacks = {prefix for prefix, numbers in layers.items() if len(numbers) > 1}
+    numbers = sorted({number for prefix in stacks for number in layers[prefix]})[:MOST_COLUMNS]
+    is_outside = any(prefix not in stacks for prefix, _, _, _ in split.values())
+    columns = {text: at for at, text in enumerate([*([OUTSIDE] if is_outside else []), *map(str, numbers)])}
+    rows: dict[str, int] = {}
+    places: dict[str, GridPlace] = {}
+    for name, (prefix, layer, rest, member) in split.items():
+        is_inside = prefix in stacks
+        text = (rest if len(stacks) == 1 else f"{prefix}: {rest}") if is_inside else name
+        column = columns.get(layer if is_inside else OUTSIDE)
+        label = text.removesuffix(".weight") or text
+        if column is None or (label not in rows and len(rows) >= MOST_ROWS):
+            continue
+        row = rows.setdefault(label, len(rows))
+        places[name] = GridPlace(row, column, member if is_inside else "")
+    return LayerGrid(tuple(rows), tuple(columns), places, len(split) - len(places))

@@ -1,0 +1,64 @@
+"""Draws the largest magnitude, NaN and zeros of every tensor, layer by module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.tensor import PLAIN
+from ckptcheck.linter.pictures import HeatCell, HeatMap, State
+from ckptcheck.text.formatting import count, format_shape
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.values.stats import TensorStats
+
+STATES = (
+    State("packed", "quiet", "integers, whose size says nothing"),
+    State("constant", "notice", "every element is the same number"),
+    State("zero", "warn", "every element is zero"),
+    State("not read", "gone", "its file could not be read, or values are not read"),
+    State("NaN or Inf", "bad"),
+)
+
+
+def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
+    """Return the heat map; None for a checkpoint without tensors. Without values it shows which tensors there are."""
+    grid = build_layer_grid(ckpt.tensors)
+    if not grid.places:
+        return None
+    stats = ckpt.values.tensors if "values" in vars(ckpt) else {}
+    cells: dict[tuple[int, int], HeatCell] = {}
+    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
+    for name, place in grid.places.items():
+        cell = _draw_tensor(name, stats.get(name))
+        if place.member:
+            members.setdefault((place.row, place.column), {})[place.member] = cell
+        else:
+            cells[place.row, place.column] = cell
+    cells |= {where: HeatCell(members=inner) for where, inner in members.items()}
+    caption = (
+        "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there."
+    )
+    if grid.left_out:
+        caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
+    return HeatMap(title, caption, grid.rows, grid.columns, cells, STATES, "largest magnitude")
+
+
+def _draw_tensor(name: str, stats: TensorStats | None) -> HeatCell:
+    if stats is None:
+        return HeatCell(state="not read", name=name)
+    if stats.nan or stats.inf:
+        elements = " and ".join(text for text in (f"{stats.nan:,} NaN", f"{stats.inf:,} Inf") if text[0] != "0")
+        return HeatCell(stats.absmax, "NaN or Inf", f"{elements}; {_describe(stats)}", name)
+    if stats.zero:
+        return HeatCell(None, "zero", _describe(stats), name)
+    if stats.dtype not in PLAIN:
+        return HeatCell(None, "packed", "", name)
+    if stats.constant and stats.shape not in ((), (1,)):
+        return HeatCell(stats.absmax, "constant", _describe(stats), name)
+    return HeatCell(stats.absmax, name=name)
+
+
+def _describe(stats: TensorStats) -> str:
+    return f"{stats.dtype} {format_shape(stats.shape)}"

@@ -1,0 +1,29 @@
+"""Lists the pictures of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.values.pictures.byte_map import draw_byte_map
+from ckptcheck.values.pictures.magnitudes import draw_magnitudes
+from ckptcheck.values.pictures.norm_curves import draw_norm_curves
+from ckptcheck.values.pictures.quantized_modules import draw_quantized_modules
+from ckptcheck.values.pictures.vocabulary_rows import draw_vocabulary_rows
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.linter.pictures import PictureMaker
+
+
+def list_scan_pictures(ckpt: Checkpoint) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture. They use what the rules have read; only the norms read a sample again."""
+    makers = {
+        "Values by layer": draw_magnitudes,
+        "Norms over the layers": draw_norm_curves,
+        "Quantization: stored, and as consumers build it": draw_quantized_modules,
+        "Rows of the vocabulary": draw_vocabulary_rows,
+        "Bytes of the files": draw_byte_map,
+    }
+    return [(title, partial(maker, ckpt, title)) for title, maker in makers.items()]

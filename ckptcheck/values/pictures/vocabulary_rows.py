@@ -1,0 +1,83 @@
+"""Draws the rows of the embedding by magnitude, with the special tokens marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.linter.pictures import Curves, Mark, Series
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.dtypes import FORMATS, decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+BUCKETS = 300
+"""Groups of neighbouring rows that are drawn as one point."""
+MOST_SPECIAL, MOST_MARKS = 400, 6
+"""Special tokens that are drawn, and those among them that are named: the tokens that have a role."""
+
+
+def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
+    """Return the curves of the embedding (or of the head where there is no embedding); None where there is neither.
+
+    They come from what the value pass has kept of each row. Raises Skip where values are not read.
+    """
+    import numpy as np
+
+    if not ckpt.vocabulary_tensors:
+        return None
+    if "values" not in vars(ckpt):
+        raise Skip("values are not read")
+    name, parts = next(iter(ckpt.vocabulary_tensors.items()))
+    pieces = []
+    for part in parts:
+        row_max = ckpt.values.row_max.get(part)
+        if row_max is None:
+            raise Skip(f"{part} could not be read")
+        dtype = ckpt.tensors[part].dtype
+        pieces.append(decode(dtype, np.frombuffer(row_max, FORMATS[dtype].unsigned)))
+    rows = np.concatenate(pieces).astype(np.float64)
+    if not rows.size:
+        return None
+    together = -(-rows.size // BUCKETS)
+    special = _list_special_tokens(ckpt, rows.size)
+    x = sorted({*range(0, rows.size, together), *special})
+    groups = np.array_split(rows, range(together, rows.size, together))
+    series = [
+        Series(label, tuple(_measure(groups[at // together], share) for at in x))
+        for label, share in (("largest of the group", 1.0), ("median", 0.5), ("smallest", 0.0))
+    ]
+    values = tuple(float(rows[at]) if at in special else None for at in x)
+    series.append(Series("special tokens", values, "bad", is_dotted=True))
+    marks = tuple(Mark("special tokens", x.index(at), text) for at, text in special.items() if text)[:MOST_MARKS]
+    caption = (
+        f"{name}: each point is a group of {together:,} neighbouring rows, by the largest magnitude among a row's first elements. "
+        "A row without any other number than zero has no point."
+    )
+    return Curves(title, caption, tuple(x), tuple(series), "token id", "largest magnitude of a row", "log", marks=marks)
+
+
+def _measure(group: NDArray[Any], share: float) -> float | None:
+    """Return a quantile of the finite magnitudes, None where none is finite."""
+    import numpy as np
+
+    finite = group[np.isfinite(group)]
+    return float(np.quantile(finite, share)) if finite.size else None
+
+
+def _list_special_tokens(ckpt: Checkpoint, number: int) -> dict[int, str]:
+    """Return id → the text to show, for special tokens with a row: those with a role first; "" for one without a role."""
+    tokenizer = ckpt.tokenizer
+    if tokenizer is None:
+        return {}
+    try:
+        ids = {token: at for token, at in tokenizer.ids.items() if at < number} if tokenizer.special_tokens else {}
+    except Skip:
+        return {}
+    roles = {
+        role.id: f"{role.name} {role.token}" for role in tokenizer.roles if role.id is not None and role.id < number
+    }
+    others = {ids[token]: "" for token in sorted(tokenizer.special_tokens) if token in ids}
+    return dict(list((roles | {at: text for at, text in others.items() if at not in roles}).items())[:MOST_SPECIAL])

@@ -1,0 +1,155 @@
+"""The pictures of a scan: what is wrong stands in them, and other formats do not make them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck import api
+from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
+from ckptcheck.linter.pictures import ByteMap, Curves, HeatMap, NoPicture, Picture, ask_for_pictures
+from ckptcheck.linter.report import Report
+from tests.factories.checkpoint_cases import CHECKPOINTS
+
+LAYERS = 6
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of six layers in one file: the same noise for every module, with a size of its own."""
+    rng = np.random.default_rng(1)
+    tensors = {"model.embed_tokens.weight": rng.normal(size=(64, 32)).astype(np.float32)}
+    for layer in range(LAYERS):
+        for module in ("self_attn.q_proj", "mlp.up_proj", "mlp.experts.0.up_proj", "mlp.experts.1.up_proj"):
+            tensors[f"model.layers.{layer}.{module}.weight"] = rng.normal(size=(32, 32)).astype(np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def change(folder: Path, name: str, function: object) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    assert callable(function)
+    tensors[name] = function(tensors[name]).astype(np.float32)
+    save_file(tensors, file)
+
+
+def scan(folder: Path, **options: object) -> Report:
+    with ask_for_pictures():
+        return api.scan(folder, **options)  # type: ignore[arg-type]
+
+
+def find(report: Report, title: str) -> Picture:
+    return next(picture for picture in report.pictures if picture.title.startswith(title))
+
+
+def test_other_formats_make_no_pictures(model: Path) -> None:
+    assert api.scan(model).pictures == ()
+    assert api.scan(model).to_dict() == scan(model).to_dict()
+
+
+def test_a_tensor_with_nan_and_one_of_zeros_stand_out(model: Path) -> None:
+    broken, empty = "model.layers.2.mlp.up_proj.weight", "model.layers.3.mlp.experts.1.up_proj.weight"
+    change(model, broken, lambda tensor: np.where(np.arange(32) == 5, np.nan, tensor))
+    change(model, empty, np.zeros_like)
+    picture = find(scan(model), "Values by layer")
+    assert isinstance(picture, HeatMap)
+    assert picture.columns == ("–", "0", "1", "2", "3", "4", "5")
+    single = {cell.name: cell for cell in picture.cells.values() if not cell.members}
+    assert single[broken].state == "NaN or Inf"
+    assert single[broken].note == "32 NaN; F32 [32, 32]"
+    assert [name for name, cell in single.items() if cell.state] == [broken]
+    group = picture.cells[picture.rows.index("mlp.experts.*.up_proj"), picture.columns.index("3")]
+    assert {label: cell.state for label, cell in group.members.items()} == {"0": "", "1": "zero"}
+
+
+def test_a_layer_that_is_much_larger_is_named_in_the_curves(model: Path) -> None:
+    assert [mark.text for mark in find_curves(model).marks] == []
+    change(model, "model.layers.4.self_attn.q_proj.weight", lambda tensor: 8 * tensor)
+    curves = find_curves(model)
+    assert [mark.text for mark in curves.marks] == ["self_attn.q_proj of layer 4"]
+    series = {one.name: one for one in curves.series}
+    assert series["self_attn.q_proj"].keys[4] == "model.layers.4.self_attn.q_proj.weight"
+    assert series["self_attn.q_proj"].values[4] == pytest.approx(8, rel=0.1)
+    assert series["mlp.experts.*.up_proj"].values[0] == pytest.approx(1, rel=0.1)
+
+
+def find_curves(model: Path) -> Curves:
+    curves = find(scan(model), "Norms")
+    assert isinstance(curves, Curves)
+    return curves
+
+
+def test_bytes_that_belong_to_no_tensor_and_zeroed_runs_are_drawn(model: Path) -> None:
+    change(model, "model.layers.3.mlp.up_proj.weight", np.zeros_like)
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"x" * 64)
+    picture = find(scan(model), "Bytes")
+    assert isinstance(picture, ByteMap)
+    ((size, segments),) = picture.files.values()
+    assert size == file.stat().st_size
+    states = [segment.state for segment in segments]
+    assert states.count("tensor") == 1 + 4 * LAYERS
+    assert [(one.end - one.begin, one.state) for one in segments if one.state in ("hole", "zeroed run")] == [
+        (64, "hole"), (32 * 32 * 4, "zeroed run"),
+    ]  # fmt: skip
+    named = {segment.name: segment for segment in segments if segment.name}
+    assert named["model.embed_tokens.weight"].end - named["model.embed_tokens.weight"].begin == 64 * 32 * 4
+
+
+def test_a_file_that_ends_too_early(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5000])
+    picture = find(scan(model), "Bytes")
+    assert isinstance(picture, ByteMap)
+    ((size, segments),) = picture.files.values()
+    notes = [segment.note for segment in segments if segment.state == "beyond the end"]
+    assert notes == ["904 bytes are missing", "5,000 bytes are missing"]
+    assert all(0 <= segment.begin <= segment.end <= size for segment in segments)
+
+
+def test_without_values_the_pictures_say_so(model: Path) -> None:
+    report = scan(model, headers_only=True)
+    magnitudes, norms = find(report, "Values by layer"), find(report, "Norms")
+    assert isinstance(magnitudes, HeatMap)
+    assert {cell.state for cell in magnitudes.cells.values() if not cell.members} == {"not read"}
+    assert isinstance(norms, NoPicture)
+    assert norms.caption == "values are not read"
+
+
+def test_special_tokens_are_marked_among_the_rows(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINTS / "tiny-chat", tmp_path / "chat")
+    picture = find(scan(tmp_path / "chat"), "Rows")
+    assert isinstance(picture, Curves)
+    assert picture.series[-1].name == "special tokens"
+    assert any(mark.text.startswith("eos_token ") for mark in picture.marks)
+
+
+@pytest.mark.parametrize("name", ["tiny-fp8", "tiny-w4a16", "tiny-gptq", "tiny-nvfp4"])
+def test_a_quantized_checkpoint_shows_what_is_stored_and_what_is_built(name: str) -> None:
+    picture = find(scan(CHECKPOINTS / name), "Quantization")
+    assert isinstance(picture, HeatMap)
+    assert any(row.endswith(" · stored") for row in picture.rows)
+    assert any(" · vllm " in row for row in picture.rows)
+    assert {"quantized", "plain"} & {cell.state for cell in picture.cells.values()}
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in CHECKPOINTS.iterdir() if path.is_dir()))
+def test_every_example_has_pictures_that_can_be_drawn(folder: str) -> None:
+    report = scan(CHECKPOINTS / folder)
+    assert not [picture.caption for picture in report.pictures if "could not be drawn" in picture.caption]
+
+
+def test_nobody_can_draw_more_rows_than_a_model_has() -> None:
+    grid = build_layer_grid(f"name{number}.weight" for number in range(1000))
+    assert len(grid.rows) == MOST_ROWS
+    assert grid.left_out == 600
+
+
+def test_a_second_stack_has_rows_of_its_own() -> None:
+    names = [f"{stack}.{layer}.up.weight" for stack in ("visual.blocks", "model.layers") for layer in range(3)]
+    assert build_layer_grid(names).rows == ("visual.blocks: up", "model.layers: up")
