@@ -33,8 +33,10 @@ def choose_channels(channels: int, most: int = MAX_CHANNELS) -> NDArray[np.intp]
     return np.concatenate([np.arange(start, start + together) for start in starts])
 
 
-def read_rows(ckpt: Checkpoint, stats: TensorStats, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Any]:
-    """Read some rows and columns of a matrix as float32 or float64; neighbouring rows are read together."""
+def read_rows(
+    ckpt: Checkpoint, stats: TensorStats, rows: NDArray[np.intp], columns: NDArray[np.intp] | None = None
+) -> NDArray[Any]:
+    """Read some rows and columns (None: all) of a matrix as float32 or float64; neighbouring rows are read together."""
     import numpy as np
 
     form = FORMATS[stats.dtype]
@@ -44,5 +46,6 @@ def read_rows(ckpt: Checkpoint, stats: TensorStats, rows: NDArray[np.intp], colu
         raw = read_tensor_bytes(ckpt, stats.name, int(run[0]) * width, len(run) * width)
         if len(raw) < len(run) * width:
             raise Skip(f"{stats.shard} shrank while it was being read")
-        parts.append(np.frombuffer(raw, form.unsigned).reshape(len(run), -1)[:, columns])
-    return decode(stats.dtype, np.concatenate(parts))
+        whole = np.frombuffer(raw, form.unsigned).reshape(len(run), -1)
+        parts.append(whole if columns is None else whole[:, columns])
+    return decode(stats.dtype, np.concatenate(parts) if len(parts) > 1 else parts[0])

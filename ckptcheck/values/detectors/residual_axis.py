@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -144,21 +145,37 @@ def _iter_fits(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[tuple[
     }
     if not square:
         return
-    import numpy as np
-
     sample = choose_channels(channels)
     near = sorted({other for layer in square for other in (layer - 1, layer, layer + 1)} & stack.layers.keys())
-    references = {layer: _reference_profiles(ckpt, stack, layer, channels, sample) for layer in near}
-    for layer, roles in square.items():
-        profiles = [part for other in (layer, layer - 1, layer + 1) for part in references.get(other, [])]
-        if not references[layer]:
-            continue
-        basis, _ = np.linalg.qr(np.column_stack(profiles[:MAX_REFERENCES]))
-        for role in roles:
-            stats = ckpt.values.tensors[stack.full_name(layer, role)]
-            values = read_rows(ckpt, stats, sample, sample)
-            rows, columns = (_adjusted_r2(_profile(values, axis), basis) for axis in (1, 0))
-            yield layer, role, AxisFit(stats.name, (rows, columns))
+    with ThreadPoolExecutor(ckpt.jobs) as pool:  # what takes time is reading, and numpy
+        profiles = pool.map(lambda layer: _reference_profiles(ckpt, stack, layer, channels, sample), near)
+        references = dict(zip(near, profiles, strict=True))
+        fits = pool.map(lambda layer: _fit_layer(ckpt, stack, layer, square[layer], references, sample), square)
+        yield from (fit for fits_of_layer in fits for fit in fits_of_layer)
+
+
+def _fit_layer(
+    ckpt: Checkpoint,
+    stack: Stack,
+    layer: int,
+    roles: list[str],
+    references: dict[int, list[NDArray[np.float64]]],
+    sample: NDArray[np.intp],
+) -> list[tuple[int, str, AxisFit]]:
+    """Fit the square matrices of a layer to the references of the layer and of those beside it."""
+    import numpy as np
+
+    if not references[layer]:
+        return []
+    profiles = [part for other in (layer, layer - 1, layer + 1) for part in references.get(other, [])]
+    basis, _ = np.linalg.qr(np.column_stack(profiles[:MAX_REFERENCES]))
+    fits = []
+    for role in roles:
+        stats = ckpt.values.tensors[stack.full_name(layer, role)]
+        values = read_rows(ckpt, stats, sample, sample)
+        rows, columns = (_adjusted_r2(_profile(values, axis), basis) for axis in (1, 0))
+        fits.append((layer, role, AxisFit(stats.name, (rows, columns))))
+    return fits
 
 
 def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:

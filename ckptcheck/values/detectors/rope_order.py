@@ -28,13 +28,15 @@ HALVES = frozenset(
 """Model types whose attention turns whole heads and pairs halves (`rotate_half` of transformers 5.23)."""
 PROJECTIONS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 MIN_LAYERS, MAX_LAYERS = 4, 12
-"""Layers that it takes, and those that are read, evenly spread."""
+"""Layers that it takes, which are read first, and those that are read where these leave a doubt; both evenly spread."""
 MAX_HEADS = 4
 """Heads that are read of a matrix."""
 MIN_HEAD = 32
 """Channels of a head below which chance may look like a relation."""
 NEIGHBOURS, HALF = 0.4, 0.15
 """Correlation from which neighbours are alike, and up to which channels half a head apart are not."""
+DOUBT = 0.15
+"""How near to these limits the first layers may come before more are read."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,17 @@ class RopeOrder:
     @property
     def is_interleaved(self) -> bool:
         """Whether pairs are neighbours and not halves."""
-        return self.neighbours >= NEIGHBOURS and self.half <= HALF
+        return self.is_nearly_interleaved(0)
+
+    def is_nearly_interleaved(self, doubt: float) -> bool:
+        """Whether pairs are neighbours and not halves, if each correlation may be wrong by `doubt`."""
+        return self.neighbours >= NEIGHBOURS - doubt and self.half <= HALF + doubt
 
 
 def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     """Measure the order of the channels of queries and keys; None where the family or the sizes do not allow it.
 
-    It reads four heads of both matrices in at most 12 layers. Raises Skip if a file shrank since its values were read, OSError
+    It reads four heads of both matrices in four layers, and in 12 where the four leave a doubt. Raises Skip if a file shrank since its values were read, OSError
     if reading fails.
     """
     config, stack = ckpt.config, ckpt.components.stack
@@ -67,17 +73,20 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
     if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
         return None
-    step = max(1, -(-len(layers) // MAX_LAYERS))
-    pairs = [
-        pair
-        for layer in layers[::step]
-        for role in PROJECTIONS
-        if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None
-        and (pair := _correlate_channels(ckpt, stats, head)) is not None
-    ]
-    if len(pairs) < MIN_LAYERS:
-        return None
-    return RopeOrder(median(near for near, _ in pairs), median(far for _, far in pairs))
+    order = None
+    for step in (len(layers) // MIN_LAYERS, -(-len(layers) // MAX_LAYERS)):
+        pairs = [
+            pair
+            for layer in layers[::step]
+            for role in PROJECTIONS
+            if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None
+            and (pair := _correlate_channels(ckpt, stats, head)) is not None
+        ]
+        if len(pairs) >= MIN_LAYERS:
+            order = RopeOrder(median(near for near, _ in pairs), median(far for _, far in pairs))
+            if not order.is_nearly_interleaved(DOUBT):
+                break
+    return order
 
 
 def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tuple[float, float] | None:
@@ -87,9 +96,10 @@ def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tupl
     if stats.dtype not in FLOATS or len(stats.shape) != 2 or stats.shape[0] % head or stats.nan or stats.inf:
         return None
     number = min(MAX_HEADS, stats.shape[0] // head)
-    rows = read_rows(ckpt, stats, np.arange(number * head), np.arange(stats.shape[1])).astype(np.float64)
-    norms = np.sqrt((rows * rows).sum(axis=1)).reshape(number, head)
-    if not norms.all():
+    rows = read_rows(ckpt, stats, np.arange(number * head))
+    with np.errstate(over="ignore"):
+        norms = np.sqrt(np.einsum("rc,rc->r", rows, rows)).reshape(number, head)
+    if not (norms.all() and np.isfinite(norms).all()):
         return None
     logs = np.log(norms)
     logs -= logs.mean(axis=1, keepdims=True)
