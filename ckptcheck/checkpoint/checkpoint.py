@@ -163,10 +163,11 @@ class Checkpoint(EvidenceDefaults):
     def quantization(self) -> Quantization | None:
         """How the model is quantized, None where neither a config nor a tensor says that it is."""
         from ckptcheck.checkpoint.quantization.quantization import read_quantization
+        from ckptcheck.checkpoint.quantization.storage import TensorKind
 
-        return read_quantization(
-            self.config, self.quantization_files, self.tensors, self.layout.names_by_template.values()
-        )
+        names, forms = self.layout.names_by_template, self.forms_by_template
+        kinds = {template: TensorKind(names[template], forms[template]) for template in names}
+        return read_quantization(self.config, self.quantization_files, self.tensors, kinds)
 
     @property
     def is_mlx(self) -> bool:

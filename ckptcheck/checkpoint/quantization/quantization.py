@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.quantization.declarations import KNOWN, Declaration, declarations
 from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme, parse_quantization_args, parse_schemes
-from ckptcheck.checkpoint.quantization.storage import ModuleStorage, group_by_storage
+from ckptcheck.checkpoint.quantization.storage import ModuleStorage, TensorKind, group_by_storage
 from ckptcheck.checkpoint.tensor import Tensor
 
 IGNORES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "llm_int8_skip_modules")
@@ -106,14 +106,14 @@ def read_quantization(
     config: Config | None,
     side: Mapping[str, Config],
     tensors: Mapping[str, Tensor],
-    alike: Iterable[Sequence[str]] | None = None,
+    kinds: Mapping[str, TensorKind] | None = None,
 ) -> Quantization | None:
     """Return how a checkpoint is quantized; None where no config declares it and no tensor shows it.
 
-    alike: see `group_by_storage`.
+    kinds: see `group_by_storage`.
     """
     declared = declarations(config, side)
-    stored = group_by_storage(tensors, alike)
+    stored = group_by_storage(tensors, kinds)
     if not declared and not any(way.is_quantized and (way.companions or way.is_misnamed) for way in stored):
         return None
     return Quantization(declared, stored)

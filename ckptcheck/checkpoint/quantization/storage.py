@@ -7,9 +7,11 @@ each distinct storage (`ModuleStorage`) is kept and checked once, however many m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 from ckptcheck.checkpoint.tensor import Tensor
 
@@ -90,44 +92,106 @@ class ModuleStorage:
         return f"{module}{ending}".removeprefix(".")
 
 
+class TensorKind(NamedTuple):
+    """Tensors whose names differ in their numbers only."""
+
+    names: list[str]
+    forms: set[tuple[str, tuple[int, ...]]]
+    """The dtypes and shapes that they have."""
+
+
 def group_by_storage(
-    tensors: Mapping[str, Tensor], alike: Iterable[Sequence[str]] | None = None
+    tensors: Mapping[str, Tensor], kinds: Mapping[str, TensorKind] | None = None
 ) -> dict[ModuleStorage, list[str]]:
-    """Map each distinct storage to the modules that have it, in one pass.
+    """Map each distinct storage to the modules that have it.
+
+    kinds: by the name of their tensors with {} for each number. The modules of a kind whose tensors all have one form are
+    grouped at once, which is faster; None where each tensor is looked at on its own.
+    """
+    storages: dict[frozenset[ModuleTensor], tuple[ModuleStorage, list[str]]] = {}
+    leaves_by_module: dict[str, list[str]] = {}
+    for template in kinds or ():
+        module, _, leaf = template.rpartition(".")
+        if (place := _place(leaf)) is not None:
+            leaves_by_module.setdefault(module, []).append(leaf)
+            if place != ("", "", leaf):  # such a tensor may belong to the module of another template
+                return group_by_storage(tensors)
+    names: list[str] = []
+    for template, leaves in leaves_by_module.items():
+        assert kinds is not None
+        kinds_of_module = {leaf: kinds[f"{template}.{leaf}" if template else leaf] for leaf in leaves}
+        if not template or (uniform := _group_at_once(kinds_of_module)) is None:
+            names.extend(chain.from_iterable(kind.names for kind in kinds_of_module.values()))
+        else:
+            parts, modules = uniform
+            _add(storages, parts, modules)
+    for parts, modules in _group_one_by_one(tensors, tensors if kinds is None else names):
+        _add(storages, parts, modules)
+    return dict(storages.values())
+
+
+def _add(
+    storages: dict[frozenset[ModuleTensor], tuple[ModuleStorage, list[str]]],
+    parts: dict[str, ModuleTensor],
+    modules: list[str],
+) -> None:
+    """Add modules to those that are stored in the same way."""
+    storages.setdefault(frozenset(parts.values()), (ModuleStorage(parts), []))[1].extend(modules)
+
+
+def _group_at_once(kinds: Mapping[str, TensorKind]) -> tuple[dict[str, ModuleTensor], list[str]] | None:
+    """Return the storage of modules of one kind and their names; None where they are not all stored alike.
+
+    kinds: by the last part of the names of the tensors.
+    """
+    modules: list[str] = []
+    parts: dict[str, ModuleTensor] = {}
+    for leaf, kind in kinds.items():
+        ending = f".{leaf}"
+        if not parts:
+            modules = [name[: -len(ending)] for name in kind.names]
+        elif len(kind.names) != len(modules) or [module + ending for module in modules] != kind.names:
+            return None
+        if len(kind.forms) != 1:
+            return None
+        ((dtype, shape),) = kind.forms
+        parts[leaf] = ModuleTensor(leaf, ending, dtype, shape)
+    return parts, modules
+
+
+def _group_one_by_one(
+    tensors: Mapping[str, Tensor], names: Iterable[str]
+) -> Iterator[tuple[dict[str, ModuleTensor], list[str]]]:
+    """Yield storages, with the modules that have them, in one pass over the names. A storage may come more than once.
 
     The tensors of a module may lie anywhere in a file. So each module has a state, numbered by the tensors seen so far; two
-    orders of the same tensors lead to different states, which are merged at the end.
-
-    alike: the names in lists that end alike, as `Layout.names_by_template` has them, which is faster; None where each name is
-    looked at on its own.
+    orders of the same tensors lead to different states of one storage.
     """
     places: dict[str, tuple[str, str, str]] = {}
     states: dict[str, int] = {}
     steps: dict[tuple[int, str, str, tuple[int, ...]], int] = {}
-    state = states.get
-    for names in alike if alike is not None else ((name,) for name in tensors):
-        leaf = names[0].rpartition(".")[2]
+    for name in names:
+        module, _, leaf = name.rpartition(".")
         if (place := places.get(leaf) or _place(leaf)) is None:
             continue
         cut, added, _ = places[leaf] = place
-        width = len(leaf) + 1
-        # dtype → shape → state before → state after: the tensors of a list nearly always have one dtype and one shape
-        known: dict[str, dict[tuple[int, ...], dict[int, int]]] = {}
-        for name in names:
-            tensor = tensors[name]
-            module = name[:-width]
-            if cut or added:
-                module = module.removesuffix(".quant_state").removesuffix(cut) + added
-            before = state(module, 0)
-            try:
-                states[module] = known[tensor.dtype][tensor.shape][before]
-            except KeyError:
-                step = steps.setdefault((before, leaf, tensor.dtype, tensor.shape), len(steps) + 1)
-                known.setdefault(tensor.dtype, {}).setdefault(tensor.shape, {})[before] = states[module] = step
+        if cut or added:
+            module = module.removesuffix(".quant_state").removesuffix(cut) + added
+        tensor = tensors[name]
+        states[module] = steps.setdefault((states.get(module, 0), leaf, tensor.dtype, tensor.shape), len(steps) + 1)
     modules: dict[int, list[str]] = {}
     for module, number in states.items():
         modules.setdefault(number, []).append(module)
-    return _ways(steps, modules, places)
+    # States are turned back into the tensors that led to them; a step's predecessor always has a smaller number.
+    parts: list[dict[str, ModuleTensor]] = [{}]
+    for before, leaf, dtype, shape in steps:
+        cut, added, role = places[leaf]
+        fused = leaf.removeprefix(added[1:]) if added else ""
+        below = f".weight.quant_state.{leaf}" if role == "quant_state" else f".weight.{leaf}"
+        ending = fused if added else below if cut else f".{leaf}"
+        parts.append({**parts[before], role: ModuleTensor(role, ending, dtype, shape)})
+    for number, names_of_modules in modules.items():
+        yield parts[number], names_of_modules
 
 
 def _place(leaf: str) -> tuple[str, str, str] | None:
@@ -144,24 +208,3 @@ def _place(leaf: str) -> tuple[str, str, str] | None:
         if role in ROLES:
             return "", f".{fused[1]}", role
     return None
-
-
-def _ways(
-    steps: Mapping[tuple[int, str, str, tuple[int, ...]], int],
-    modules: Mapping[int, list[str]],
-    places: Mapping[str, tuple[str, str, str]],
-) -> dict[ModuleStorage, list[str]]:
-    """Turn states back into the tensors that led to them; a step's predecessor always has a smaller number."""
-    parts: list[dict[str, ModuleTensor]] = [{}]
-    for before, leaf, dtype, shape in steps:
-        cut, added, role = places[leaf]
-        fused = leaf.removeprefix(added[1:]) if added else ""
-        below = f".weight.quant_state.{leaf}" if role == "quant_state" else f".weight.{leaf}"
-        ending = fused if added else below if cut else f".{leaf}"
-        parts.append({**parts[before], role: ModuleTensor(role, ending, dtype, shape)})
-    storages: dict[tuple[ModuleTensor, ...], tuple[ModuleStorage, list[str]]] = {}
-    for number, names in modules.items():
-        way = parts[number]
-        key = tuple(way[role] for role in sorted(way))
-        storages.setdefault(key, (ModuleStorage(way), []))[1].extend(names)
-    return dict(storages.values())

@@ -61,8 +61,8 @@ class RopeOrder:
 def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     """Measure the order of the channels of queries and keys; None where the family or the sizes do not allow it.
 
-    It reads four heads of both matrices in four layers, and in 12 where the four leave a doubt. Raises Skip if a file shrank since its values were read, OSError
-    if reading fails.
+    It reads four heads of both matrices in four layers, and in 12 where the four leave a doubt. Raises Skip if a file shrank since
+    its values were read, OSError if reading fails.
     """
     config, stack = ckpt.config, ckpt.components.stack
     model_type = config.text.get("model_type", config.model_type) if config is not None else None
