@@ -38,5 +38,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{count(len(missing), 'tensor is', 'tensors are')} missing in the second checkpoint: {group_names(missing)}",
             file=comparison.first.files.get(first),
             key=first,
+            names=tuple(missing),
             hint="convert again, or compare with --critic if one side is a critic" if heads else "convert again",
         )

@@ -37,6 +37,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{count(len(extra), 'tensor is', 'tensors are')} only in the second checkpoint: {group_names(extra)}",
             file=comparison.second.files.get(first),
             key=first,
+            names=tuple(extra),
             hint="compare with --critic if one side is a critic"
             if heads
             else "convert into an empty folder, so that no shard of an older save remains",

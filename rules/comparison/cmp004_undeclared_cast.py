@@ -41,5 +41,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{count(len(names), 'tensor is', 'tensors are')} {ours} in the first checkpoint and {theirs} in the second, "
             f"{context}: {group_names(names)}",
             key=names[0],
+            names=tuple(names),
             hint="convert in the dtype of the source, or name the intended dtype with --cast",
         )

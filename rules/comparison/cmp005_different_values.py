@@ -76,5 +76,6 @@ def _problem(
         f"{sentence}; {total.different:,} of {total.elements:,} elements, {', '.join(details)}{where}",
         file=comparison.second.files.get(pair.names[1]),
         key=first,
+        names=tuple(concerned),
         hint=evidence or None,
     )

@@ -59,5 +59,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{sentence} in {count(len(names), 'tensor', 'tensors')}: {group_names(names)}; {rms:.2g} steps of the grid apart on "
             f"average, {steps:.3g} at most ({largest:.3g}), where rounding explains 0.5{instead}",
             key=names[0],
+            names=tuple(names),
             hint="dequantize again" if came_first else "quantize again from the dense checkpoint",
         )

@@ -43,5 +43,6 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"{group_names(names)}; {beyond:,} of {elements:,} numbers are farther than rounding explains, "
             f"{max(distance.steps for _, distance in distances):.3g} steps at most",
             key=names[0],
+            names=tuple(names),
             hint="quantize again, unless the weights were calibrated (GPTQ)",
         )

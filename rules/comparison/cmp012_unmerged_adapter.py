@@ -78,4 +78,4 @@ def check(comparison: Comparison) -> Iterator[Problem]:
 
 
 def _problem(comparison: Comparison, message: str, names: list[str]) -> Problem:
-    return Problem(message, file=comparison.second.files.get(names[0]), key=names[0], hint=HINT)
+    return Problem(message, file=comparison.second.files.get(names[0]), key=names[0], hint=HINT, names=tuple(names))

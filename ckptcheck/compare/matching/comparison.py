@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import Verdict
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
+    from ckptcheck.linter.pictures import PictureMaker
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
 """Parameters that every consumer keeps in F32 whatever the config says: rounding them routes tokens to other experts."""
@@ -321,6 +322,29 @@ class Comparison(EvidenceDefaults):
     def subject(self) -> str:
         """One line that counts what became of all tensors."""
         return " · ".join(self._describe_accounts())
+
+    @property
+    def headline(self) -> str:
+        """How many tensors are equal, and in which sense."""
+        plain, quantized = self._classified.plain, self._classified.quantized
+        parts = []
+        if plain:
+            is_cast = any(not how.first == how.second == how.target for _, how in plain)
+            sense = "within the tolerance" if self.tolerance.rtol or self.tolerance.atol else "bit for bit"
+            parts.append(
+                f"{count(len(plain), 'tensor is', 'tensors are')} equal {sense}{' after casts' if is_cast else ''}"
+            )
+        if quantized:
+            parts.append(
+                f"{count(len(quantized), 'quantized weight is', 'quantized weights are')} as near as rounding allows"
+            )
+        return ", and ".join(parts)
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return what the HTML report draws: the tensors by layer."""
+        from ckptcheck.compare.matching.comparison_picture import draw_comparison
+
+        return [("Tensors by layer", partial(draw_comparison, self))]
 
     def _describe_accounts(self) -> list[str]:
         from ckptcheck.compare.matching.value_heads import describe_critic_start
