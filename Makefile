@@ -1,7 +1,8 @@
 # make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
-# make quick   the tests that take no engine, no zoo and no torch, in under three minutes
-# make test    every test; installs what they need into .venv
-# make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test works without)
+# make test    the tests for every change: no engine, no zoo, no torch
+# make test-all every test, and the slowest twenty; installs what they need into .venv
+# make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test-all works without)
+# make docs    the pages in site/, with one for every rule
 # make check   ruff, mypy, import contracts
 # make matrix  every trainer layout against every engine layout, live, and SGLang killed (an hour on two cores, after make engines);
 #              then every fault of docs/fault-matrix.md on both engines (another hour): make faults, by itself
@@ -13,7 +14,7 @@
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
-#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   make test-all TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 JOBS ?= 2
@@ -26,16 +27,19 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo quick test engines matrix faults parity gpu check package bench fuzz format clean
+.PHONY: demo quick test test-all docs engines matrix faults parity gpu check package bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
 
-quick: .venv/tools.done
+test quick: .venv/tools.done
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q -m 'not engine and not zoo and not slow'
 
-test: .venv/torch.done .venv/tools.done
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+test-all: .venv/torch.done .venv/tools.done .venv/package.done
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=20
+
+docs: .venv/docs.done
+	$(BIN)/python docs/build.py
 
 engines: .venv/tools.done
 	$(BIN)/ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
@@ -99,6 +103,10 @@ clean:
 
 .venv/package.done: pyproject.toml .venv/tools.done
 	$(BIN)/pip install --quiet --editable '.[package]'
+	@touch $@
+
+.venv/docs.done: pyproject.toml .venv/tools.done
+	$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch $@
 
 .venv/torch.done: pyproject.toml fixtures/install_torch.py .venv/bin/python

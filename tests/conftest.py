@@ -29,7 +29,7 @@ def needs(*packages: str) -> None:
     """Skip, saying why, where what builds the checkpoints is not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"needs {' and '.join(missing)} to build checkpoints (make test installs them)")
+        pytest.skip(f"needs {' and '.join(missing)} to build checkpoints (make test-all installs them)")
 
 
 def needs_engine(name: str) -> Interpreter:
@@ -116,5 +116,5 @@ def pytest_unconfigure(config: pytest.Config) -> None:
                 break
     for package, number in missing.items():
         reporter.write_line(
-            f"{number} tests did not run, for {package} is not installed: make test installs it and runs them"
+            f"{number} tests did not run, for {package} is not installed: make test-all installs it and runs them"
         )

