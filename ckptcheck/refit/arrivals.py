@@ -46,10 +46,13 @@ def noted_arrivals(engine: object, is_wanted: bool) -> Iterator[NotedArrivals]:
     noted.arrived = engine.read_arrivals()
 
 
-def describe_arrival(trace: RefitTrace, sync: Sync, keys: Collection[Key], parts: Sequence[str] = ()) -> str:
+def describe_arrival(
+    trace: RefitTrace, sync: Sync, keys: Collection[Key], parts: Sequence[str] = (), *, was_skipped: bool = False
+) -> str:
     """Say whether what these wrong engine tensors are built from arrived as it was sent, to end a message with.
 
-    parts: the checkpoint's tensors that are wrong in them, where they are known. Returns "" where nothing tells.
+    parts: the checkpoint's tensors that are wrong in them, where they are known. was_skipped: nothing of them was written.
+    Returns "" where nothing tells.
     """
     weights = {weight.name: weight for weight in trace.weights}
     names = [name for name in parts if name in weights] or list(
@@ -71,10 +74,12 @@ def describe_arrival(trace: RefitTrace, sync: Sync, keys: Collection[Key], parts
         subject = whole if changed == names else join_names(changed)
         origin = _explain(trace, recorded, changed, arrived)
         return f"; {again}{subject} arrived at the engine's load_weights with other bytes than were sent{origin}"
-    return (
-        f"; {again}{whole} arrived at the engine's load_weights unchanged:"
-        " the engine's loader, or what ran after it, is at fault"
+    culprit = (
+        "the engine's loader skipped it, or wrote it into a copy or another tensor"
+        if was_skipped
+        else "the engine's loader, or what ran after it, is at fault"
     )
+    return f"; {again}{whole} arrived at the engine's load_weights unchanged: {culprit}"
 
 
 def _find_recorded(trace: RefitTrace, sync: Sync, keys: Collection[Key]) -> Sync | None:

@@ -38,6 +38,13 @@ def describe_delivery(trace: RefitTrace, sync: Sync, engine_names: Collection[st
     return place
 
 
+def describe_stop(sync: Sync, lost: Collection[str]) -> str:
+    """Describe the place among the buckets of several weights that the engine did not write, to end a message with."""
+    order = [name for names in sync.bucket_names for name in names]
+    missing = set(lost) & set(order)
+    return _describe_place(sync, missing, order) if len(missing) > 1 else ""
+
+
 def _describe_place(sync: Sync, lost: Collection[str], order: list[str]) -> str:
     buckets = [names for names in sync.bucket_names if names]
     total = len(buckets)
@@ -49,6 +56,11 @@ def _describe_place(sync: Sync, lost: Collection[str], order: list[str]) -> str:
     if total > 1 and whole and sum(len(buckets[number - 1]) for number in whole) == len(lost):
         numbers = ", ".join(map(str, whole[:8])) + (", …" if len(whole) > 8 else "")
         return f"; that is the whole of bucket{'s' if len(whole) > 1 else ''} {numbers} of {total:,}"
+    for number, names in enumerate(buckets, 1):
+        if 1 < len(lost) < len(names) and set(names[-len(lost) :]) == set(lost):
+            return (
+                f"; that is all of bucket {number:,} of {total:,} from {names[-len(lost)]} on: the engine stopped there"
+            )
     for index, word in ((-1, "last"), (0, "first")):
         ends = {names[index] for names in buckets if len(names) > 1}
         if total > 1 and len(lost) > 1 and set(lost) <= ends:

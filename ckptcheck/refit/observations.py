@@ -15,7 +15,7 @@ from ckptcheck.refit.sleep_cycle import SleepCheck
 from ckptcheck.refit.source_comparison import SourceComparison
 from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
 from ckptcheck.runtime.engines.base import EngineInfo, HostScalars, ScrambleResult, TensorDigests
-from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, UnlikeReplicas, Weight
 
 
 @dataclass
@@ -43,7 +43,7 @@ class TrialObservations:
     module_errors_skipped: str = ""
     steps: list[OptimizerStep] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    replica_mismatch: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    replica_mismatch: dict[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     acceptances: list[Acceptance] = field(default_factory=list)
     sleep_check: SleepCheck | None = None

@@ -30,7 +30,7 @@ from ckptcheck.runtime.engines.base import (
     UpdateResult,
 )
 from ckptcheck.runtime.engines.known_issues import EngineIdentity, detect_traits
-from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, UnlikeReplicas, Weight
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import Verdict
@@ -208,7 +208,7 @@ class RefitTrace(EvidenceDefaults):
     steps: tuple[OptimizerStep, ...] = ()
     memory: tuple[int, ...] = ()
     """Bytes that the engine holds after the cold load and after every sync."""
-    replica_mismatch: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    replica_mismatch: Mapping[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
     """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
     untrained: tuple[str, ...] = ()
     """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""

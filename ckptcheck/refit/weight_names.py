@@ -99,7 +99,11 @@ def weights_within(
     shape = next((entry.shape for (_, own), entry in trace.cold_manifest.items() if own == name), ())
     if not spans or len(weights) < 2 or has_whole_experts(name, shape, weights):
         return weights, False
-    return _overlapping(weights, spans, total, trace.engine.ranks if trace.engine else 1), True
+    ranks = trace.engine.ranks if trace.engine else 1
+    is_padded = EXPERTS_TENSOR.fullmatch(name.removeprefix(DRAFT)) is not None and not total % len(weights)
+    # the parts of experts are alike, so padding makes them no less so
+    sizes = [total // len(weights)] * len(weights) if is_padded else [prod(each.shape) // ranks for each in weights]
+    return _overlapping(weights, spans, total, sizes), True
 
 
 def describe_ranks(trace: RefitTrace, keys: Iterable[Key], *, always: bool = False) -> str:
@@ -153,14 +157,17 @@ def _join_parts(parts: Sequence[str]) -> str:
 
 
 def _overlapping(
-    weights: Sequence[Weight], spans: Iterable[tuple[int, int]], total: int, ranks: int
+    weights: Sequence[Weight], spans: Iterable[tuple[int, int]], total: int, sizes: Sequence[int]
 ) -> tuple[Weight, ...]:
-    """Return the weights that overlap the spans; all of them if a rank does not hold an even share of each."""
-    if sum(prod(weight.shape) for weight in weights) != total * ranks:
+    """Return the weights that overlap the spans; all of them if a rank does not hold an even share of each.
+
+    sizes: the elements that a rank holds of each.
+    """
+    if sum(sizes) != total:
         return tuple(weights)
     ranges, overlapping, begin = list(spans), [], 0
-    for weight in weights:
-        end = begin + prod(weight.shape) // ranks
+    for weight, size in zip(weights, sizes, strict=True):
+        end = begin + size
         if any(first < end and last > begin for first, last in ranges):
             overlapping.append(weight)
         begin = end

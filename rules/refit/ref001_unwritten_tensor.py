@@ -52,7 +52,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f"{subject} did not write {count(len(names), 'tensor')}: {join_truncated(names)}; the update call {answer}"
             + describe_origin(trace, names)
             + (describe_ranks(trace, whole) or describe_delivery(trace, sync, names))
-            + describe_arrival(trace, sync, whole),
+            + describe_arrival(trace, sync, whole, was_skipped=True),
             key=names[0],
             hint="send it, under a name that the engine's loader knows",
             names=tuple(names),

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.arrivals import describe_arrival
+from ckptcheck.refit.delivery import describe_stop
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
 from ckptcheck.refit.weight_names import describe_origin, describe_ranks, weights_within
@@ -50,6 +51,16 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         raise Skip(reason)
 
 
+def _find_lost(trace: RefitTrace, sync: Sync, rank: int) -> set[str]:
+    """Return the trainer's weights that lie in what a rank did not get, of tensors that it got in part or not at all."""
+    lost: set[str] = set()
+    for (other, name), part in sync.unwritten_parts.items():
+        if other == rank:
+            spans = [*part.sentinel_ranges, *part.nan_ranges]
+            lost |= {weight.name for weight in weights_within(trace, name, spans, part.total)[0]}
+    return lost
+
+
 def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, UnwrittenElements]) -> Iterator[Problem]:
     """Yield a problem for each set of tensors that ranks did not get whole; each tensor once."""
     reported: set[str] = set()
@@ -71,7 +82,8 @@ def _describe_parts(trace: RefitTrace, sync: Sync, partial: Mapping[Key, Unwritt
         first_keys = [key for key in partial if key[1] == names[0]]
         message += describe_ranks(trace, first_keys, always=True)
         lacking, _ = weights_within(trace, names[0], spans, first.total)
-        message += describe_arrival(trace, sync, first_keys, [weight.name for weight in lacking])
+        message += describe_stop(sync, _find_lost(trace, sync, rank))
+        message += describe_arrival(trace, sync, first_keys, [weight.name for weight in lacking], was_skipped=True)
         yield Problem(
             message, key=names[0], hint="send every part of what the engine fuses, in one update", names=tuple(names)
         )

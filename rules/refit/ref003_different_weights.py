@@ -102,6 +102,7 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             f"after sync {sync.number}, {count(len(names_of_rest), 'tensor differs', 'tensors differ')} from a cold load of the"
             f" same weights: {join_truncated(names_of_rest)}{describe_origin(trace, names_of_rest)}"
             + describe_ranks(trace, rest)
+            + ("; no known cause gives what the engine holds" if unknown is not None else "")
             + describe_arrival(trace, sync, rest),
             key=names_of_rest[0],
             hint=unknown.evidence if unknown is not None else None,

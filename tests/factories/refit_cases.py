@@ -20,7 +20,7 @@ from ckptcheck.runtime.engines.base import Bucket, Engine
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.process.errors import RemoteError
-from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_fault import Fault
@@ -201,8 +201,9 @@ class FakeTrainer:
                 found.append(ShardDigest(name, 0, begin, begin + size, rank, own, held, said))
         return found
 
-    def mismatched_replicas(self) -> tuple[str, ...]:
-        return ("decoder.final_layernorm.weight",) if self._unlike is not None and self._steps >= self._unlike else ()
+    def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
+        unlike = UnlikeReplicas("decoder.final_layernorm.weight", ((0,), (1,)), (1,) if self._steps else ())
+        return (unlike,) if self._unlike is not None and self._steps >= self._unlike else ()
 
     def save(self, folder: Path) -> None:
         save_file(self._gathered(self._saves), folder / "model.safetensors")

@@ -73,6 +73,18 @@ class ShardDigest:
     """The digest of the same rows or columns of the export, "" where it has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnlikeReplicas:
+    """A parameter of which the trainer's ranks hold different copies."""
+
+    name: str
+    """The trainer's."""
+    copies: tuple[tuple[int, ...], ...]
+    """The ranks that hold each copy."""
+    stale: tuple[int, ...] = ()
+    """Those that hold what they held before the last step, although others do not."""
+
+
 class Trainer(Protocol):
     """A model that is trained. Every call raises WorkerDied, WorkerTimeout or RemoteError as `WorkerClient.call` does."""
 
@@ -142,8 +154,8 @@ class Trainer(Protocol):
         """Return the digest of every exported weight, computed where it lies, as an engine's `TensorDigest.digest`."""
         ...
 
-    def mismatched_replicas(self) -> tuple[str, ...]:
-        """Return the trainer's names of parameters of which its ranks hold different copies; () if there are none."""
+    def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
+        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
         ...
 
     def save(self, folder: Path) -> None:

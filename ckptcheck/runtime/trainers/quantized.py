@@ -17,7 +17,7 @@ from typing import Any
 from ckptcheck.runtime.engines.base import Bucket
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, ShardedTrainer, Trainer, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, ShardedTrainer, Trainer, UnlikeReplicas, Weight
 from ckptcheck.runtime.trainers.remote import INDEX
 from ckptcheck.runtime.trainers.schemes import QuantizationScheme
 
@@ -153,8 +153,8 @@ class QuantizedTrainer:
         """Return the same of the wrapped trainer, before anything is packed; [] where it cannot tell."""
         return self._inner.shard_digests() if isinstance(self._inner, ShardedTrainer) else []
 
-    def mismatched_replicas(self) -> tuple[str, ...]:
-        """Return the trainer's names of parameters of which its ranks hold different copies; () if there are none."""
+    def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
+        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
         return self._inner.mismatched_replicas()
 
     def save(self, folder: Path) -> None:

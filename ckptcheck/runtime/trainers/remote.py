@@ -14,7 +14,7 @@ from ckptcheck.runtime.engines.activations import Activations, assemble_activati
 from ckptcheck.runtime.engines.base import Bucket
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, Weight
+from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from ckptcheck.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
 
 BYTES = {"F32": 4, "BF16": 2}
@@ -190,9 +190,12 @@ class RemoteTrainer:
         """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
         return [ShardDigest(**row) for row in self._ask("shard_digests")]
 
-    def mismatched_replicas(self) -> tuple[str, ...]:
-        """Return the trainer's names of parameters of which its ranks hold different copies; () if there are none."""
-        return tuple(self._ask("mismatched_replicas"))
+    def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
+        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
+        return tuple(
+            UnlikeReplicas(row["name"], tuple(map(tuple, row["copies"])), tuple(row["stale"]))
+            for row in self._ask("mismatched_replicas")
+        )
 
     def save(self, folder: Path) -> None:
         """Write the weights as a Hugging Face checkpoint that an engine can load, with config and tokenizer."""

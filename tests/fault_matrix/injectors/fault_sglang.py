@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,13 @@ def register() -> None:
         dispatch.heal(forget)
 
     def keep_cache(view: Any) -> None:
-        undo.replace(view.scheduler, "flush_cache", lambda *_, **__: True)
+        # both took the scheduler's method when they were made
+        for owner, name in (
+            (view.scheduler.weight_updater, "flush_cache"),
+            (view.scheduler.flush_wrapper, "_flush_cache"),
+        ):
+            undo.at_end(functools.partial(setattr, owner, name, getattr(owner, name)))
+            setattr(owner, name, lambda *_, **__: True)
 
     sglang_worker.METHODS.update(inject=inject, heal=heal, keep_cache=keep_cache)
 

@@ -67,7 +67,7 @@ def load(settings: dict[str, Any], table: dict[str, dict[str, Any]], files: dict
     except Exception:
         ranks.close()
         raise
-    STATE.update(ranks=ranks, vocabulary=settings["vocabulary"])
+    STATE.update(ranks=ranks, replicas={}, vocabulary=settings["vocabulary"])
     version = megatron.core.__version__
     return {
         "version": version,
@@ -267,16 +267,33 @@ def shard_digests() -> list[dict[str, Any]]:
     ]
 
 
-def mismatched_replicas() -> list[str]:
-    """Return Megatron's names of the parameters whose replicas differ between ranks."""
+def mismatched_replicas() -> list[dict[str, Any]]:
+    """Return the parameters whose replicas differ between ranks: Megatron's name, the ranks that hold each copy, and those ranks
+    whose copy is what it was at the last call of this, while that of another rank is not.
+    """
     digests_by_rank = _ranks().call_all("parameter_digests")
     parameters_by_rank = _ranks().call_all("describe_parameters")
-    digests: dict[tuple[str, int], set[str]] = {}
-    for rank_digests, parameters in zip(digests_by_rank, parameters_by_rank, strict=True):
+    copies: dict[tuple[str, int], dict[int, str]] = {}
+    for rank, (rank_digests, parameters) in enumerate(zip(digests_by_rank, parameters_by_rank, strict=True)):
         for parameter in parameters:
             name = "embedding.word_embeddings.weight" if parameter["is_tied_copy"] else parameter["name"]
-            digests.setdefault((name, parameter["part"]), set()).add(rank_digests[parameter["name"]])
-    return sorted({name for (name, _), different in digests.items() if len(different) > 1})
+            copies.setdefault((name, parameter["part"]), {})[rank] = rank_digests[parameter["name"]]
+    before: dict[tuple[str, int], dict[int, str]] = STATE.get("replicas", {})
+    STATE["replicas"] = copies
+    return [
+        _describe_copies(key[0], own, before.get(key, {}))
+        for key, own in sorted(copies.items())
+        if len(set(own.values())) > 1
+    ]
+
+
+def _describe_copies(name: str, own: dict[int, str], before: dict[int, str]) -> dict[str, Any]:
+    """Describe the copies of a parameter. own: rank → digest; before: those of the last call, {} for the first one."""
+    ranks_by_copy: dict[str, list[int]] = {}
+    for rank, value in own.items():
+        ranks_by_copy.setdefault(value, []).append(rank)
+    stale = [rank for rank, value in own.items() if before.get(rank) == value]
+    return {"name": name, "copies": list(ranks_by_copy.values()), "stale": stale if len(stale) < len(own) else []}
 
 
 def _ranks() -> Ranks:

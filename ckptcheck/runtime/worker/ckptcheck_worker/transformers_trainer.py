@@ -235,7 +235,7 @@ def shard_digests() -> list[dict[str, Any]]:
     ]
 
 
-def mismatched_replicas() -> list[str]:
+def mismatched_replicas() -> list[dict[str, Any]]:
     """Return []: one process has no replicas."""
     return []
 
