@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         scan_all,
         score_rollouts,
         verify,
+        write_page,
     )
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.linter.pictures import ask_for_pictures
@@ -96,6 +97,7 @@ __all__ = [
     "scan_all",
     "score_rollouts",
     "verify",
+    "write_page",
 ]
 
 _MODULES = {

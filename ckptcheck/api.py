@@ -111,6 +111,27 @@ RANGES = {
 """Argument → the numbers that it takes, in every function that has no range of its own for it."""
 
 
+# --- saved reports ---
+
+
+def write_page(files: StrPath | Sequence[StrPath], output: StrPath) -> None:
+    """Write one HTML page from reports that were saved as JSON: a fleet of checkpoints, or the steps of a run.
+
+    Args:
+        files: what ``--format json -o FILE`` wrote, in the order of the page; a file may hold several reports.
+        output: the page.
+
+    Raises CkptcheckError for a file that holds no report, and where the page cannot be written.
+    """
+    files = _wrap_single(files)
+    from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
+    from ckptcheck.text.file_io import replace_file, require_output_apart
+
+    paths = [Path(file) for file in files]
+    require_output_apart(Path(output), *paths)
+    replace_file(Path(output), render_saved_reports(paths).encode())
+
+
 # --- checkpoints ---
 
 

@@ -546,6 +546,7 @@ FUNCTIONS = {
     "parity why": api.parity_why,
     "parity localize": api.localize,
     "refit lora": api.lora,
+    "report": api.write_page,
 }
 FURTHER_FUNCTIONS: dict[str, tuple[Callable[..., object], ...]] = {
     "scan": (api.scan_all, api.preview_repairs),
@@ -586,6 +587,7 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
         arguments = {*inspect.signature(function).parameters} - {"observer"}
         options -= OF_ATTACH | OF_CONFORMANCE if name == "refit" else set()
         renamed = {"targets": "target", "files": "file", "diff": None}
+        renamed |= {"files": "files"} if name == "report" else {}
         # only judge_all compares two runs
         renamed |= {"against": None} if name == "parity judge" else {}
         # only follow_history follows a record

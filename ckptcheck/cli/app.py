@@ -29,6 +29,7 @@ COMMAND_MODULES = {
     "verify": "manifest",
     "rules": "rules",
     "rule": "rules",
+    "report": "report_page",
     "doctor": "doctor",
     "engine": "engine",
     "parity": "parity",

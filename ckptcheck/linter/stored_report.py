@@ -1,13 +1,34 @@
-"""Reads a report from the JSON form in which it was written."""
+"""Reads reports from the JSON form in which they were written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import SCHEMA, Report, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding
+from ckptcheck.text.file_io import read_json_file
+
+HINT = "--format json -o FILE writes one"
+
+
+def read_reports(path: Path) -> list[Report]:
+    """Return the reports of a file that ``--format json`` wrote: one, or a list. Raises CkptcheckError for anything else."""
+    try:
+        value = read_json_file(path)
+    except OSError as error:
+        raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error
+    forms = value if isinstance(value, list) else [value]
+    if not forms or not all(isinstance(form, dict) for form in forms):
+        raise CkptcheckError(f"{path} is no report of ckptcheck: it holds no object with a report", hint=HINT)
+    try:
+        return [load_report(form) for form in forms]
+    except CkptcheckError as error:
+        raise CkptcheckError(f"{path}: {error.message}", hint=HINT) from error
 
 
 def load_report(form: Mapping[str, Any]) -> Report:

@@ -21,6 +21,8 @@ from ckptcheck.text.formatting import count
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from ckptcheck.linter.pictures import Picture
+
 SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "start.js")
 """In the order in which the browser reads them, as one script."""
 MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
@@ -35,8 +37,11 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     return render_page(reports, rules)
 
 
-def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
-    """Return a page that opens from a disk or a mail: it has no address in it and asks for none."""
+def render_page(reports: Sequence[Report], rules: Sequence[Rule] = (), overview: Sequence[Picture] = ()) -> str:
+    """Return a page that opens from a disk or a mail: it has no address in it and asks for none.
+
+    overview: pictures of all reports together, which stand above them.
+    """
     from ckptcheck import __version__
 
     script, style = _read_script(), _read("page.css")
@@ -50,7 +55,11 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
             style=style,
             script=script,
             reports=_describe_reports(reports, rules),
-            data=_encode_data(reports),
+            overview=[
+                {"anchor": f"all-p{position}", "title": picture.title, "caption": picture.caption}
+                for position, picture in enumerate(overview)
+            ],
+            data=_encode_data([*reports, Report("", pictures=tuple(overview))]),
         )
     )
 
@@ -141,8 +150,7 @@ def _encode_data(reports: Sequence[Report]) -> str:
                 "pictures": [encode_picture(picture, names) for picture in report.pictures],
                 "findings": [
                     {
-                        "code": finding.code,
-                        "severity": finding.severity,
+                        "code": printable(str(finding.code)),
                         "names": [
                             names.encode(name)
                             for name in dict.fromkeys((*filter(None, (finding.key,)), *finding.names[:MOST_NAMES]))

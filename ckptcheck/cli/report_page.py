@@ -1,0 +1,27 @@
+"""``ckptcheck report FILE… -o page.html`` makes one page of saved reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptcheck import api
+from ckptcheck.cli.options import OutputFile
+
+
+def report(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Reports that --format json wrote, in the order of the page.")
+    ],
+    output: OutputFile,
+) -> None:
+    """Write one HTML page from saved JSON reports: a fleet of checkpoints, the steps of a run.
+
+    Exit codes: 0 written, 2 a file is no report. The page has no pictures of tensors: --format html draws those.
+    """
+    from ckptcheck.cli.output import log
+
+    api.write_page(list(files), output)
+    log(f"the page is {output}")
