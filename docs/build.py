@@ -1,0 +1,171 @@
+"""Builds the site: the pages of docs/, a page for every rule, the options and the API as the code declares them.
+
+`make docs` runs it. The pages are assembled in build/docs, where links to files that are no pages become links to the source, and
+mkdocs (mkdocs.yml) writes them to site/. A link that leads nowhere fails the build.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import ckptcheck
+from ckptcheck.cli.app import build_app
+from ckptcheck.linter.rule import Rule
+from ckptcheck.linter.rule_loader import load_rules
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "build/docs"
+SOURCE = (
+    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"] + "/blob/main/"
+)
+LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(?=[)#])")
+MOST_BAD, MOST_OK = 3, 6
+"""Cases that the page of a rule shows."""
+
+
+def assemble_pages(folder: Path) -> None:
+    """Write every page of the site into a folder, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name in ("CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY"):
+        if (ROOT / f"{name}.md").is_file():
+            _write(folder / f"project/{name.lower()}.md", _move_links(_read(ROOT / f"{name}.md"), ROOT, "project"))
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        place = page.relative_to(ROOT / "docs")
+        _write(folder / place, _move_links(_read(page), page.parent, str(place.parent)))
+    rules = load_rules()
+    for rule in rules:
+        _write(folder / f"rules/{rule.code}.md", describe_rule(rule))
+    _write(folder / "rules/index.md", list_rules(rules))
+    _write(folder / "reference/options.md", describe_options())
+    _write(folder / "reference/api.md", describe_api())
+
+
+def _move_links(text: str, base: Path, place: str) -> str:
+    """Point the links of a page that moved: to pages of the site where the target is one, else to the source."""
+
+    def replace(match: re.Match[str]) -> str:
+        target = (base / match[1]).resolve()
+        up = "../" * len(Path(place).parts)
+        if target.suffix == ".md" and target.is_relative_to(ROOT / "docs"):
+            return up + str(target.relative_to(ROOT / "docs"))
+        if target == ROOT / "rules/README.md":
+            return f"{up}rules/index.md"
+        if target.parent == ROOT and target.suffix == ".md" and target.stem != "README":
+            return f"{up}project/{target.name.lower()}"
+        if target.is_relative_to(ROOT / "docs") and target.is_file():
+            return up + str(target.relative_to(ROOT / "docs"))
+        if not target.exists():
+            raise SystemExit(f"{base}: a link leads to {match[1]}, which is not there")
+        return SOURCE + str(target.relative_to(ROOT))
+
+    return LINK.sub(replace, text)
+
+
+def describe_rule(rule: Rule) -> str:
+    """Return the page of a rule: its docstring, and its cases as examples."""
+    assert rule.path is not None
+    summary, _, rest = rule.explanation.strip().partition("\n")
+    cases = tomllib.loads(rule.path.with_suffix(".toml").read_text(encoding="utf-8"))
+    lines = [
+        f"# {rule.code} {rule.name}", "", f"**{rule.severity}** · {summary}", "", rest.strip(), "",
+        "## Examples", "", "From the cases that the tests run.", "",
+    ]  # fmt: skip
+    for case in cases.get("bad", [])[:MOST_BAD]:
+        expected = [message for message in case.get("expect", []) if isinstance(message, str)]
+        lines += [f"*{case['title'].rstrip('.')}*", "", "```text", *expected, "```", ""]
+    quiet = [case["title"] for case in cases.get("ok", [])][:MOST_OK]
+    lines += ["It stays quiet where", "", *(f"- {title}" for title in quiet), ""] if quiet else []
+    path = rule.path.relative_to(ROOT)
+    return "\n".join([*lines, f"[The code]({SOURCE}{path}) · [all cases]({SOURCE}{path.with_suffix('.toml')})", ""])
+
+
+def list_rules(rules: list[Rule]) -> str:
+    """Return the table of all rules, family by family."""
+    lines = [f"# The {len(rules)} rules", "", "`ckptcheck rule CODE` prints the same pages in the terminal."]
+    family = None
+    for rule in rules:
+        assert rule.path is not None
+        if rule.path.parent.name != family:
+            family = rule.path.parent.name
+            lines += ["", f"## {family}", "", "| code | name | severity | what it finds |", "|---|---|---|---|"]
+        summary = rule.summary.rstrip(".").replace("|", "\\|")
+        lines.append(f"| [{rule.code}]({rule.code}.md) | {rule.name} | {rule.severity} | {summary} |")
+    return "\n".join(lines) + "\n"
+
+
+def describe_options() -> str:
+    """Return the page of every command with its options, as the command line declares them."""
+    lines = ["# Commands and options", "", "`ckptcheck COMMAND --help` prints the same."]
+    for name, command in _list_commands(typer.main.get_command(build_app())):
+        lines += ["", f"## ckptcheck {name}", "", _escape(inspect.cleandoc(command.help or ""))]
+        if rows := [row for parameter in command.params if (row := _describe_parameter(parameter))]:
+            lines += ["", "| | |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _list_commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        words = f"{path} {name}".strip()
+        yield from _list_commands(inner, words) if hasattr(inner, "commands") else [(words, inner)]
+
+
+def _describe_parameter(parameter: Any) -> str:
+    """Return a row of the table, "" for a parameter that the help does not show."""
+    if getattr(parameter, "hidden", False) or not getattr(parameter, "help", None):
+        return ""
+    names = [parameter.metavar or parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
+    return f"| {', '.join(f'`{name}`' for name in names)} | {_escape(' '.join(parameter.help.split()))} |"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([|<>*_\[\]])", r"\\\1", text)
+
+
+def describe_api() -> str:
+    """Return the page of what `import ckptcheck` offers: signatures and docstrings."""
+    lines = ["# Reference of the API", "", "[A guide with examples](../api.md) comes first."]
+    for name in ckptcheck.__all__:
+        value = getattr(ckptcheck, name)
+        if not callable(value):
+            continue
+        try:
+            arguments = [str(each) for each in inspect.signature(value).parameters.values()]
+        except ValueError:
+            arguments = []
+        lines += ["", f"## {name}", "", "```python", f"ckptcheck.{name}("]
+        lines += [*(f"    {argument}," for argument in arguments), ")", "```", ""]
+        lines += ["```text", inspect.getdoc(value) or "", "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Assemble the pages and build the site. Returns the exit code of mkdocs, which is not 0 where a link leads nowhere."""
+    assemble_pages(PAGES)
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
