@@ -982,6 +982,7 @@ def lora(
     dtype: Dtype = "float32",
     engine_gpus: str | None = None,
     engine_python: StrPath | None = None,
+    timeout: Sequence[str] = (),
     observer: Observer = SILENT,
 ) -> Report:
     """Load a LoRA adapter into a live engine, evict it, replace it under its name, and check what requests with it compute.
@@ -996,6 +997,7 @@ def lora(
         dtype: what the engine computes in.
         engine_gpus: GPUs that the engine may see, comma-separated; None: all.
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
+        timeout: seconds of the phases, as ``SECONDS`` or ``PHASE=SECONDS`` (start, sync).
         observer: receives messages.
 
     Raises CkptcheckError for what cannot be opened or started.
@@ -1006,12 +1008,16 @@ def lora(
     engine_gpus = _normalize_gpus("--engine-gpus", engine_gpus)
     from ckptcheck.refit.live_trial import TrialEngine
     from ckptcheck.refit.lora.live_trial import run_live_lora_trial
+    from ckptcheck.refit.timeouts import parse_timeouts
     from ckptcheck.runtime.engines import registry
+    from ckptcheck.unused_options import reject_unused_lora_phases
 
+    reject_unused_lora_phases(timeout)
+    timeouts = parse_timeouts(timeout)
     registry.require_engine(engine)
     trial_engine = TrialEngine(engine, engine_tp, engine_mode, (), engine_gpus, _path(engine_python))
     with run_live_lora_trial(
-        os.fspath(source), Path(adapter), trial_engine, dtype=dtype, update=update, observer=observer
+        os.fspath(source), Path(adapter), trial_engine, dtype=dtype, update=update, timeouts=timeouts, observer=observer
     ) as trace:
         return _report(trace)
 

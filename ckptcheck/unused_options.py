@@ -196,6 +196,11 @@ def _reject_device_options(options: Options, device: str, checks_weights: bool, 
         options.reject(["trainer_gpus"], "with --device cpu: the trainer is kept off GPUs")
 
 
+def reject_unused_lora_phases(timeouts: Sequence[str]) -> None:
+    """Reject timeouts of phases that ``refit lora`` does not have. timeouts: as the user wrote them."""
+    _reject_phases(timeouts, ["score", "step"], "with refit lora: adapters are loaded and scored in one phase, sync")
+
+
 def _reject_phases(timeouts: Sequence[str], unused: Sequence[str], where: str) -> None:
     """Reject timeouts of these phases, which are written ``PHASE=SECONDS``."""
     phases = {text.rpartition("=")[0] for text in timeouts}

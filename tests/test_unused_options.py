@@ -83,6 +83,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("refit", TINY, "--steps", "0", "--perturb", "0.1"), "--perturb has no effect with --steps 0"),
     (("refit", TINY, "--steps", "0", "--timeout", "step=3"), "--timeout step= has no effect with --steps 0"),
+    (("refit", "lora", TINY, TINY, "--timeout", "score=3"), "--timeout score= has no effect with refit lora: adapters are"),
     (("refit", TINY, "--no-check-logprobs", "--timeout", "score=3"), "--timeout score= has no effect with --no-check-"),
     (("refit", TINY, "--device", "cpu", "--trainer-gpus", "0"), "--trainer-gpus has no effect with --device cpu"),
     (

@@ -42,6 +42,15 @@ def lora(
         typer.Option(metavar="N,…", callback=gpus, help="GPUs that the engine may see.", show_default="all"),
     ] = None,
     engine_python: EnginePython = None,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PHASE=]SECONDS",
+            help="Seconds for each phase, or for those of one kind: start (of an engine), sync (adapters are loaded and "
+            "scored); repeatable.",
+            show_default="900, 300, and what reading the weights takes",
+        ),
+    ] = None,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -58,6 +67,6 @@ def lora(
     require_output_apart(output, adapter, Path(source))
     report = api.lora(
         source, adapter, engine=engine, update=update, engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype,
-        engine_gpus=engine_gpus, engine_python=engine_python, observer=out.TERMINAL,
+        engine_gpus=engine_gpus, engine_python=engine_python, timeout=timeout or (), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -19,10 +19,11 @@ NOTES: list[str] = []
 
 
 class Manager:
-    """SGLang's tokenizer manager: it says yes, and keeps what it was asked."""
+    """SGLang's tokenizer manager: it says yes, or no to one request, and keeps what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: str = "") -> None:
         self.asked: list[Any] = []
+        self._refuses = refuses
 
     def config_value(self, name: str) -> str:
         return "1"
@@ -30,17 +31,39 @@ class Manager:
     def __getattr__(self, name: str) -> Any:
         async def call(request: Any, _: Any) -> tuple[bool, str]:
             self.asked.append((name, request))
-            return True, ""
+            return name != self._refuses, "a session is open" if name == self._refuses else ""
 
         return call
 
 
 def updated(transport: str) -> list[Any]:
     """Update by one bucket for each weight, and return the requests that SGLang gets."""
+    manager = Manager()
+    result, requests = _update(manager, transport), []
+    assert result["ok"], result
+    for method, request in manager.asked:
+        fields = {name: getattr(request, name) for name in request.__struct_fields__}
+        if payloads := fields.pop("serialized_named_tensors", None):
+            received = [MultiprocessingSerializer.deserialize(payload) for payload in payloads]
+            fields["heard"] = [_values(each) for each in received]
+        requests.append(
+            [method, {name: value for name, value in fields.items() if isinstance(value, (str, int, list))}]
+        )
+    return requests
+
+
+def refused(transport: str) -> list[Any]:
+    """Update an SGLang that begins no session; return its answer, and the names of the requests that it gets."""
+    manager = Manager("begin_weight_update")
+    result = _update(manager, transport)
+    return [result["ok"], result["message"], [name for name, _ in manager.asked]]
+
+
+def _update(manager: Manager, transport: str) -> dict[str, Any]:
     torch.cuda.is_available = lambda: True
     torch.cuda.ipc_collect = lambda: NOTES.append("collected")
     torch.Tensor.cuda = lambda tensor: NOTES.append("placed") or tensor.clone()
-    manager, requests, buckets = Manager(), [], []
+    buckets = []
     engine = SimpleNamespace(tokenizer_manager=manager, server_args=SimpleNamespace(tp_size=2))
     group = {"kind": "nccl", "host": "127.0.0.1", "port": 5, "world_size": 3, "key": "sync-1"}
     for name, weight in WEIGHTS.items():
@@ -54,17 +77,7 @@ def updated(transport: str) -> list[Any]:
         raise AssertionError("an NCCL group has no barrier")
 
     update = sglang_update.Update(buckets, True, "4", "folder", wait_in_group)
-    result = asyncio.run(sglang_update.run_update(engine, transport, update))
-    assert result["ok"], result
-    for method, request in manager.asked:
-        fields = {name: getattr(request, name) for name in request.__struct_fields__}
-        if payloads := fields.pop("serialized_named_tensors", None):
-            received = [MultiprocessingSerializer.deserialize(payload) for payload in payloads]
-            fields["heard"] = [_values(each) for each in received]
-        requests.append(
-            [method, {name: value for name, value in fields.items() if isinstance(value, (str, int, list))}]
-        )
-    return requests
+    return asyncio.run(sglang_update.run_update(engine, transport, update))
 
 
 def _values(heard: Any) -> Any:
@@ -117,6 +130,7 @@ def older() -> None:
 
 RPC_METHODS = {
     "updated": updated,
+    "refused": refused,
     "notes": notes,
     "started": started,
     "proposes": proposes,

@@ -194,6 +194,8 @@ class MatrixRunner:
             nbytes=1 << 30,
             text=TrialTokenizer(ckpt.source),
             folder=folder,
+            source=None if cell.quantize else ckpt,
+            start_oracle=None if cell.quantize else self._start_oracle,
         )
         try:
             trace = trial.run()
@@ -210,22 +212,25 @@ class MatrixRunner:
             cell.quantize, shapes, held.info.architecture, cell.engine, ignore=cell.ignore, quantizer=cell.quantizer
         )
 
-        def reference(checkpoint: Path, _: Any) -> Any:
-            opened = open_checkpoint(str(checkpoint))
-            started = start_transformers(opened, self.exchange, host=self._reference_host, scratch=(self.folder,))
-            self._reference_host = started.host
-            return ReusedTrainer(started)
-
         found = find_interpreter(cell.engine)
         return QuantizedTrainer(
             held,
             chosen,
             python=found.python,
             variables=found.variables,
-            start=reference,
+            start=lambda checkpoint, _: self._start_oracle(checkpoint),
             exchange=self.exchange,
             folder=folder,
         )
+
+    def _start_oracle(self, checkpoint: Path) -> Any:
+        """Load transformers in float32, in the process of the one before."""
+        opened = open_checkpoint(str(checkpoint))
+        started = start_transformers(
+            opened, self.exchange, host=self._reference_host, scratch=(self.folder,), device="cpu"
+        )
+        self._reference_host = started.host
+        return ReusedTrainer(started)
 
     def trainer(self, source: Checkpoint, layout: ParallelLayout, dtype: str = "float32") -> Any:
         """Load a trainer in the process of the one before."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, clean_up_folder
 from ckptcheck.refit.lora.trace import LoraTrace
+from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -32,7 +33,14 @@ class AdapterShape:
 
 @contextlib.contextmanager
 def run_live_lora_trial(
-    source: str, adapter: Path, engine: TrialEngine, *, dtype: str, update: str, observer: Observer = SILENT
+    source: str,
+    adapter: Path,
+    engine: TrialEngine,
+    *,
+    dtype: str,
+    update: str,
+    timeouts: Timeouts | None = None,
+    observer: Observer = SILENT,
 ) -> Iterator[LoraTrace]:
     """Run a trial of an adapter and yield its trace. Leaving the context ends the processes and removes the files.
 
@@ -68,7 +76,8 @@ def run_live_lora_trial(
         has_room = default_context_len(base) >= 2 * PREFIX_CACHE_BLOCK + 16
         trial = LoraTrial(
             trace, start, base, adapter, vocabulary=ckpt.tensors[embedding].shape[0],
-            block=PREFIX_CACHE_BLOCK if has_room else 0, folder=folder, say=observer.log,
+            block=PREFIX_CACHE_BLOCK if has_room else 0, folder=folder,
+            timeouts=timeouts, nbytes=sum(tensor.nbytes for tensor in ckpt.tensors.values()), say=observer.log,
         )  # fmt: skip
         trial.run()
         signal_guard.ignore_signals()

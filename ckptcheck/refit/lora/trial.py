@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
-from ckptcheck.refit.trial_phases import MAX_LOG_LINES
+from ckptcheck.refit.timeouts import Timeouts
+from ckptcheck.refit.trial_phases import Log, TrialPhases
 from ckptcheck.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
@@ -61,7 +61,8 @@ class LoraTrial:
 
     start: starts the engine with a checkpoint, for adapters or not, in place of a running one. checkpoint: the base model.
     adapter: its folder. vocabulary: rows of the embedding. block: tokens that the prefix cache keeps together, 0 where the model
-    has no room for two. folder: for what the trial writes. say: gets a line for each phase.
+    has no room for two. folder: for what the trial writes. timeouts: of each kind of phase, None for the usual ones; to load
+    and score an adapter is a sync. nbytes: of the base model's weights. say: gets a line for each phase.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class LoraTrial:
         vocabulary: int,
         block: int,
         folder: Path,
-        say: Callable[[str], None] = lambda _: None,
+        timeouts: Timeouts | None = None,
+        nbytes: int = 0,
+        say: Log = lambda _: None,
     ) -> None:
         self.trace, self._start, self._checkpoint, self._adapter = trace, start, checkpoint, adapter
-        self._folder, self._say, self._phase = folder, say, ""
+        self._folder, self._phases = folder, TrialPhases(timeouts or Timeouts(), nbytes, say)
         self._sequences = scoring_sequences(vocabulary)
         self._probe = cache_probe_sequence(vocabulary, block) if block else ()
 
@@ -94,9 +97,7 @@ class LoraTrial:
                 and not isinstance(error, RemoteError | WorkerDied)
             ):
                 raise
-            for line in error.log_tail[-MAX_LOG_LINES:] if isinstance(error, WorkerDied) else ():
-                self._say(f"  | {line}")
-            self.trace.failed_phases[self._phase] = str(error) or "interrupted"
+            self.trace.failed_phases[self._phases.current] = self._phases.format_error(error)
         finally:
             if engine is not None:
                 engine.close()
@@ -105,16 +106,16 @@ class LoraTrial:
     def _run_tested_engine(self) -> LoraEngine:
         """Load the adapter, have others take its slot, and replace it under its name."""
         trace = self.trace
-        with self._run_phase("cold load of the base model"):
+        with self._phases.run("start", "cold load of the base model"):
             engine = self._start(self._checkpoint, True, None)
         try:
-            with self._run_phase("load the adapter"):
+            with self._phases.run("sync", "load the adapter"):
                 trace.engine = engine.info
                 trace.base = self._score(engine, "")
                 engine.load_adapter(NAME, self._adapter)
                 trace.loaded = self._observe(engine, NAME)
                 trace.repeat = self._score(engine, NAME)
-            with self._run_phase("load more adapters than there are slots"):
+            with self._phases.run("sync", "load more adapters than there are slots"):
                 # with two slots, this many bring the adapter back to the other one
                 for number in range(2 * trace.slots):
                     other = self._folder / f"other{number}"
@@ -123,7 +124,7 @@ class LoraTrial:
                     self._score(engine, other.name)
                 trace.evicted = self._observe(engine, NAME)
                 trace.base_after = self._score(engine, "")
-            with self._run_phase("load another adapter under the same name"):
+            with self._phases.run("sync", "load another adapter under the same name"):
                 if self._probe:
                     engine.score_with_adapter([self._probe], NAME, decode=DECODE)
                 engine.write_variant(self._adapter, self._folder / "next", seed=1)
@@ -134,7 +135,7 @@ class LoraTrial:
                     after_reset = engine.score_with_adapter([self._probe], NAME, decode=DECODE)[0]
                     trace.cache_probe = CachedAdapterProbe(cached, after_reset)
                 trace.updated = self._observe(engine, NAME)
-            with self._run_phase("merge the adapter"):
+            with self._phases.run("sync", "merge the adapter"):
                 for name, nudge in (("merged", False), ("nudged", True)):
                     engine.write_merged(self._checkpoint, self._adapter, self._folder / name, nudge=nudge)
         except BaseException:
@@ -145,13 +146,13 @@ class LoraTrial:
     def _run_references(self, engine: LoraEngine) -> LoraEngine:
         """Start the engine cold with the other adapter, and from the merged checkpoint."""
         trace = self.trace
-        with self._run_phase("cold load of the other adapter"):
+        with self._phases.run("start", "cold load of the other adapter"):
             engine = self._start(self._checkpoint, True, engine)
             engine.load_adapter(NAME, self._folder / "next")
             if self._probe:
                 trace.cold_probe = engine.score_with_adapter([self._probe], NAME, decode=DECODE)[0]
             trace.updated_cold = self._observe(engine, NAME)
-        with self._run_phase("cold load of the merged checkpoint"):
+        with self._phases.run("start", "cold load of the merged checkpoint"):
             engine = self._start(self._folder / "merged", False, engine)
             merged = self._score(engine, "")
             engine = self._start(self._folder / "nudged", False, engine)
@@ -165,9 +166,3 @@ class LoraTrial:
     def _score(self, engine: LoraEngine, name: str) -> Scores:
         engine.reset_prefix_cache()
         return tuple(engine.score_with_adapter(self._sequences, name))
-
-    @contextmanager
-    def _run_phase(self, phase: str) -> Iterator[None]:
-        self._phase = phase
-        self._say(phase)
-        yield

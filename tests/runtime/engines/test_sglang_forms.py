@@ -57,6 +57,13 @@ def test_tensors_are_put_on_the_gpu_and_every_rank_gets_its_own_handle(forms: Wo
     assert forms.call("notes") == ["placed", "collected"] * 2
 
 
+@pytest.mark.parametrize("transport", ["tensor", "flattened_bucket", "nccl"])
+def test_nothing_is_sent_where_the_session_is_refused(forms: WorkerClient, transport: str) -> None:
+    ok, message, requests = forms.call("refused", transport=transport)
+    assert (ok, message) == (False, "a session is open")
+    assert [name for name in requests if "group" not in name] == ["begin_weight_update"]
+
+
 def test_a_bucket_is_flat_on_the_gpu(forms: WorkerClient) -> None:
     first, second = asked(forms, "flattened_bucket")["update_weights_from_tensor"]
     assert [first["heard"], second["heard"]] == [[[24, ["a"]]] * 2, [[8, ["b"]]] * 2]

@@ -116,7 +116,8 @@ async def _sleep_and_wake(engine: Any) -> None:
 
 async def _send_tensors(engine: Any, update: Update, progress: Progress, *, flatten: bool) -> None:
     """Send tensors in a session, one call a bucket. flatten: as one buffer a bucket."""
-    await _begin_session(engine, progress)
+    if not await _begin_session(engine, progress):
+        return
     for number, bucket in enumerate(update.buckets, 1):
         if await _comes_between(engine, bucket, progress):
             continue
@@ -184,9 +185,8 @@ async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *,
     if has_joined and has_barrier:
         update.wait_in_group()
     progress.begin = time.perf_counter()
-    if not has_joined:
+    if not has_joined or not await _begin_session(engine, progress):
         return
-    await _begin_session(engine, progress)
     for number, bucket in enumerate(update.buckets, 1):
         if await _comes_between(engine, bucket, progress):
             continue
@@ -253,12 +253,15 @@ async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> No
         shutil.rmtree(update.folder)
 
 
-async def _begin_session(engine: Any, progress: Progress) -> None:
+async def _begin_session(engine: Any, progress: Progress) -> bool:
+    """Begin a session, where this SGLang has one; return whether weights may be sent: a begin that is refused ends the update."""
     from sglang.srt.managers import io_struct
 
     if has_session():
         request = io_struct.BeginWeightUpdateReqInput()
         progress.answers.append(_answer(await engine.tokenizer_manager.begin_weight_update(request, None)))
+        return progress.answers[-1][0]
+    return True
 
 
 async def _end_session(engine: Any, progress: Progress) -> None:
@@ -309,9 +312,9 @@ def call_loader(engine: Any, loader: str, request: str) -> None:
 
     async def send() -> None:
         payload = [("request", torch.tensor(list(request.encode()), dtype=torch.uint8))]
-        await _begin_session(engine, progress)
-        progress.answers.append(await _update_from_tensor(engine, payload, loader, False, None))
-        await _end_session(engine, progress)
+        if await _begin_session(engine, progress):
+            progress.answers.append(await _update_from_tensor(engine, payload, loader, False, None))
+            await _end_session(engine, progress)
 
     engine.loop.run_until_complete(send())
     errors = [message for ok, message in progress.answers if not ok]
