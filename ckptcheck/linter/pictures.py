@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from ckptcheck.errors import EvidenceError
@@ -212,6 +213,20 @@ class NoPicture:
 Picture = HeatMap | ByteMap | Curves | Bars | Histogram | TextTable | NoPicture
 PictureMaker = Callable[[], Picture | None]
 """Makes one picture; None where the evidence has nothing to draw. It may raise Skip or EvidenceError with the reason."""
+
+WIDE_RANGE = 100.0
+"""From this ratio between the largest and the smallest number on, an axis is logarithmic."""
+
+
+def choose_scale(values: Iterable[float | None]) -> Scale:
+    """Return the scale on which all values can be seen: a logarithmic axis has no room for 0.
+
+    >>> choose_scale([1e-6, None, 0.5]), choose_scale([0.0, 0.5]), choose_scale([])
+    ('log', 'linear', 'linear')
+    """
+    known = [value for value in values if value is not None and isfinite(value)]
+    return "log" if known and min(known) > 0 and max(known) >= WIDE_RANGE * min(known) else "linear"
+
 
 _ARE_ASKED_FOR: ContextVar[bool] = ContextVar("pictures", default=False)
 

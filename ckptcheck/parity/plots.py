@@ -74,13 +74,13 @@ def _plot_ratios(axes: Any, evidence: RolloutEvidence) -> None:
     )
 
 
-def compute_log_ratio_histogram(evidence: RolloutEvidence) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return edges [BINS + 1] and counts [BINS] of trainer - engine; the last bins count values beyond WIDEST."""
+def compute_log_ratio_histogram(evidence: RolloutEvidence, bins: int = BINS) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return edges [bins + 1] and counts [bins] of trainer - engine; the last bins count values beyond WIDEST."""
     import numpy as np
 
     widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
-    edges = np.linspace(-widest, widest, BINS + 1)
-    counts = np.zeros(BINS)
+    edges = np.linspace(-widest, widest, bins + 1)
+    counts = np.zeros(bins)
     for block in evidence.rollouts.blocks():
         r = (block.column("trainer_logprobs").astype(float) - block.column("engine_logprobs"))[block.mask]
         counts += np.histogram(np.clip(r[np.isfinite(r)], -widest, widest), edges)[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -12,6 +13,9 @@ from ckptcheck.parity.curves import CURVES, LEAST_STEPS, CurveComparison, compar
 from ckptcheck.parity.rollouts.metadata import Metadata
 from ckptcheck.parity.series import RolloutSeries
 from ckptcheck.text.formatting import count, join_truncated
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,12 @@ class RunComparison(EvidenceDefaults):
                 brief=(f"{count(len(curves), 'value')}: -v prints them, --format json holds them",),
             ),
         )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.parity.pictures.run_curves import list_comparison_pictures
+
+        return list_comparison_pictures(self)
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite
 from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.parity.gap_summary import GapSummary
 from ckptcheck.parity.matrix.cells import Cell, Row
 from ckptcheck.parity.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class MatrixTrace(EvidenceDefaults):
         return list(dict.fromkeys(cell.pair for cell in self.measurements))
 
     @property
-    def _table_rows(self) -> list[Row]:
+    def table_rows(self) -> list[Row]:
         """The rows of the table; layouts are in the order of their measurements."""
         layouts = list(dict.fromkeys(cell.layout for cell in self.measurements))
         return sorted({row for row, _ in self.values}, key=lambda row: (row[:4], layouts.index(row.layout)))
@@ -120,11 +124,17 @@ class MatrixTrace(EvidenceDefaults):
         left_out_lines = tuple(f"not measured: {item}: {reason}" for item, reason in self.left_out.items())
         return (table, *self.extra_sections, *((Section("Left out", lines=left_out_lines),) if left_out_lines else ()))
 
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.parity.pictures.matrix_cells import list_matrix_pictures
+
+        return list_matrix_pictures(self)
+
     def _has_floor(self, pair: str) -> bool:
         return any(name.partition(" ")[0] == pair for name in self.floor)
 
     def _rows(self) -> Iterator[tuple[str | int | float | None, ...]]:
-        for row in self._table_rows:
+        for row in self.table_rows:
             cells: list[str | int | float | None] = [*row] if self._has_layouts else [*row[:4]]
             for pair in self.pairs:
                 value, has_floor = self.values.get((row, pair)), self._has_floor(pair)
@@ -142,7 +152,7 @@ class MatrixTrace(EvidenceDefaults):
         layout_column = ["Layout"] if self._has_layouts else []
         header = ["Sequence Length", "Data Type", "Generation Method", "Batch Size", *layout_column, *self.pairs]
         lines = [header, ["---"] * len(header)]
-        for row in self._table_rows:
+        for row in self.table_rows:
             cells = [f"{row.length:,}", row.data.capitalize(), row.decoding.capitalize(), str(row.batch)]
             cells += [row.layout] if layout_column else []
             for pair in self.pairs:

@@ -94,7 +94,7 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
     const values = lines.flatMap((line) => (line.shown ? line.values : [])).filter((value) => value !== null);
     let [least, most] = [Math.min(...values), Math.max(...values)];
     if (!values.length) [least, most] = isLog ? [1, 10] : [0, 1];
-    if (filled && !isLog) least = Math.min(0, least);
+    if (filled) least = isLog ? least / 2 : Math.min(0, least);
     if (least === most) [least, most] = isLog ? [least / 2, most * 2] : [least - (Math.abs(least) || 1) * 0.1, most + (Math.abs(most) || 1) * 0.1];
     const [from, to] = [positions[0], positions[positions.length - 1]];
     const wide = box.width - FRAME.left - FRAME.right, high = box.height - FRAME.top - FRAME.bottom;
@@ -124,8 +124,8 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
       const pieces = [];
       let before = null;
       line.values.forEach((value, index) => {
-        if (value === null) { before = null; return; }
-        const [x, y] = [toX(positions[index]).toFixed(1), toY(value).toFixed(1)];
+        if (value === null && !filled) { before = null; return; }
+        const [x, y] = [toX(positions[index]).toFixed(1), toY(value ?? least).toFixed(1)];
         if (before === null || line.dotted) pieces.push(`M${x} ${y}`);
         else if (picture.steps || filled) pieces.push(`H${x}V${y}`);
         else pieces.push(`L${x} ${y}`);

@@ -179,7 +179,8 @@ function drawHeatMap(figure, picture, context) {
     const room = Math.max(figure.clientWidth - 24, 200);
     const longest = Math.max(...picture.rows.map((text) => text.length), 1);
     const labelWidth = Math.min(longest * 6.7 + 6, room * 0.42);
-    cellWidth = Math.min(Math.max((room - labelWidth - 8) / width, 6), 30);
+    const widestColumn = Math.max(...picture.columns.map((text) => text.length)) * 6 + 6;
+    cellWidth = Math.min(Math.max((room - labelWidth - 8) / width, 6), width > 12 ? 30 : Math.max(30, Math.min(widestColumn, 160)));
     if (width > 400) cellWidth = Math.max((room - labelWidth - 8) / width, 2);
     if (width > 12 && cellWidth >= 6) cellWidth = Math.floor(cellWidth);
     cellHeight = height > 600 ? 4 : height > 120 ? 9 : 17;
@@ -202,8 +203,7 @@ function drawHeatMap(figure, picture, context) {
     }
     brush.fillStyle = isDark() ? "#9daab8" : "#55606e";
     brush.font = "10px system-ui, sans-serif";
-    const widest = Math.max(...picture.columns.map((text) => text.length)) * 6 + 6;
-    const every = Math.max(1, Math.ceil(widest / cellWidth));
+    const every = Math.max(1, Math.ceil(widestColumn / cellWidth));
     for (let column = 0; column < width; column += every) brush.fillText(picture.columns[column], column * cellWidth + 1, high + 12);
     labels.style.width = `${labelWidth}px`;
     const step = Math.ceil(11 / cellHeight);

@@ -1,0 +1,1 @@
+"""Pictures of a gap between two sides' logprobs, for the HTML report."""
