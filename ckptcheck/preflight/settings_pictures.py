@@ -70,7 +70,7 @@ def draw_sides(job: Job, title: str) -> Picture:
         return NoPicture(title, "no setting of either side is known")
     return TextTable(
         title,
-        "Each value has the place where it is written below it. Where a side has nothing, it has no such setting or it is not known.",
+        "Below each value stands where it is written. An empty cell: the side has no such setting, or it is not known.",
         ("setting", "trainer", "engine and sampling"),
         shown_rows,
         STATES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +68,9 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap:
     least = min(float(q.min()), float(p.min()), most - 1e-3)
     edges = np.linspace(least, most, DENSITY_BINS + 1)
     counts = np.histogram2d(p, q, (edges, edges))[0]
-    labels = [f"{(low + high) / 2:.3g}" for low, high in zip(edges, edges[1:], strict=False)]
+    labels = [f"{(low + high) / 2:.3g}" for low, high in pairwise(edges.tolist())]
     last = DENSITY_BINS - 1
-    cells = {
-        (last - row, column): HeatCell(float(counts[row, column])) for row, column in np.argwhere(counts).tolist()
-    }
+    cells = {(last - row, column): HeatCell(float(counts[row, column])) for row, column in np.argwhere(counts).tolist()}
     return HeatMap(
         title,
         "Each cell holds the tokens with about these logprobs: the engine's from left to right, the trainer's from bottom to top. "

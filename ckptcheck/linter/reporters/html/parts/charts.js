@@ -16,7 +16,7 @@ function listTicks(least, most, isLog, number) {
   const rough = (most - least) / number || 1, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * size).find((value) => value >= rough);
   const ticks = [];
-  for (let tick = Math.ceil(least / step) * step; tick <= most + step * 1e-6; tick += step) ticks.push(Number(tick.toPrecision(12)));
+  for (let tick = Math.ceil(least / step) * step; tick <= most + step * 1e-6; tick += step) ticks.push(Math.abs(tick) < step * 1e-6 ? 0 : Number(tick.toPrecision(12)));
   return ticks;
 }
 
