@@ -20,6 +20,11 @@ EXPLAINED = {
         ("refit.history.history", "refit.history.tables"),
         ("refit.proof", "refit.report_sections", "refit.trace", "refit.trace_queries", "refit.weight_names"),
         ("linter.report", "linter.reporters.html.page"),
+        ("parity.attribution.trace", "parity.pictures.search_ladder"),
+        ("parity.matrix.trace", "parity.pictures.matrix_cells"),
+        ("parity.pictures.run_curves", "parity.run_comparison", "parity.series"),
+        ("parity.pictures.token_gaps", "parity.pictures.worst_tokens", "parity.plots", "parity.rollout_evidence"),
+        ("preflight.job", "preflight.settings_pictures"),
     ],
     "a function names the type that its caller passes; at run time the lower one imports nothing of the higher": [
         ("compare.diagnosis.matrix_pair", "compare.diagnosis.rearrangements"),
