@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ STATES = (
 
 def list_job_pictures(job: Job) -> Iterable[tuple[str, PictureMaker]]:
     """Return title and maker of each picture."""
-    makers = {
+    makers: dict[str, Callable[[Job, str], Picture | None]] = {
         "Both sides, side by side": draw_sides,
         "What belongs to the job as a whole": draw_rest,
     }

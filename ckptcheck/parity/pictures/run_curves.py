@@ -42,7 +42,8 @@ def _draw_curve(title: str, curve: Curve, values: dict[int, float]) -> Curves:
 
 
 def _draw_comparison(title: str, each: CurveComparison) -> Curves:
-    marks, caption = (), "The run follows its reference."
+    marks: tuple[Mark, ...] = ()
+    caption = "The run follows its reference."
     if each.parting is not None:
         marks = (Mark("run", each.steps.index(each.parting), f"parts at step {each.parting}"),)
         caption = f"From step {each.parting} on the run differs from its reference, by {each.multiple_label}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from math import isqrt
@@ -16,7 +16,7 @@ from ckptcheck.parity.plots import BINS, WIDEST, compute_log_ratio_histogram
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptcheck.linter.pictures import PictureMaker
+    from ckptcheck.linter.pictures import Picture, PictureMaker
     from ckptcheck.parity.rollout_evidence import RolloutEvidence
 
 DENSITY_BINS = 32
@@ -31,7 +31,7 @@ def list_rollout_pictures(evidence: RolloutEvidence) -> Iterable[tuple[str, Pict
     """Return title and maker of each picture; none where nothing could be compared."""
     if evidence.metrics_or_none is None:
         return ()
-    makers = {
+    makers: dict[str, Callable[[RolloutEvidence, str], Picture | None]] = {
         "How often which difference occurs": draw_differences,
         "Trainer against engine": draw_density,
         "KL by position in the response": draw_kl_by_position,
