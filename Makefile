@@ -1,6 +1,7 @@
 # make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
 # make test    the tests for every change: no engine, no zoo, no torch
 # make test-all every test, and the slowest twenty; installs what they need into .venv
+# make browser a headless Chromium (Debian's package) and what drives it, for the tests of the HTML report
 # make engines the isolated Pythons that the tests marked engine use (ten minutes and 5 GB, once; make test-all works without)
 # make docs    the pages in site/, with one for every rule
 # make check   ruff, mypy, import contracts
@@ -27,7 +28,7 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo quick test test-all docs engines matrix faults parity gpu check package bench fuzz format clean
+.PHONY: demo quick test browser test-all docs engines matrix faults parity gpu check package bench fuzz format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -40,6 +41,12 @@ test-all: .venv/torch.done .venv/tools.done .venv/package.done
 
 docs: .venv/docs.done
 	$(BIN)/python docs/build.py
+
+browser: .venv/tools.done
+	$(BIN)/pip install --quiet playwright axe-core-python
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
+	  || echo 'install a Chromium by hand, or name one: CKPTCHECK_CHROMIUM=/path/to/chrome'
+	$(BIN)/python -m pytest -q -m browser tests/linter/reporters
 
 engines: .venv/tools.done
 	$(BIN)/ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))

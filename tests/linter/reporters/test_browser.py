@@ -1,0 +1,213 @@
+"""The page in a real browser: no error, no request, and what a reader with a mouse, a keyboard or a screen reader does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters.html.page import render_page
+from tests.factories.pictures import DRAWN, MODULES, make_heat_map
+from tests.factories.sample_reports import CLEAN, CRASHED, FOUND, MEASURED, RULES
+
+CHROMIUM = os.environ.get("CKPTCHECK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+MISSING = [
+    *(["a Chromium"] if CHROMIUM is None else []),
+    *(["playwright"] if importlib.util.find_spec("playwright") is None else []),
+]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} (make browser installs them)"),
+    pytest.mark.xdist_group("browser"),
+]
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+LARGE = replace(DRAWN, pictures=(make_heat_map(layers=92, experts=1520),))
+"""A report of 140,000 tensors."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page in the browser, with what it complained of and asked for."""
+
+    def __init__(self, browser: Any, folder: Path, reports: list[Report], **options: Any) -> None:
+        file = folder / "page.html"
+        file.write_text(render_page(reports, RULES), encoding="utf-8")
+        self.page = browser.new_page(**options)
+        self.trouble: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.trouble.append(message.text))
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.trouble.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.url = file.as_uri()
+        self.page.goto(self.url)
+
+    def draw_all(self) -> None:
+        """Bring every picture near the window."""
+        for figure in self.page.query_selector_all("figure.picture"):
+            figure.scroll_into_view_if_needed()
+        self.page.wait_for_function(
+            "[...document.querySelectorAll('figure.picture')].every(f => f.children.length > 1)"
+        )
+
+    def focused(self) -> str:
+        return str(self.page.evaluate("document.activeElement.id || document.activeElement.className"))
+
+
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Opened]:
+    """A report with every kind of picture and a hostile name."""
+    one = Opened(chromium, tmp_path, [DRAWN])
+    yield one
+    assert one.trouble == []
+    assert one.requests == [one.url]
+    one.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_no_error_no_request_and_no_sideways_scrolling(chromium: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    reports = [DRAWN, CLEAN, FOUND, CRASHED, MEASURED]
+    one = Opened(chromium, tmp_path, reports, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    with_pictures = one.page.query_selector_all("figure.picture")
+    for figure in with_pictures:
+        figure.scroll_into_view_if_needed()
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert one.page.evaluate("document.documentElement.dataset.scheme") == scheme
+    assert (one.trouble, one.requests) == ([], [one.url])
+    assert len(with_pictures) == len(DRAWN.pictures)
+    one.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(chromium: Any, tmp_path: Path, scheme: str) -> None:
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs axe-core-python (make browser installs it)")
+    one = Opened(chromium, tmp_path, [DRAWN, FOUND, MEASURED], color_scheme=scheme, bypass_csp=True)
+    one.draw_all()
+    for summary in one.page.query_selector_all("details:not([open]) > summary"):
+        summary.click()
+    one.page.add_script_tag(content=Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
+    result = one.page.evaluate("axe.run()")
+    described = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in result["violations"]]
+    assert described == []
+    one.page.close()
+
+
+def test_pointing_at_a_cell_names_the_tensor(opened: Opened) -> None:
+    canvas = opened.page.locator("#r1-p0 .stage canvas").first
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 6 * cell_width(opened) + 4, "y": 8})
+    tip = opened.page.locator("#tip")
+    assert f"model.layers.6.{MODULES[0]}.weight" in tip.inner_text()
+    assert "1 finding: VAL002" in tip.inner_text()
+    opened.page.mouse.move(0, 0)
+    assert tip.is_hidden()
+
+
+def cell_width(opened: Opened) -> float:
+    return float(opened.page.evaluate("document.querySelector('#r1-p0 .stage canvas').clientWidth / 24"))
+
+
+def test_a_finding_leads_into_the_picture_and_back(opened: Opened) -> None:
+    opened.page.locator("#r1-f1 .shows a").first.click()
+    assert opened.focused() == "stage"
+    readout = opened.page.locator("#r1-p0 > .readout").inner_text()
+    assert f"model.layers.6.{MODULES[0]}.weight" in readout
+    opened.page.keyboard.press("Enter")
+    assert opened.focused() == "r1-f1"
+
+
+def test_a_click_opens_the_experts_and_a_finding_leads_there(opened: Opened) -> None:
+    opened.page.locator("#r1-f2 .shows a").first.click()
+    opened.page.keyboard.press("Enter")
+    inner = opened.page.locator("#r1-p0 .members")
+    assert "4 experts" in inner.locator("h4").inner_text()
+    assert "model.layers.3.mlp.experts.2.up_proj.weight" in inner.locator(".readout").inner_text()
+    opened.page.keyboard.press("Enter")
+    assert opened.focused() == "r1-f2"
+    inner.locator("button", has_text="Close").click()
+    assert inner.locator(".stage").count() == 0
+
+
+def test_the_keyboard_reaches_every_finding_and_every_picture(opened: Opened) -> None:
+    reached = set()
+    opened.draw_all()
+    opened.page.evaluate("scrollTo(0, 0); document.activeElement.blur()")
+    for _ in range(80):
+        opened.page.keyboard.press("Tab")
+        reached.add(
+            opened.page.evaluate(
+                "(document.activeElement.closest('.finding, figure.picture') || document.activeElement).id"
+            )
+        )
+    assert {"r1-f0", "r1-f1", "r1-f2"} <= reached
+    assert {f"r1-p{number}" for number in range(7)} <= reached
+
+
+def test_the_arrows_walk_over_a_picture(opened: Opened) -> None:
+    stage = opened.page.locator("#r1-p2 .stage")
+    stage.scroll_into_view_if_needed()
+    stage.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        opened.page.keyboard.press(key)
+    assert opened.page.locator("#r1-p2 .readout").inner_text().startswith(f"{MODULES[1]} · layer 2")
+
+
+def test_a_table_stands_behind_every_picture(opened: Opened) -> None:
+    opened.draw_all()
+    for number in range(6):
+        figure = opened.page.locator(f"#r1-p{number}")
+        figure.locator("summary").click()
+        figure.locator("tbody tr").first.wait_for()
+    assert "model.layers.6.mlp.up_proj.weight" in opened.page.locator("#r1-p0 table").inner_text()
+
+
+def test_paper_has_every_picture_and_is_light(chromium: Any, tmp_path: Path) -> None:
+    one = Opened(chromium, tmp_path, [DRAWN], color_scheme="dark")
+    one.page.pdf(path=tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert one.page.evaluate("document.querySelectorAll('figure.picture .stage').length") >= 6
+    assert one.page.evaluate("document.documentElement.dataset.scheme") == "dark"
+    assert one.trouble == []
+    one.page.close()
+
+
+def test_a_hundred_and_forty_thousand_tensors_open(chromium: Any, tmp_path: Path) -> None:
+    one = Opened(chromium, tmp_path, [LARGE])
+    one.page.locator("#r1-f2 .shows a").first.click()
+    assert "1,520 experts" in one.page.locator("#r1-p0 > .readout").inner_text()
+    one.page.keyboard.press("Enter")
+    assert "1,520 experts" in one.page.locator("#r1-p0 .members h4").inner_text()
+    assert one.trouble == []
+    one.page.close()
+
+
+def test_a_notebook_draws_the_pictures_in_its_frame(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "cell.html").write_text(f"<!doctype html><title>cell</title>{DRAWN._repr_html_()}", encoding="utf-8")
+    page = chromium.new_page()
+    page.goto((tmp_path / "cell.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("#r1-p0").scroll_into_view_if_needed()
+    frame.locator("#r1-p0 .stage").wait_for()
+    page.close()
