@@ -1,4 +1,4 @@
-# make demo    build a real model's checkpoint, damage copies of it, scan them all; after make engines, a live refit of it
+# make demo    build a real model's checkpoint, damage copies of it, scan them all, also as pages; after make engines, a live refit
 # make test    the tests for every change: no engine, no zoo, no torch
 # make test-all every test, and the slowest twenty; installs what they need into .venv
 # make browser a headless Chromium (Debian's package) and what drives it, for the tests of the HTML report
