@@ -9,7 +9,7 @@ and the halves of a gated ``linear_fc1`` are ``weight_w`` and ``weight_v``. Here
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
@@ -25,6 +25,11 @@ _LAYERS = re.compile(r"layers\.(?!\d)")
 STACKED_EXPERTS = re.compile(r"\bexperts\.experts\.(?!\d)")
 EXPERT = re.compile(r"\bexperts\.experts\.(?=\d)")
 HALF = re.compile(r"\.(weight|bias)_([wv])$")
+LEAST_PARTS, PARTS_A_CHUNK = 1 << 15, 4
+"""Most layers and experts that are taken apart where a run has few chunks, and for each chunk more.
+
+Megatron writes a chunk for each layer and expert; a shape of 2^20 layers takes a few bytes, and each of them a second tensor.
+"""
 
 
 def is_weight(key: str) -> bool:
@@ -39,11 +44,15 @@ def unstack_weights(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTens
     """Return the model's weights, unstacked and with the halves of gated layers joined; a malformed weight stays as it is."""
     weights: dict[str, GlobalTensor] = {}
     halves: dict[str, dict[str, GlobalTensor]] = {}
+    left = LEAST_PARTS
     for key, tensor in tensors.items():
         if not is_weight(key):
             continue
         bare = PREFIX.sub("", key) if key.startswith("mo") else key
-        for name, part in _unstacked(bare, tensor):
+        left += PARTS_A_CHUNK * len(tensor.chunks)
+        parts = _unstacked(bare, tensor, left)
+        left -= len(parts)
+        for name, part in parts:
             if name.endswith(("_w", "_v")) and (match := HALF.search(name)):
                 halves.setdefault(f"{name[: match.start()]}.{match[1]}", {})[match[2]] = part
             else:
@@ -56,25 +65,36 @@ def unstack_weights(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTens
     return weights
 
 
-def _unstacked(name: str, tensor: GlobalTensor) -> Iterable[tuple[str, GlobalTensor]]:
-    """Split a tensor along its axes of layers and of experts."""
+def _unstacked(name: str, tensor: GlobalTensor, most: int) -> Sequence[tuple[str, GlobalTensor]]:
+    """Split a tensor along its axes of layers and of experts; it stays whole where that makes more than `most` of them."""
     axes = []
-    if _LAYERS.search(name) and STACKED_LAYERS.match(name):
-        axes.append((STACKED_LAYERS, r"\1.{}."))
+    if _LAYERS.search(name) and (match := STACKED_LAYERS.match(name)):
+        axes.append((STACKED_LAYERS, f"{match[1]}."))
     if "experts.experts." in name and STACKED_EXPERTS.search(name):
-        axes.append((STACKED_EXPERTS, "experts.local_experts.{}."))
+        axes.append((STACKED_EXPERTS, "experts.local_experts."))
     if not axes:
         return ((EXPERT.sub("experts.local_experts.", name) if "experts.experts." in name else name, tensor),)
-    if len(tensor.shape) < len(axes) or prod(tensor.shape[: len(axes)]) > 1 << 20:
+    if len(tensor.shape) < len(axes) or _count_parts(tensor, len(axes)) > most:
         return ((name, tensor),)
     named = [(name, tensor)]
-    for pattern, new in axes:
-        named = [
-            (pattern.sub(new.replace("{}", str(number)), whole, count=1), part)
-            for whole, stacked in named
-            for number, part in enumerate(_rows(stacked))
-        ]
+    for pattern, before in axes:
+        unstacked = []
+        for whole, stacked in named:
+            match = pattern.search(whole)
+            assert match is not None
+            begin, end = whole[: match.start()] + before, whole[match.end() :]
+            unstacked += [(f"{begin}{number}.{end}", part) for number, part in enumerate(_rows(stacked))]
+        named = unstacked
     return [(EXPERT.sub("experts.local_experts.", whole), part) for whole, part in named]
+
+
+def _count_parts(tensor: GlobalTensor, axes: int) -> int:
+    """Return how many parts its first axes make of a tensor or, where its chunks overlap, of them: the larger number."""
+    shape = tensor.shape[:axes]
+    of_chunks = sum(
+        prod(min(max(size, 0), full) for size, full in zip(chunk.sizes, shape, strict=False)) for chunk in tensor.chunks
+    )
+    return max(prod(shape), of_chunks)
 
 
 def _rows(tensor: GlobalTensor) -> list[GlobalTensor]:
