@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+import msgspec
+
+from ckptcheck.checkpoint.confinement import Ended, run_confined
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.unpickle import (
@@ -101,6 +104,13 @@ _LEAN = {
 """Classes that a table of contents consists of → their stubs."""
 
 
+LEAST_SECONDS, LEAST_MEMORY, MEMORY_A_BYTE = 4, 200 << 20, 60
+"""Limits of the process that reads a table: seconds (and one for each megabyte), bytes of memory (and so many for each byte).
+
+19 MB of 50,000 tensors take 3 seconds on a slow machine and 20 bytes of memory a byte.
+"""
+
+
 @dataclass(frozen=True)
 class Contents:
     """The table of contents in `.metadata`."""
@@ -121,7 +131,25 @@ class Contents:
 
 
 def read_contents(raw: bytes) -> Contents:
-    """Read a `.metadata` file. Defects are recorded in the result; nothing is raised."""
+    """Read a `.metadata` file, in a confined process where there can be one. Defects are recorded in the result."""
+    try:
+        answer = run_confined(
+            lambda: msgspec.msgpack.encode(_read_pickle(raw)),
+            seconds=LEAST_SECONDS + (len(raw) >> 20),
+            memory=LEAST_MEMORY + MEMORY_A_BYTE * len(raw),
+        )
+    except Ended as ended:
+        return Contents(defects=(Defect("unreadable-metadata", f"this file cannot be read: {ended}"),))
+    if answer is None:  # no such process, or one that met what cannot be written: each takes its own care below
+        return _read_pickle(raw)
+    try:
+        return msgspec.msgpack.decode(answer, type=Contents)
+    except (msgspec.MsgspecError, ValueError):
+        return _read_pickle(raw)
+
+
+def _read_pickle(raw: bytes) -> Contents:
+    """Read a `.metadata` file in this process."""
     try:
         unpickled = unpickle(raw, _known)
     except UnreadablePickle as error:

@@ -1,0 +1,192 @@
+"""Reads what is dangerous to read in a forked child that can compute and answer, and nothing else.
+
+The child inherits the bytes in memory, so it needs no file. Before it reads them it gives up, for good: processor time, memory,
+new files, processes and sockets (limits of the system), and every system call that computing does not need (seccomp). A hang, a
+crash or memory without end is then the child's, and one sentence in the report. Limits bind root as well: what could raise them is
+among the calls that the filter refuses.
+
+Where the system cannot fork (Windows) or forking is unsafe (macOS), `run_confined` returns None, and the caller reads by itself
+within its own budgets. Sources: seccomp(2), linux/filter.h, linux/seccomp.h, linux/audit.h; numbers of calls from the tables of
+Linux 6.12 (arch/x86/entry/syscalls/syscall_64.tbl, scripts/syscall.tbl).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+BUSY = 10
+"""Seconds of the clock for each second of processor time, on a machine that runs other programs too."""
+MOST_ANSWER = 1 << 30
+"""Bytes of an answer that are read."""
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+ALLOW, REFUSE = 0x7FFF0000, 0x00050001
+"""What the filter returns: the call is made, or fails with EPERM."""
+_CALLS = {
+    # read write close poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn sched_yield mremap madvise
+    # getpid exit gettimeofday getrusage sigaltstack futex clock_gettime exit_group getrandom
+    "x86_64": (
+        0xC000003E, (0, 1, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 28, 39, 60, 96, 98, 131, 202, 228, 231, 318),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (63, 64, 57, 73, 62, 222, 226, 215, 214, 134, 135, 139, 124, 216, 233, 172, 93, 169, 165, 132, 98, 113, 94, 278),
+    ),
+}  # fmt: skip
+"""Machine → its name in the audit of calls, and the numbers of the calls that remain."""
+
+_is_confined = False
+
+
+class Ended(Exception):
+    """A limit or a signal ended the child. The message is the end of a sentence."""
+
+
+def is_confined() -> bool:
+    """Whether this process is such a child."""
+    return _is_confined
+
+
+def run_confined(function: Callable[[], bytes], *, seconds: int, memory: int) -> bytes | None:
+    """Return what a function returns that runs in a confined child; None where there is no child, or the function raised.
+
+    Args:
+        function: reads what it holds in memory already, and returns bytes.
+        seconds: limit of processor time.
+        memory: limit of memory in bytes, beyond what this process has.
+
+    Raises Ended.
+    """
+    if not sys.platform.startswith("linux") or _is_confined:
+        return None
+    read_end, write_end = os.pipe()
+    try:
+        try:
+            child = os.fork()
+        except OSError:
+            return None
+        if not child:
+            _run_child(function, write_end, seconds, memory)
+        os.close(write_end)
+        write_end = -1
+        return _receive(child, read_end, seconds)
+    finally:
+        os.close(read_end)
+        if write_end >= 0:
+            os.close(write_end)
+
+
+def _run_child(function: Callable[[], bytes], out: int, seconds: int, memory: int) -> None:
+    """Confine this process, run the function, write its answer, and end."""
+    global _is_confined
+    code = 1
+    try:
+        _is_confined = True
+        confine_process(seconds, memory)
+        answer = memoryview(b"+" + function())
+        while answer:
+            answer = answer[os.write(out, answer) :]
+        code = 0
+    except MemoryError:
+        code = 2
+    finally:
+        os._exit(code)
+
+
+def _receive(child: int, stream: int, seconds: int) -> bytes | None:
+    """Read the child's answer until it ends. Raises Ended."""
+    parts: list[bytes] = []
+    length, end = 0, time.monotonic() + seconds * BUSY
+    try:
+        while select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+            part = os.read(stream, 1 << 20)
+            if not part or (length := length + len(part)) > MOST_ANSWER:
+                break
+            parts.append(part)
+        else:
+            raise Ended("it came to no end")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, 9)  # it has ended, or never would
+        _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and not parts:
+        raise Ended(_describe_signal(os.WTERMSIG(status), seconds))
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 2:
+        raise Ended("it takes too much memory")
+    whole = b"".join(parts)
+    return whole[1:] if whole[:1] == b"+" and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else None
+
+
+def _describe_signal(number: int, seconds: int) -> str:
+    import signal
+
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        return f"it came to no end within {seconds} seconds"
+    return f"it brought a process down ({signal.Signals(number).name})"
+
+
+def confine_process(seconds: int, memory: int) -> None:
+    """Give up, for good, what computing and writing to open descriptors does not need. Raises OSError and ValueError."""
+    import ctypes  # while files can be opened: `filter_calls` needs it
+    import resource
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    filter_calls(libc)
+
+
+def filter_calls(libc: Any) -> bool:
+    """Refuse every system call but those of `_CALLS` from now on; return whether this kernel could (else the limits remain)."""
+    import ctypes
+    import struct
+
+    if (known := _CALLS.get(os.uname().machine)) is None:
+        return False
+    architecture, calls = known
+    # load the machine; another one (32 bits): refuse. load the number; one of the calls: allow; else refuse
+    program = [(0x20, 0, 0, 4), (0x15, 0, len(calls) + 1, architecture), (0x20, 0, 0, 0)]
+    program += [(0x15, len(calls) - place, 0, number) for place, number in enumerate(calls)]
+    program += [(0x06, 0, 0, REFUSE), (0x06, 0, 0, ALLOW)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *line) for line in program))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return False
+    return libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(head)), 0, 0) == 0
+
+
+def describe_confinement() -> tuple[bool, str]:
+    """Return whether pickles are read in a confined child here, and by what, for ``ckptcheck doctor``."""
+    if not sys.platform.startswith("linux"):
+        return False, "tables of contents are read without a confined process: it needs Linux"
+    try:
+        answer = run_confined(_try_to_open, seconds=5, memory=1 << 28)
+    except Ended as ended:
+        return False, f"no confined process could run: {ended}"
+    if answer == b"EPERM":
+        return True, "tables of contents are read in a process without files and network (seccomp, limits)"
+    if answer is None:
+        return False, "no confined process could be started"
+    return (
+        False,
+        "this kernel filters no system calls: a confined process has only limits of time, memory and open files",
+    )
+
+
+def _try_to_open() -> bytes:
+    try:
+        os.close(os.open("/", os.O_RDONLY))
+    except OSError as error:
+        import errno
+
+        return errno.errorcode.get(error.errno or 0, "").encode()
+    return b""

@@ -1,0 +1,120 @@
+"""The process that reads tables of contents computes and answers, and can do nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptcheck.checkpoint import confinement
+from ckptcheck.checkpoint.confinement import Ended, describe_confinement, run_confined
+from ckptcheck.checkpoint.megatron import dcp
+from ckptcheck.checkpoint.megatron.dcp import read_contents
+from tests.checkpoint.megatron.test_megatron import IT
+from tests.factories.checkpoint_cases import MEGATRON
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is forked")
+FILTERED = pytest.mark.skipif(not describe_confinement()[0], reason="this kernel filters no system calls")
+MEMORY = 1 << 28
+
+
+def test_an_answer_comes_back_whole() -> None:
+    answer = bytes(range(256)) * 40_000
+    assert run_confined(lambda: answer, seconds=5, memory=MEMORY) == answer
+    assert run_confined(lambda: b"", seconds=5, memory=MEMORY) == b""
+
+
+def test_a_function_that_raises_has_no_answer() -> None:
+    assert run_confined(lambda: b"%d" % (1 // 0), seconds=5, memory=MEMORY) is None
+
+
+def _hang() -> bytes:
+    while True:
+        pass
+
+
+def _crash() -> bytes:
+    import ctypes
+    import faulthandler
+
+    faulthandler.disable()  # of pytest, which would write all its threads
+    return ctypes.string_at(0)
+
+
+ENDS = {
+    "a hang": (_hang, "it came to no end within 1 seconds"),
+    "a crash": (_crash, r"it brought a process down \(SIGSEGV\)"),
+    "memory without end": (lambda: bytes(1 << 30), "it takes too much memory"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_the_process_is_said(name: str) -> None:
+    function, words = ENDS[name]
+    with pytest.raises(Ended, match=words):
+        run_confined(function, seconds=1, memory=MEMORY)
+
+
+def _raise_limits() -> bytes:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (100, 100))
+    return b"done"
+
+
+def _write(path: Path) -> bytes:
+    path.write_text("x")
+    return b"done"
+
+
+REACHES: dict[str, Callable[[Path], bytes]] = {
+    "read a file": lambda _: Path("/proc/self/status").read_bytes(),
+    "write a file": lambda folder: _write(folder / "x"),
+    "open a socket": lambda _: str(socket.socket()).encode(),
+    "fork": lambda _: str(os.fork()).encode(),
+    "end another process": lambda _: str(os.kill(os.getppid(), signal.SIGTERM)).encode(),
+    "become another program": lambda _: str(os.execv(sys.executable, ["x"])).encode(),
+    "list a folder": lambda _: str(os.listdir("/")).encode(),
+    "raise its limits": lambda _: _raise_limits(),
+}
+
+
+@FILTERED
+@pytest.mark.parametrize("name", REACHES)
+def test_nothing_is_within_reach(name: str, tmp_path: Path) -> None:
+    """Also for root."""
+    assert run_confined(lambda: REACHES[name](tmp_path), seconds=5, memory=MEMORY) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_is_read_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = (MEGATRON / "dense" / IT / ".metadata").read_bytes()
+    asked: list[int] = []
+
+    def watch(*_: object, **limits: int) -> bytes | None:
+        asked.append(limits["seconds"])
+        return None
+
+    confined = read_contents(raw)
+    monkeypatch.setattr(dcp, "run_confined", watch)
+    assert read_contents(raw) == confined
+    assert confined.readable
+    assert len(asked) == 1
+
+
+def test_a_table_that_hangs_its_reader_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcp, "_read_pickle", lambda _: _hang())
+    monkeypatch.setattr(dcp, "LEAST_SECONDS", 1)
+    found = read_contents(b"x")
+    assert [defect.text for defect in found.defects] == ["this file cannot be read: it came to no end within 1 seconds"]
+
+
+def test_where_nothing_can_be_forked_the_caller_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement.sys, "platform", "darwin")
+    assert run_confined(lambda: b"x", seconds=5, memory=MEMORY) is None
+    assert describe_confinement() == (False, "tables of contents are read without a confined process: it needs Linux")
