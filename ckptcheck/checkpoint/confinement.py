@@ -16,6 +16,7 @@ import os
 import select
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +69,11 @@ def run_confined(function: Callable[[], bytes], *, seconds: int, memory: int) ->
     read_end, write_end = os.pipe()
     try:
         try:
-            child = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # other threads: the child takes none of their locks
+                child = os.fork()
         except OSError:
             return None
         if not child:
@@ -161,7 +166,8 @@ def filter_calls(libc: Any) -> bool:
     head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return False
-    return libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(head)), 0, 0) == 0
+    filtered = libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(head)), 0, 0)
+    return bool(filtered == 0)
 
 
 def describe_confinement() -> tuple[bool, str]:
