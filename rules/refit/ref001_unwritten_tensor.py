@@ -11,6 +11,7 @@
   step.
 
 ## How to fix
+- The message says whether what was sent arrived at the engine's `load_weights`: if not, the transport lost it.
 - Send the tensor under the name that the engine's loader expects.
 - Draft and MTP models need an update of their own.
 

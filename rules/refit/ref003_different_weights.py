@@ -14,6 +14,8 @@
 
 ## How to fix
 - Follow the cause in the message. The usual place is the converter between the trainer's layout and the engine's.
+- The message says whether what was sent arrived unchanged at the engine's `load_weights`: if so, look at the engine's
+  loader; if not, at the transport.
 
 ## When it can be wrong
 - An engine whose loader rounds at random would differ from itself. We know of none.

@@ -79,7 +79,7 @@ def main() -> None:
     before = read_results() if RESULTS.is_file() else {}
     if asked.merge is not None:
         for results in [read_results(Path(path)) for path in asked.merge] or [before]:
-            _merge(before, results["sound"], results["grades"], faults, results["versions"])
+            _merge(before, results["sound"], results["grades"], faults, results["versions"], results.get("dates", {}))
             before = read_results()
         return
     known = {(each["fault"], each["engine"]): each["detected"] for each in before.get("grades", ())}
@@ -117,7 +117,8 @@ def _write(sound: Sequence[dict[str, Any]], grades: Sequence[Grade], faults: Seq
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = read_results() if RESULTS.is_file() else {}
         versions = {each["engine"]: each["version"] for each in sound}
-        _merge(before, sound, [each.as_json() for each in grades], faults, versions)
+        dates = dict.fromkeys(versions, time.strftime("%Y-%m-%d", time.gmtime()))
+        _merge(before, sound, [each.as_json() for each in grades], faults, versions, dates)
 
 
 def _merge(
@@ -126,9 +127,10 @@ def _merge(
     grades: Sequence[Mapping[str, Any]],
     faults: Sequence[Fault],
     versions: Mapping[str, str],
+    dates: Mapping[str, str],
 ) -> None:
     kept = [{key: each[key] for key in ("engine", "model", "ranks", "trials", "codes")} for each in sound]
-    new = {"versions": dict(versions), "sound": kept, "grades": list(grades)}
+    new = {"versions": dict(versions), "dates": dict(dates), "sound": kept, "grades": list(grades)}
     by_name = {(str(fault), engine): fault for fault in faults for engine in fault.engines}
     merged = merge_results(before, new)
     known = [(each, by_name.get((each["fault"], each["engine"]))) for each in merged["grades"]]

@@ -33,7 +33,8 @@ PARTY = {
     "loader": r"loader|loaded|wrote into|stopped there",
     "engine state": r"nothing was sent|slept|prefix cache|version|does not have|after the sync|engine's own|finish reason|flushed"
     r"|something else|bytes more|grew",
-    "compute": r"computes with something else|first in |in the logits|put out|computes otherwise",
+    "compute": r"computes with something else|first in |in the logits|put out|computes otherwise"
+    r"|the engine \(\w+\) computes \S+ otherwise",
 }
 """Party → how messages name it."""
 

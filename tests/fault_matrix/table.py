@@ -23,6 +23,8 @@ the same in others). This page is made by `make matrix`
 
 - **detected**: an expected rule spoke: *yes* as an error, *warning* as a warning; *other*: only other rules did; *no*: nothing did.
 - **cause**: *right* if a finding names it; *vague* if none names a cause; *wrong* if findings name another one.
+- **party**: whether what was sent for a wrong tensor arrived at the engine's `load_weights` tells a transport from a loader; "the
+  engine's loader, or what ran after it" counts for a loader, and not for the engine's state.
 - **tensor**, **part** (of a fused tensor), **rank**, **party** (exporter, trainer, transport, loader, engine state, compute):
   whether a finding names it; – where there is none to name.
 
@@ -30,7 +32,7 @@ the same in others). This page is made by `make matrix`
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Any]:
-    """Return the results of a run: {"versions", "sound", "grades"}."""
+    """Return the results of a run: {"versions", "dates", "sound", "grades"}."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -41,6 +43,7 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     sound = {(each["engine"], each["model"], each["ranks"]): each for each in (*old.get("sound", ()), *new["sound"])}
     return {
         "versions": {**old.get("versions", {}), **new["versions"]},
+        "dates": {**old.get("dates", {}), **new.get("dates", {})},
         "sound": [sound[key] for key in sorted(sound)],
         "grades": [grades[key] for key in sorted(grades)],
     }
@@ -62,6 +65,9 @@ def _summary(results: Mapping[str, Any]) -> Iterator[str]:
         cells += [_share([each for each in grades if each[key] in ("yes", "no")], key, "yes") for key in PLACE]
         version = results["versions"].get(engine, "")
         yield f"| {engine} {version} | {len(grades)} | " + " | ".join(cells) + f" | {seconds:.0f} |"
+    yield ""
+    dates = "; ".join(f"{engine}: last run on {day}" for engine, day in sorted(results.get("dates", {}).items()))
+    yield f"Measured on a CPU: float32, a tiny Qwen3-MoE, trained by Megatron on two ranks. {dates}."
     yield ""
     yield "Sound trials, with the same processes and no fault:"
     yield ""
