@@ -74,6 +74,10 @@ def describe_arrival(
         subject = whole if changed == names else join_names(changed)
         origin = _explain(trace, recorded, changed, arrived)
         return f"; {again}{subject} arrived at the engine's load_weights with other bytes than were sent{origin}"
+    # in other buckets another part of it may be lost: that the whole is wrong again says nothing of this part then
+    others = [source.name for _, own in keys for source in trainer_weights(own, weights)]
+    if again and any(each.get(name, [""])[-1] != recorded.sent.get(name) for each in arrived for name in others):
+        return ""
     culprit = (
         "the engine's loader skipped it, or wrote it into a copy or another tensor"
         if was_skipped
