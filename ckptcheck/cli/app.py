@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -35,6 +37,8 @@ COMMAND_MODULES = {
     "parity": "parity",
 }
 """Command → the module of ckptcheck.cli that holds it, in the order of the help."""
+RULE_CODE = re.compile(r"[A-Za-z]{2,4}[0-9]{3}")
+"""What users write for a rule."""
 
 
 def build_app(first_word: str = "") -> typer.Typer:
@@ -47,7 +51,7 @@ def build_app(first_word: str = "") -> typer.Typer:
         cls=NestedCommandGroup,
         help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=first_word not in {name.partition(" ")[0] for name in COMMAND_MODULES},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # its tables cut the names of long options where the terminal has 80 columns
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -112,16 +116,34 @@ def main() -> None:
 
 
 def _run_command_line() -> Any:
+    sys.argv[1:] = _translate_help(sys.argv[1:])
     command_line = build_app(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
         return command_line(standalone_mode=False)
     except SystemExit as error:
+        if not error.code:
+            raise  # a completion was printed or installed
         # click exits with 1 when the pipe is closed, which would mean findings
         raise BrokenPipeError from error
 
 
+def _translate_help(words: list[str]) -> list[str]:
+    """Return what ``help …`` stands for: ``… --help``, or the page of a rule that is named by its code."""
+    if words[:1] != ["help"]:
+        return words
+    asked = words[1:]
+    if len(asked) == 1 and RULE_CODE.fullmatch(asked[0]):
+        return ["rule", asked[0].upper()]
+    return [*asked, "--help"]
+
+
 def _point_to_help(error: Exception) -> str:
     """Say whose help explains a usage error: the command's, or the general one where no command was recognized."""
+    first_word = "".join(sys.argv[1:2])
+    if RULE_CODE.fullmatch(first_word):
+        return f"ckptcheck rule {first_word.upper()} prints the page of that rule"
+    if first_word and (Path(first_word).exists() or first_word.startswith("hf://")):
+        return f"ckptcheck scan {first_word} checks it; ckptcheck --help lists the commands"
     path = (
         str(getattr(getattr(error, "ctx", None), "command_path", ""))
         .partition(" ")[2]

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 import typer.core
 
+from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.pictures import ask_for_pictures
 from ckptcheck.linter.report import Report
@@ -19,6 +20,10 @@ class ReportCommand(typer.core.TyperCommand):
 
     A pipeline that uploads the report finds one in every case; its verdict is ``incomplete``.
     """
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples of the command."""
+        write_examples(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""

@@ -24,11 +24,14 @@ from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.locations import HUB, encode_uri, path_of, path_on_hub, root_folder, select_side
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
+from ckptcheck.linter.rule_loader import builtin_rule_folder
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
 ROOT = "%SRCROOT%"
 WEB = "HUB"
+PAGES = "https://ckptcheck.github.io/ckptcheck/rules/"
+"""Where the pages of the built-in rules are published (`make docs`)."""
 MOST = 1024
 """Characters of a description that code scanning takes."""
 
@@ -68,9 +71,15 @@ def _descriptor(rule: Rule) -> dict[str, Any]:
         "name": "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", rule.name)),
         "shortDescription": {"text": _cut(rule.summary or rule.name)},
         "fullDescription": {"text": _cut(_first_paragraph(page))},
+        **({"helpUri": f"{PAGES}{rule.code}/"} if _is_builtin(rule) else {}),
         "help": {"text": f"{_cut(rule.summary or rule.name)} See ckptcheck rule {rule.code}.", "markdown": page},
         "defaultConfiguration": {"level": LEVELS[rule.severity]},
     }
+
+
+def _is_builtin(rule: Rule) -> bool:
+    """Return whether a rule comes with ckptcheck, and so has a page on the site."""
+    return rule.path is not None and rule.path.is_relative_to(builtin_rule_folder())
 
 
 def _first_paragraph(page: str) -> str:

@@ -6,6 +6,7 @@ year is the one that was tested. The recipe gives the reason for every upstream 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from pathlib import Path
@@ -165,9 +166,15 @@ def find_recipe(name: str) -> Recipe:
         return load_recipe(Path(name).absolute())
     recipes_by_name = {recipe.name: recipe for recipe in builtin_recipes()}
     if name not in recipes_by_name:
+        near = [each for each in recipes_by_name if each.startswith(f"{name}-")]
+        near = near or difflib.get_close_matches(name, recipes_by_name, 1)
         raise CkptcheckError(
             f"there is no recipe {name}",
-            f"there are {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml",
+            (
+                f"ckptcheck engine install {near[0]} builds one for CPUs; --engine-python takes a Python of yours"
+                if near
+                else f"there are {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml"
+            ),
         )
     return recipes_by_name[name]
 

