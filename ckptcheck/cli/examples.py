@@ -60,7 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 def write_examples(ctx: Any, formatter: Any) -> None:
     """Write the examples of the command that this context runs below its help."""
-    words = []
+    words: list[str] = []
     while ctx.parent is not None:
         words.insert(0, ctx.info_name)
         ctx = ctx.parent
