@@ -41,6 +41,19 @@ def describe_proof(trace: RefitTrace) -> str:
     return "; ".join(clauses)
 
 
+def summarize_proof(trace: RefitTrace) -> str:
+    """Return what the trial proved in a few words, "" where `describe_proof` has nothing to say."""
+    if not describe_proof(trace):
+        return ""
+    parts = []
+    if compared := [sync for sync in trace.syncs if sync.manifest]:
+        read, total = _count_equal(compared)
+        parts.append(f"{read:,} of {total:,} tensors equal bit for bit after {count(len(compared), 'sync')}")
+    if trace.scorings:
+        parts.append("logprobs within the floor")
+    return ", ".join(parts)
+
+
 def _has_empty_step(trace: RefitTrace) -> bool:
     """Whether a step changed nothing that the trainer exports: the syncs after it then prove nothing."""
     sent = {sync.step: sync.sent for sync in trace.syncs}
@@ -49,6 +62,14 @@ def _has_empty_step(trace: RefitTrace) -> bool:
 
 def _describe_equality(syncs: list[Sync]) -> str:
     """Say of how many tensors every sync left the bits of a cold load."""
+    read, total = _count_equal(syncs)
+    after = "after the sync" if len(syncs) == 1 else f"after each of {count(len(syncs), 'sync')}"
+    rest = "" if read == total else f" ({total - read:,} cannot be read)"
+    return f"{after}, {read:,} of {total:,} tensors equal a cold load of the same weights bit for bit{rest}"
+
+
+def _count_equal(syncs: list[Sync]) -> tuple[int, int]:
+    """Return of how many tensors both sides could be read after every sync, and how many there are."""
     read = min(
         sum(
             not entry.opaque and (own := sync.manifest.get(key)) is not None and not own.opaque
@@ -56,10 +77,7 @@ def _describe_equality(syncs: list[Sync]) -> str:
         )
         for sync in syncs
     )
-    total = max(len(sync.reference) for sync in syncs)
-    after = "after the sync" if len(syncs) == 1 else f"after each of {count(len(syncs), 'sync')}"
-    rest = "" if read == total else f" ({total - read:,} cannot be read)"
-    return f"{after}, {read:,} of {total:,} tensors equal a cold load of the same weights bit for bit{rest}"
+    return read, max(len(sync.reference) for sync in syncs)
 
 
 def _describe_marks(trace: RefitTrace, syncs: list[Sync]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from ckptcheck.runtime.trainers.base import OptimizerStep, TrainerInfo, UnlikeRe
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import Verdict
+    from ckptcheck.linter.pictures import PictureMaker
 
 Key = tuple[int, str]
 """Rank and name of an engine's tensor."""
@@ -262,6 +263,19 @@ class RefitTrace(EvidenceDefaults):
             *coverage_sections(self),
             *cost_sections(self.syncs),
         )
+
+    @property
+    def headline(self) -> str:
+        """How many tensors are equal after how many syncs, and whether the logprobs are within the floor."""
+        from ckptcheck.refit.proof import summarize_proof
+
+        return summarize_proof(self)
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.refit.pictures.trial_measurements import list_trial_pictures
+
+        return list_trial_pictures(self)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -126,7 +126,7 @@ def _encode_heat_map(picture: HeatMap, names: NameTable) -> dict[str, Any]:
         form = _encode_cells(list(cells.values()), picture.columns, letters, names)
         members = {
             column: _encode_cells(
-                list(cell.members.values()), tuple(cell.members), letters, names, _number(picture.columns[column])
+                list(cell.members.values()), tuple(cell.members), letters, names, (_number(picture.columns[column]),)
             )
             for column, cell in cells.items()
             if cell is not None and cell.members
@@ -151,11 +151,12 @@ def _encode_cells(
     labels: Sequence[str],
     letters: Mapping[str, str],
     names: NameTable,
-    outer: int | None = None,
+    outer: tuple[int | None, ...] = (),
 ) -> dict[str, Any]:
     """Return a row of cells: values, states as one text, notes and names where there are any.
 
-    labels: of the cells; names that only differ in this number are written once. outer: the number that stands before it.
+    labels: of the cells; names that only differ in this number are written once. outer: the number that stands before it,
+    None where the label of the column is none; () for cells that stand in no other one.
     """
     form: dict[str, Any] = {
         "s": "".join(ABSENT if cell is None else letters[cell.state] for cell in cells),
@@ -167,20 +168,25 @@ def _encode_cells(
     codes = [names.encode(cell.name) if cell is not None and cell.name else None for cell in cells]
     if any(codes):
         form["n"] = _join_codes(codes, labels, outer)
-    if outer is not None:
+    if outer:
         numbers = [_number(label) for label in labels]
         form["l"] = len(labels) if numbers == list(range(len(labels))) else list(labels)
     return form
 
 
-def _join_codes(codes: Sequence[Code | None], labels: Sequence[str], outer: int | None) -> int | list[Code | None]:
-    """Return the one template of all names where the labels are the numbers in them, else every name's code."""
-    templates = {code[0] for code in codes if code is not None}
-    before = [] if outer is None else [outer]
-    is_regular = len(templates) == 1 and all(
-        code is None or code[1:] == [*before, _number(label)] for code, label in zip(codes, labels, strict=True)
-    )
-    return templates.pop() if is_regular else list(codes)
+def _join_codes(
+    codes: Sequence[Code | None], labels: Sequence[str], outer: tuple[int | None, ...]
+) -> int | list[Code | None] | dict[int, Code]:
+    """Return the one template of all names where the labels are the numbers in them, else the code of every name.
+
+    Where few cells have a name, it is place → code.
+    """
+    known = {at: code for at, code in enumerate(codes) if code is not None}
+    templates = {code[0] for code in known.values()}
+    is_regular = len(templates) == 1 and all(code[1:] == [*outer, _number(labels[at])] for at, code in known.items())
+    if is_regular:
+        return templates.pop()
+    return known if 2 * len(known) < len(codes) else list(codes)
 
 
 def _number(label: str) -> int | None:
