@@ -45,19 +45,28 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
         groups.setdefault(row, []).append(name)
     has_members = len(names) * len(states) <= MOST_CELLS
     cells: dict[tuple[int, int], HeatCell] = {}
-    for row, members in enumerate(groups.values()):
+    for place, members in enumerate(groups.values()):
         for column, (index, known) in enumerate(states.items()):
             found = {name: known[name] for name in members if name in known}
             if found:
                 is_last = index == len(history.syncs) - 1
-                cells[row, column] = _make_cell(members, found, is_last=is_last, has_members=has_members)
+                cells[place, column] = _make_cell(members, found, is_last=is_last, has_members=has_members)
     what = "The trainer sent these tensors" if side == "sent" else "The engine held these tensors afterwards"
     caption = f"{what}. Each column is a sync, each row a tensor{' or several of one kind' if len(groups) < len(names) else ''}."
     if first:
         caption += f" The first {count(first, 'sync')} of the record are not drawn."
     columns = tuple(label_syncs(history))[first:]
-    labels = {"row_label": "tensor", "column_label": "sync", "member_label": "tensor"}
-    return HeatMap(title, caption, tuple(groups), columns, cells, STATES, **labels)
+    return HeatMap(
+        title,
+        caption,
+        tuple(groups),
+        columns,
+        cells,
+        STATES,
+        row_label="tensor",
+        column_label="sync",
+        member_label="tensor",
+    )
 
 
 def label_syncs(history: History) -> tuple[str, ...]:

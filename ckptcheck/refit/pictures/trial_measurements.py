@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -113,7 +113,7 @@ def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
 
 
 def _draw_lines(
-    title: str, caption: str, scorings: Sequence[Scoring], lines: dict[str, Sequence[float | None]]
+    title: str, caption: str, scorings: Sequence[Scoring], lines: Mapping[str, Sequence[float | None]]
 ) -> Curves | None:
     """Return the curves that have a number; None where none has."""
     series = tuple(
