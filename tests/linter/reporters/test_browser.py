@@ -16,6 +16,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters.html.page import render_page
 from tests.factories.pictures import DRAWN, MODULES, make_heat_map
 from tests.factories.sample_reports import CLEAN, CRASHED, FOUND, MEASURED, RULES
+from tests.factories.verb_reports import OUT, report_every_verb
 
 CHROMIUM = os.environ.get("CKPTCHECK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 MISSING = [
@@ -211,3 +212,53 @@ def test_a_notebook_draws_the_pictures_in_its_frame(chromium: Any, tmp_path: Pat
     frame.locator("#r1-p0").scroll_into_view_if_needed()
     frame.locator("#r1-p0 .stage").wait_for()
     page.close()
+
+
+@pytest.fixture(scope="module")
+def verbs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    return report_every_verb(tmp_path_factory.mktemp("verbs"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+def test_the_pictures_of_every_verb_are_drawn_without_trouble(
+    chromium: Any, tmp_path: Path, verbs: dict[str, Report], width: int, scheme: str
+) -> None:
+    viewport = {"width": width, "height": 800}
+    one = Opened(chromium, tmp_path, list(verbs.values()), viewport=viewport, color_scheme=scheme)
+    one.draw_all()
+    assert one.page.locator("figure.picture").count() == sum(len(report.pictures) for report in verbs.values())
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert (one.trouble, one.requests) == ([], [one.url])
+    one.page.close()
+
+
+def test_a_finding_of_a_trial_leads_to_the_tensor_on_its_ranks(
+    chromium: Any, tmp_path: Path, verbs: dict[str, Report]
+) -> None:
+    one = Opened(chromium, tmp_path, [verbs["trial"]])
+    one.page.locator(".finding .shows a").first.click()
+    readout = one.page.locator("#r1-p0 > .readout").inner_text()
+    assert "2 ranks" in readout
+    assert "not written" in readout
+    one.page.keyboard.press("Enter")
+    inner = one.page.locator("#r1-p0 .members")
+    assert inner.locator("h4").inner_text().startswith("self_attn.o_proj: 2 ranks")
+    assert OUT in inner.locator(".readout").inner_text()
+    assert one.trouble == []
+    one.page.close()
+
+
+def test_a_finding_of_a_record_leads_to_the_sync_at_which_a_tensor_was_stale(
+    chromium: Any, tmp_path: Path, verbs: dict[str, Report]
+) -> None:
+    one = Opened(chromium, tmp_path, [verbs["record"]])
+    one.page.locator(".finding .shows a", has_text="What the engine held").first.click()
+    readout = one.page.locator("#r1-p1 > .readout").inner_text()
+    assert OUT in readout
+    assert "step 2" in readout
+    assert "stale" in readout
+    one.page.keyboard.press("Enter")
+    assert one.focused() == "r1-f0"
+    assert one.trouble == []
+    one.page.close()
