@@ -1,7 +1,7 @@
 """A sync is missing from a job that syncs at regular steps.
 
 ## What it checks
-- Within one process, the steps between syncs are the same number again and again, such as 1 for a job that syncs after
+- Within one process, and until it counts its steps anew, the steps between syncs are the same number again and again, such as 1 for a job that syncs after
   every step. The rule reports a pause that is a multiple of that number.
 - There have to be four pauses at least, and at most a quarter of them may be longer than the others. Other pauses mean
   that the job has another schedule, and the rule says nothing.
@@ -33,22 +33,26 @@ PAUSES = 4
 """Pauses between syncs from which a schedule can be told."""
 
 
-def _list_pauses(history: History) -> dict[str, list[tuple[int, int, int]]]:
-    """Return the process that recorded → its pauses: number of steps, place of the sync before, place of the sync after.
+def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
+    """Return the pauses of each count of steps: number of steps, place of the sync before, place of the sync after.
 
-    Syncs that failed count: they were tried. A sync without a step, and a second one of the same step, are left out.
+    A count ends where another process records, and where the step falls: the job began to count anew. Syncs that failed belong to
+    it: they were tried. A sync without a step, and a second one of the same step, are left out.
     """
     last: dict[str, int] = {}
-    pauses: dict[str, list[tuple[int, int, int]]] = {}
+    pauses: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    counts: Counter[str] = Counter()
     for index, sync in enumerate(history.syncs):
         if sync.step is None:
             continue
         before = last.get(sync.run)
         steps = sync.step - (history.syncs[before].step or 0) if before is not None else 0
-        if before is not None and steps != 0:
-            pauses.setdefault(sync.run, []).append((steps, before, index))
+        if steps < 0:
+            counts[sync.run] += 1
+        elif before is not None and steps > 0:
+            pauses.setdefault((sync.run, counts[sync.run]), []).append((steps, before, index))
         last[sync.run] = index
-    return pauses
+    return [count for count in pauses.values() if len(count) >= PAUSES]
 
 
 @rule(
@@ -56,15 +60,12 @@ def _list_pauses(history: History) -> dict[str, list[tuple[int, int, int]]]:
     "skipped-sync",
     severity="warning",
     on="history",
-    when=lambda history: (
-        not history.damaged_lines and any(len(pauses) >= PAUSES for pauses in _list_pauses(history).values())
-    ),
+    when=lambda history: not history.damaged_lines and bool(_list_pauses(history)),
 )
 def check(history: History) -> Iterator[Problem]:
-    for pauses in _list_pauses(history).values():
+    for pauses in _list_pauses(history):
         (usual, number), *_ = Counter(steps for steps, _, _ in pauses).most_common(1)
-        is_regular = usual > 0 and all(steps % usual == 0 and steps > 0 for steps, _, _ in pauses)
-        if len(pauses) < PAUSES or not is_regular or 4 * number < 3 * len(pauses):
+        if any(steps % usual for steps, _, _ in pauses) or 4 * number < 3 * len(pauses):
             continue
         for steps, before, after in pauses:
             if steps > usual:

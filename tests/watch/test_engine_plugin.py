@@ -18,16 +18,10 @@ from ckptcheck.watch import SyncWarning, engine_plugin
 from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
 from tests.conftest import needs_engine
 from tests.paths import ROOT
+from tests.watch.plugin_site import write_plugin_site
 from tests.watch.toy import NAMES, Trainer
 
 torch = pytest.importorskip("torch")
-
-PLUGIN = """\
-[vllm.general_plugins]
-ckptcheck = ckptcheck.watch.engine_plugin:watch_vllm
-[sglang.srt.plugins]
-ckptcheck = ckptcheck.watch.engine_plugin:watch_sglang
-"""
 
 
 class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
@@ -299,12 +293,9 @@ def test_a_real_vllm_is_watched_without_a_line_of_its_job(tmp_path: Path) -> Non
     python = needs_engine("vllm").python
     live.write("llama", tmp_path / "model")
     (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
-    plugin = tmp_path / "site/ckptcheck_plugin-0.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: ckptcheck-plugin\nVersion: 0\n", encoding="utf-8")
-    (plugin / "entry_points.txt").write_text(PLUGIN, encoding="utf-8")
+    site = write_plugin_site(tmp_path / "site")
     environment = {
-        **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{plugin.parent}",
+        **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
         "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import launch
@@ -13,16 +14,17 @@ from ckptcheck import api
 from ckptcheck.linter.rule import Finding
 from ckptcheck.refit.history.history import open_history
 from tests.conftest import needs_engine
+from tests.watch.plugin_site import write_plugin_site
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
 LINE = re.compile(r"SyncWarning: (HIS\d+) (.*)")
 
 
-def run(job: str, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a job to its end; skip where its framework is not installed."""
+def run(job: str, out: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end; skip where its framework is not installed. options: of `launch.run`."""
     needs_engine(launch.RECIPES[job])
-    done = launch.run(job, str(out), *arguments, capture_output=True, timeout=600)
+    done = launch.run(job, str(out), *arguments, capture_output=True, timeout=600, **options)
     assert done.returncode == 0, done.stderr[-5000:]
     return done
 
@@ -82,6 +84,39 @@ def test_a_job_of_trl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) -> 
         probe.mean for place, probe in enumerate(probes) if probe is not None and place in (0, 1, 2, 3, 4, 5, 7, 8)
     ]
     assert max(sound) < 1e-6
+
+
+def test_a_job_of_trl_with_the_callback_alone(tmp_path: Path) -> None:
+    """`WatchCallback` finds the engine in the trainer's process, and sees both ends."""
+    lost = "model.layers.1.self_attn.v_proj.weight"
+    done = run("trl_grpo", tmp_path, "--watch", "callback", "--steps", "10", "--fault", f"4=lost:{lost}", "7=skipped")
+    assert said_of(tmp_path) == {
+        "step 4": [
+            f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
+        ],
+        "step 8": ["HIS014 1 sync missing since step 6, in a job that syncs after every step []"],
+    }
+    assert lines_of_the_log(done) == ["HIS001 step 4", "HIS014 step 8"]
+    syncs = open_history(tmp_path / "syncs.jsonl").syncs
+    assert [sync.step for sync in syncs] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert {(len(sync.sent), len(sync.held), sync.trainer, sync.engine) for sync in syncs} == {(21, 21, "trl", "vllm")}
+
+
+def test_vllm_watches_itself_in_a_job_of_trl(tmp_path: Path) -> None:
+    """CKPTCHECK_WATCH alone. The engine sees what reaches it: a tensor that is lost on the way is one that is not sent."""
+    record, lost = tmp_path / "syncs.jsonl", "model.layers.0.mlp.up_proj.weight"
+    arguments = ("--watch", "engine", "--steps", "8", "--fault", f"3=lost:{lost}", "6=stale")
+    variables = {"CKPTCHECK_WATCH": f"record={record}"}
+    done = run("trl_grpo", tmp_path, *arguments, sites=[write_plugin_site(tmp_path / "site")], variables=variables)
+    syncs = open_history(record).syncs
+    assert [(sync.trainer, sync.engine) for sync in syncs] == [("", "vllm")] * 8
+    assert [(len(sync.sent), len(sync.held)) for sync in syncs] == [(21, 21)] * 3 + [(20, 20)] + [(21, 21)] * 4
+    # the engine knows no steps: the first two syncs count as step 0
+    assert said_of(tmp_path) == {
+        "step 2": [f"HIS007 the trainer no longer sends 1 of 21 tensors: {lost} [{lost}]"],
+        "step 5": ["HIS002 the trainer sent all 21 tensors as at step 4 []"],
+    }
+    assert lines_of_the_log(done) == ["HIS007 step 2", "HIS002 step 5"]
 
 
 def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path: Path) -> None:

@@ -171,7 +171,11 @@ def install_torch(pip: Pip, torch: str, options: InstallOptions) -> None:
 
 
 def _apply_changes(recipe: Recipe, site: Path) -> None:
-    """Copy the recipe's stand-ins into site-packages, and apply its patches there."""
+    """Delete folders from site-packages, copy stand-ins there and apply patches, as the recipe says."""
+    for folder in recipe.contents.remove:
+        if not (site / folder.path).is_dir():
+            raise CkptcheckError(f"{recipe.name}: {folder.path} cannot be removed: no such folder is installed")
+        shutil.rmtree(site / folder.path)
     for stand_in in recipe.contents.stand_in:
         source = recipe.folder / stand_in.folder
         shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))

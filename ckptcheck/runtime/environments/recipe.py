@@ -52,6 +52,14 @@ class Patch(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     why: str
 
 
+class RemovedFolder(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A folder to delete after the installation, because a package brings it by mistake."""
+
+    path: str
+    """The folder, relative to site-packages."""
+    why: str
+
+
 class Variable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """An environment variable that the engine is started with."""
 
@@ -74,6 +82,7 @@ class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     leave_out: tuple[OmittedPackages, ...] = msgspec.field(default=(), name="leave-out")
     stand_in: tuple[StandIn, ...] = msgspec.field(default=(), name="stand-in")
     patch: tuple[Patch, ...] = ()
+    remove: tuple[RemovedFolder, ...] = ()
     variable: tuple[Variable, ...] = ()
 
 
@@ -81,9 +90,9 @@ class Difference(msgspec.Struct, frozen=True):
     """One difference between an environment and what upstream installs."""
 
     kind: str
-    """pin, left out, stand-in, patch or variable."""
+    """pin, left out, stand-in, patch, removed or variable."""
     of: str
-    """The package (of a pin with its version), the packages, the file below site-packages, or ``NAME=value``."""
+    """The package (of a pin with its version), the packages, the file or folder below site-packages, or ``NAME=value``."""
     why: str
 
 
@@ -134,6 +143,7 @@ class Recipe(msgspec.Struct, frozen=True):
             *(Difference("left out", ", ".join(entry.packages), entry.why) for entry in contents.leave_out),
             *(Difference("stand-in", Path(stand_in.folder).name, stand_in.why) for stand_in in contents.stand_in),
             *(Difference("patch", patch.file, patch.why) for patch in contents.patch),
+            *(Difference("removed", folder.path, folder.why) for folder in contents.remove),
             *(
                 Difference("variable", f"{variable.name}={variable.value}", variable.why)
                 for variable in contents.variable
@@ -152,6 +162,8 @@ class Recipe(msgspec.Struct, frozen=True):
                 digest.update(f"stand-in {path.relative_to(self.folder).as_posix()}\n".encode() + path.read_bytes())
         for patch in self.contents.patch:
             digest.update(f"patch {patch.file}\n".encode() + (self.folder / patch.prepend).read_bytes())
+        for folder in self.contents.remove:
+            digest.update(f"removed {folder.path}\n".encode())
         return digest.hexdigest()[:16]
 
 
@@ -218,7 +230,8 @@ def _find_problem(recipe: Recipe) -> str | None:
     ):
         if not (recipe.folder / path).exists():
             return f"{path} is not there"
-    for patch in recipe.contents.patch:
-        if Path(patch.file).is_absolute() or ".." in Path(patch.file).parts:
-            return f"{patch.file} does not lie in site-packages"
+    changed = (*(patch.file for patch in recipe.contents.patch), *(folder.path for folder in recipe.contents.remove))
+    for path in changed:
+        if Path(path).is_absolute() or ".." in Path(path).parts or not Path(path).parts:
+            return f"{path} does not lie in site-packages"
     return None

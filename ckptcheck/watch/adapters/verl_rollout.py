@@ -19,7 +19,7 @@ INTERFACE = Interface("verl", "2026-08-22", "1dda039b9", {"update_weights": ("we
 def verl(side: T, watch: Watch) -> T:
     """Watch verl's rollout (`update_weights`) or its checkpoint engine (`send_weights`): whichever this side has.
 
-    ``global_steps`` is the step; without it, the watch counts syncs. The weights may be a generator or an asynchronous
+    ``global_steps`` is the step, and the version that verl gives its server; without it, the watch counts syncs. The weights may be a generator or an asynchronous
     generator, and the method may be a coroutine or not: both stay as they are. The watch passes deltas (``delta_flush``) on
     and does not digest them.
     """
@@ -34,7 +34,7 @@ def verl(side: T, watch: Watch) -> T:
     @wraps(send)
     def watched(*arguments: Any, **keywords: Any) -> Any:
         number, step = next_step(), keywords.get("global_steps")
-        sync = watch(step=number if step is None else step)
+        sync = watch(step=number if step is None else step, version=None if step is None else str(step))
         sync.before()
         try:
             arguments, keywords = watch_weights(sync, arguments, keywords, ("weights",))
