@@ -2,7 +2,7 @@
 
 vLLM loads `watch_vllm` in each of its processes (entry points ``vllm.general_plugins``), SGLang loads `watch_sglang`
 (``sglang.srt.plugins``), so that no line of the job's framework changes. Written against vLLM 0.32.0
-(`WorkerWrapperBase.init_worker`, and `load_model`, `execute_model` and `finish_weight_update` of its worker) and SGLang 0.5.23
+(`WorkerBase` with `load_model`, `execute_model` and `finish_weight_update`) and SGLang 0.5.23
 (`ModelRunner.load_model` and `forward`, `WeightUpdater.end_weight_update`). Whatever happens here, the engine goes on.
 """
 
@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptcheck.watch.watch import Syncing, Watch
+    from ckptcheck.watch.syncing import Syncing
+    from ckptcheck.watch.watch import Watch
 
 VARIABLE = "CKPTCHECK_WATCH"
-SETTINGS = ("record", "every", "keep", "metrics")
+SETTINGS = ("record", "every", "share", "keep", "metrics")
 MOST_ENGINES = 64
 """Engines of one machine that may each keep a record of one name."""
 QUIET_SECONDS = 10.0
@@ -57,6 +59,8 @@ def parse_settings(text: str) -> dict[str, str]:
             raise ValueError(f"{pair} is none of {', '.join(f'{name}=…' for name in SETTINGS)}")
         if name in ("every", "keep") and not value.isdecimal():
             raise ValueError(f"{name} takes a whole number, not {value}")
+        if name == "share" and not re.fullmatch(r"\d+(\.\d+)?", value):
+            raise ValueError(f"share takes a number, not {value}")
         settings[name] = value
     return settings
 
@@ -75,6 +79,7 @@ def open_watch(model: Any, name: str) -> Watch:
         module(model, name),
         record=_claim_record(Path(record)) if record else None,
         every=int(settings.get("every", "1")),
+        share=float(settings.get("share", "0.02")),
         keep=int(settings.get("keep", "100")),
         metrics=settings.get("metrics"),
     )
@@ -162,20 +167,20 @@ class ModelSyncs:
 
 
 def _hook_vllm() -> None:
+    # a process of its own loads its plug-ins while it begins its worker, right before it makes it
     worker_base = importlib.import_module("vllm.v1.worker.worker_base")
-    wrapper = worker_base.WorkerWrapperBase
-    init_worker = wrapper.init_worker
-    if getattr(init_worker, "is_watched", False):
+    base = worker_base.WorkerBase
+    initialize = base.__init__
+    if getattr(initialize, "is_watched", False):
         return
 
-    @wraps(init_worker)
-    def watched(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = init_worker(self, *arguments, **keywords)
-        _quietly("watch a worker of vLLM", lambda: _watch_worker(self.worker))
-        return result
+    @wraps(initialize)
+    def watched(self: Any, *arguments: Any, **keywords: Any) -> None:
+        initialize(self, *arguments, **keywords)
+        _quietly("watch a worker of vLLM", lambda: _watch_worker(self))
 
     watched.is_watched = True  # type: ignore[attr-defined]
-    wrapper.init_worker = watched
+    base.__init__ = watched
 
 
 def _watch_worker(worker: Any) -> None:

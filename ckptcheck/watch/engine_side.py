@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.refit.history.record import NO_BYTES
 from ckptcheck.watch.engine_parts import split_fused
+from ckptcheck.watch.tensor_digests import digest_rows
 
 if TYPE_CHECKING:
     from ckptcheck.runtime.servers.base import Server
 
+ChooseRows = Callable[[str, Sequence[int]], slice | None]
 SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
 EMPTY = "it is empty: the engine computes with a packed copy"
@@ -50,17 +52,20 @@ class EngineWeights:
 
 
 def read_engine(
-    engine: WatchedEngine, sent: Collection[str], includes: Callable[[str], bool] = lambda name: True
+    engine: WatchedEngine,
+    sent: Collection[str],
+    includes: Callable[[str], bool] = lambda name: True,
+    choose_rows: ChooseRows = lambda name, shape: None,
 ) -> EngineWeights:
     """Read the engine's weights.
 
     sent: the names that the trainer sent, by which a module's fused tensors are told apart. includes: which of these to look at
-    now; what has another name is looked at always.
+    now; what has another name is looked at always. choose_rows: by name and shape, the rows of a tensor to look at, None for all.
 
     A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
     """
     if isinstance(engine, _ModuleSide):
-        return engine.read(sent, includes)
+        return engine.read(sent, includes, choose_rows)
     digests = engine.held()
     empty = {place: EMPTY for place, value in digests.items() if value in NO_BYTES}
     return EngineWeights({place: value for place, value in digests.items() if place not in empty}, empty)
@@ -78,8 +83,13 @@ class _ModuleSide:
         """Digest the parameters on their own devices."""
         return self.read(()).digests
 
-    def read(self, sent: Collection[str], includes: Callable[[str], bool] = lambda name: True) -> EngineWeights:
-        """Digest the parameters on their own devices, the fused ones in parts. sent, includes: as of `read_engine`.
+    def read(
+        self,
+        sent: Collection[str],
+        includes: Callable[[str], bool] = lambda name: True,
+        choose_rows: ChooseRows = lambda name, shape: None,
+    ) -> EngineWeights:
+        """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
 
         A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
         """
@@ -99,7 +109,8 @@ class _ModuleSide:
             for part, view in split_fused(name, weight, modules[owner], names):
                 if part in names and not includes(part):
                     continue
-                digests[f"0/{part}"] = prefix + digest(view)
+                rows = choose_rows(part, view.shape) if part in names else None
+                digests[f"0/{part}"] = prefix + (digest(view) if rows is None else digest_rows(view, rows))
         return EngineWeights(digests, unseen)
 
     def tensors(self) -> Iterable[tuple[str, Any]]:

@@ -1,29 +1,41 @@
-"""Decides which tensors a watch digests at a sync, so that digests take a small share of the time of the syncs.
+"""Decides which tensors a watch digests at a sync, and which rows of them, so that digests take a small share of the syncs' time.
 
 The tensors are divided into groups by their names. Each group is looked at in two syncs one after the other, so that what changed
 between them can be told; then the next group is. With five groups a tensor that is lost from some sync on is found within ten.
+Where a group of whole tensors still takes too long, each of its tensors is looked at in part: some rows, and the next ones in the
+next round, until all were seen.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 
 GROUPS = 5
 """Groups where looking at all tensors is too much: a round takes ten syncs."""
 NEGLIGIBLE = 0.02
 """Seconds of digests that are never too much."""
+LEAST_SECONDS = 0.002
+"""Seconds below which looking at fewer rows gains nothing: the number of tensors counts then."""
+LEAST_ELEMENTS = 1 << 14
+"""Elements that are looked at in any case. A step of bfloat16 weights may change one element of a thousand."""
+MOST_PARTS = 1024
+SLOWER = 3.0
+"""How many times as long the digest of a few rows takes, byte for byte, as that of a whole tensor."""
 
 
 class Schedule:
-    """The groups of one watch.
+    """The groups and parts of one watch.
 
     share: the part of a sync's time that digests may take; more makes it look at a group of the tensors at a sync. budget: the
     seconds that they may take at most; if a group takes more, the groups become smaller.
     """
 
     def __init__(self, share: float, budget: float) -> None:
-        self.share, self.budget, self.groups = share, budget, 1
+        self.share, self.budget, self.groups, self.parts = share, budget, 1, 1
         self._number = -1
+        self._is_corrected = False
         self._costs: list[tuple[float, float]] = []
 
     def begin(self) -> None:
@@ -36,27 +48,50 @@ class Schedule:
         return self._number // 2 % self.groups
 
     @property
+    def part(self) -> int:
+        """The part of each tensor of this sync, from 0. It moves on when all groups had their turn."""
+        return self._number // (2 * self.groups) % self.parts
+
+    @property
     def label(self) -> str:
-        """Return the group as a record has it, ``2/5``; "" where it is all tensors."""
-        return f"{self.group + 1}/{self.groups}" if self.groups > 1 else ""
+        """Return the group as a record has it, ``2/5`` or ``2/5, part 3/20``; "" where it is all tensors."""
+        group = f"{self.group + 1}/{self.groups}" if self.groups > 1 else ""
+        return f"{group}, part {self.part + 1}/{self.parts}" if self.parts > 1 else group
 
     def includes(self, name: str) -> bool:
         """Return whether a tensor belongs to the group of this sync."""
         return self.groups == 1 or zlib.crc32(name.encode()) % self.groups == self.group
 
-    def note(self, spent: float, seconds: float) -> None:
-        """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on the groups.
+    def choose_rows(self, shape: Sequence[int]) -> slice | None:
+        """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows."""
+        if self.parts == 1 or not shape:
+            return None
+        parts = min(self.parts, shape[0], math.prod(shape) // LEAST_ELEMENTS)
+        if parts < 2:
+            return None
+        part = self.part % parts
+        return slice(shape[0] * part // parts, shape[0] * (part + 1) // parts)
 
-        The cheaper look counts: the first one of a process also loads what digests need.
+    def note(self, spent: float, seconds: float) -> None:
+        """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on groups and parts.
+
+        The cheaper of two looks counts: the first one of a process also loads what digests need.
         """
         if spent == float("inf"):
-            self._divide(GROUPS if self.groups == 1 else 2 * self.groups)
+            self._divide(GROUPS if self.groups == 1 else 2 * self.groups, 8 * self.parts)
             return
         self._costs.append((spent, seconds))
-        if self._number % 2 and self.groups == 1:
-            spent, seconds = min(self._costs[-2:])
-            if spent > max(NEGLIGIBLE, self.share * seconds):
-                self._divide(GROUPS)
+        if not self._number % 2:
+            return
+        spent, seconds = min(self._costs[-2:])
+        allowed = max(LEAST_SECONDS, self.share * seconds)
+        if self.groups == 1:
+            if spent > max(NEGLIGIBLE, allowed):
+                self._divide(GROUPS, math.ceil(SLOWER * spent / GROUPS / allowed))
+        elif spent > 2 * allowed and not self._is_corrected:
+            # once: what is left then is the cost of so many tensors, whatever their size
+            self._is_corrected = True
+            self._divide(self.groups, math.ceil(self.parts * spent / allowed))
 
-    def _divide(self, groups: int) -> None:
-        self.groups, self._number, self._costs = groups, -1, []
+    def _divide(self, groups: int, parts: int) -> None:
+        self.groups, self.parts, self._number, self._costs = groups, min(MOST_PARTS, parts), -1, []

@@ -9,7 +9,8 @@ from typing import Any
 
 from ckptcheck.watch.adapters.trl_generation import trl
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
-from ckptcheck.watch.watch import SyncWarning, Watch
+from ckptcheck.watch.syncing import SyncWarning
+from ckptcheck.watch.watch import Watch
 
 MOST_FRAMES = 12
 """Frames from the callback up to its trainer. transformers 5 has two between them."""

@@ -30,7 +30,7 @@ def check(history: History) -> Iterator[Problem]:
     for run in find_unchanged_runs(history):
         if len(run) < 3:
             for pair in run:
-                side, number = pair.unchanged_side or ("", 0)
+                side, number = history.find_unchanged_side(pair) or ("", 0)
                 since = history.label(pair.before_index)
                 yield Problem(
                     f"{history.label(pair.index)}: "

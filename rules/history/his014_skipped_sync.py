@@ -1,8 +1,8 @@
 """A sync is missing from a job that syncs at regular steps.
 
 ## What it checks
-- Within one process, and until it counts its steps anew, the steps between syncs are the same number again and again, such as 1 for a job that syncs after
-  every step. The rule reports a pause that is a multiple of that number.
+- Within one process, and until it counts its steps anew, the steps between syncs are the same number again and again,
+  such as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
 - There have to be four pauses at least, and at most a quarter of them may be longer than the others. Other pauses mean
   that the job has another schedule, and the rule says nothing.
 

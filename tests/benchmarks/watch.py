@@ -55,7 +55,7 @@ class Engine:
 
     def held(self) -> dict[str, str]:
         """Digest all of them."""
-        from ckptcheck.watch.watch import digests
+        from ckptcheck.watch.tensor_digests import digests
 
         return {f"0/{name}": value for name, value in digests(self.tensors.items()).items()}
 

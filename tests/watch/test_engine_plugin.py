@@ -51,12 +51,17 @@ class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         return names
 
 
-class Worker:
+class WorkerBase:
     """As vLLM 0.32's, as far as the plug-in goes."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.computed = 0
+
+
+class WorkerMethods:
+    """What vLLM 0.32's worker has beside its base, as far as the plug-in goes."""
+
+    computed = 0
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.model = Model()
@@ -71,13 +76,6 @@ class Worker:
 
     def finish_weight_update(self) -> None:
         pass
-
-
-class WorkerWrapperBase:
-    """As vLLM 0.32's."""
-
-    def init_worker(self, all_kwargs: list[dict[str, Any]]) -> None:
-        self.worker = Worker(**all_kwargs[0])
 
 
 @pytest.fixture
@@ -95,18 +93,18 @@ def record(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> Path
     """Watch a stand-in of vLLM, with a record."""
     monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
     module = ModuleType("vllm.v1.worker.worker_base")
-    module.WorkerWrapperBase = type("WorkerWrapperBase", (WorkerWrapperBase,), {})  # type: ignore[attr-defined]
+    module.WorkerBase = type("WorkerBase", (WorkerBase,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", module)
-    engine_plugin.watch_vllm()
-    engine_plugin.watch_vllm()  # vLLM may load a plug-in twice
     return tmp_path / "syncs.jsonl"
 
 
-def start_worker(**arguments: Any) -> Worker:
-    wrapper = sys.modules["vllm.v1.worker.worker_base"].WorkerWrapperBase()
-    wrapper.init_worker([arguments])
-    wrapper.worker.load_model()
-    worker: Worker = wrapper.worker
+def start_worker(**arguments: Any) -> Any:
+    """Begin a worker as `WorkerWrapperBase.init_worker` of vLLM 0.32 does: it loads the plug-ins, then makes the worker."""
+    engine_plugin.watch_vllm()
+    engine_plugin.watch_vllm()  # vLLM may load a plug-in twice
+    base = sys.modules["vllm.v1.worker.worker_base"].WorkerBase
+    worker = type("Worker", (WorkerMethods, base), {})(**arguments)
+    worker.load_model()
     return worker
 
 
@@ -114,17 +112,17 @@ def export(trainer: Trainer) -> list[tuple[str, Any]]:
     return [(name, torch.from_numpy(values.copy())) for name, values in trainer.export()]
 
 
-def push_one_by_one(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+def push_one_by_one(worker: Any, trainer: Trainer, lose: str = "") -> None:
     for pair in export(trainer):
         if pair[0] != lose:
             worker.model.load_weights([pair])
 
 
-def push_at_once(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+def push_at_once(worker: Any, trainer: Trainer, lose: str = "") -> None:
     worker.model.load_weights(iter([pair for pair in export(trainer) if pair[0] != lose]))
 
 
-def push_while_requests_run(worker: Worker, trainer: Trainer, lose: str = "") -> None:
+def push_while_requests_run(worker: Any, trainer: Trainer, lose: str = "") -> None:
     for number, pair in enumerate(export(trainer)):
         if pair[0] != lose:
             worker.model.load_weights([pair])
@@ -241,9 +239,9 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypat
     assert [len(sync.held) for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [6] * 4
 
 
-@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "record=a,=b"])
+@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "record=a,=b"])
 def test_settings_that_are_not_known_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is none of|takes a whole number"):
+    with pytest.raises(ValueError, match=r"is none of|takes a (whole )?number"):
         parse_settings(text)
 
 
@@ -296,7 +294,7 @@ def test_a_real_vllm_is_watched_without_a_line_of_its_job(tmp_path: Path) -> Non
     site = write_plugin_site(tmp_path / "site")
     environment = {
         **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
-        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl,share=1000", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
     done = subprocess.run(

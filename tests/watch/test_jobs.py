@@ -24,7 +24,7 @@ LINE = re.compile(r"SyncWarning: (HIS\d+) (.*)")
 def run(job: str, out: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a job to its end; skip where its framework is not installed. options: of `launch.run`."""
     needs_engine(launch.RECIPES[job])
-    done = launch.run(job, str(out), *arguments, capture_output=True, timeout=600, **options)
+    done = launch.run(job, str(out), *arguments, **{"capture_output": True, "timeout": 600, **options})
     assert done.returncode == 0, done.stderr[-5000:]
     return done
 
@@ -34,10 +34,10 @@ def lines_of_the_log(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [f"{match[1]} {match[2].partition(':')[0]}" for match in LINE.finditer(done.stderr)]
 
 
-def said_of(out: Path) -> dict[str, list[str]]:
-    """Return the findings of ``refit history`` on the job's record: the step that each names → code, message and tensor."""
+def said_of(record: Path) -> dict[str, list[str]]:
+    """Return the findings of ``refit history`` on a job's record: the step that each names → code, message and tensor."""
     said: dict[str, list[str]] = {}
-    for finding in api.history(out / "syncs.jsonl").findings:
+    for finding in api.history(record).findings:
         said.setdefault(finding.message.partition(":")[0], []).append(line(finding))
     return said
 
@@ -60,7 +60,7 @@ def test_a_job_of_trl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) -> 
         16: ["HIS015"],
         17: ["HIS007", "HIS016"],
     }
-    said = said_of(tmp_path)
+    said = said_of(tmp_path / "syncs.jsonl")
     codes = {where: sorted(line[:6] for line in lines) for where, lines in said.items()}
     assert codes == {f"step {step}": found for step, found in expected.items()}
     assert sorted(lines_of_the_log(done)) == sorted(
@@ -90,7 +90,7 @@ def test_a_job_of_trl_with_the_callback_alone(tmp_path: Path) -> None:
     """`WatchCallback` finds the engine in the trainer's process, and sees both ends."""
     lost = "model.layers.1.self_attn.v_proj.weight"
     done = run("trl_grpo", tmp_path, "--watch", "callback", "--steps", "10", "--fault", f"4=lost:{lost}", "7=skipped")
-    assert said_of(tmp_path) == {
+    assert said_of(tmp_path / "syncs.jsonl") == {
         "step 4": [
             f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
         ],
@@ -106,13 +106,13 @@ def test_vllm_watches_itself_in_a_job_of_trl(tmp_path: Path) -> None:
     """CKPTCHECK_WATCH alone. The engine sees what reaches it: a tensor that is lost on the way is one that is not sent."""
     record, lost = tmp_path / "syncs.jsonl", "model.layers.0.mlp.up_proj.weight"
     arguments = ("--watch", "engine", "--steps", "8", "--fault", f"3=lost:{lost}", "6=stale")
-    variables = {"CKPTCHECK_WATCH": f"record={record}"}
+    variables = {"CKPTCHECK_WATCH": f"record={record},share=1000"}
     done = run("trl_grpo", tmp_path, *arguments, sites=[write_plugin_site(tmp_path / "site")], variables=variables)
     syncs = open_history(record).syncs
     assert [(sync.trainer, sync.engine) for sync in syncs] == [("", "vllm")] * 8
     assert [(len(sync.sent), len(sync.held)) for sync in syncs] == [(21, 21)] * 3 + [(20, 20)] + [(21, 21)] * 4
     # the engine knows no steps: the first two syncs count as step 0
-    assert said_of(tmp_path) == {
+    assert said_of(tmp_path / "syncs.jsonl") == {
         "step 2": [f"HIS007 the trainer no longer sends 1 of 21 tensors: {lost} [{lost}]"],
         "step 5": ["HIS002 the trainer sent all 21 tensors as at step 4 []"],
     }
@@ -123,7 +123,7 @@ def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path
     """A mixture of experts: what is lost is one expert of eight, inside a tensor that vLLM holds all experts in."""
     lost = "model.layers.1.mlp.experts.5.down_proj.weight"
     done = run("checkpoint_engine_updates", tmp_path, "--steps", "10", "--fault", f"4=lost:{lost}", "7=misversioned")
-    said = said_of(tmp_path)
+    said = said_of(tmp_path / "syncs.jsonl")
     assert said == {
         "step 4": [
             f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
@@ -131,3 +131,33 @@ def test_updates_by_checkpoint_engine_are_quiet_and_each_fault_is_named(tmp_path
         "step 7": ["HIS005 the engine's weight version fell from 6 to 5 []"],
     }
     assert lines_of_the_log(done) == ["HIS001 step 4", "HIS005 step 7"]
+
+
+@pytest.mark.matrix
+def test_a_job_of_verl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) -> None:
+    """Ray, FSDP2, and vLLM in a process of its own, which watches itself: the one record has what the other cannot see."""
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    faults = (f"3=lost:{lost}", "5=stale", "7=skipped", "9=misversioned")
+    engine = tmp_path / "engine.jsonl"
+    run(
+        "verl_grpo",
+        tmp_path,
+        *("--steps", "10", "--fault", *faults),
+        sites=[write_plugin_site(tmp_path / "site")],
+        variables={"CKPTCHECK_WATCH": f"record={engine},share=1000"},
+        timeout=1800,
+    )
+    assert said_of(tmp_path / "syncs.jsonl") == {
+        "step 5": ["HIS002 the trainer sent all 21 tensors as at step 4 []"],
+        "step 8": ["HIS014 1 sync missing since step 6, in a job that syncs after every step []"],
+        # verl was given 7 at its step 9
+        "step 7": ["HIS005 the engine's weight version fell from 8 to 7 []"],
+    }
+    # the engine knows no steps: it counts the first two syncs as step 0
+    assert said_of(engine) == {
+        "step 2": [
+            f"HIS001 1 tensor of the engine did not change although the trainer sent new values: {lost} [{lost}]"
+        ],
+        "step 4": ["HIS002 the trainer sent all 21 tensors as at step 3 []"],
+    }
+    assert {(len(sync.sent), len(sync.held)) for sync in open_history(engine).syncs} == {(21, 21)}

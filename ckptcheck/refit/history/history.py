@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
+DENSE_STEPS = 2
+"""Steps that must have changed rows before other rows that did not change tell something."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -164,6 +166,28 @@ class History(EvidenceDefaults):
             if pair.is_step and ((pair.before.sent and pair.after.sent) or (pair.before.held and pair.after.held))
         )
 
+    def find_unchanged_side(self, pair: SyncPair) -> tuple[str, int] | None:
+        """Return the side of which no tensor changed, with its number of tensors; None if something may have changed.
+
+        A job may train a few tensors, or change a few elements at a step: what it did not change in one group of tensors, or in
+        some rows, tells nothing of the others. So a part counts only where the other steps changed nearly all matrices in it.
+        """
+        if not pair.after.group:
+            return pair.unchanged_side
+        is_dense = all(3 * total <= 4 * changed for changed, total, _ in self._changed_matrices)
+        rows = sum(not has_whole_tensors for *_, has_whole_tensors in self._changed_matrices)
+        return pair.unchanged_side if is_dense and (pair.after.has_whole_tensors or rows >= DENSE_STEPS) else None
+
+    @cached_property
+    def _changed_matrices(self) -> list[tuple[int, int, bool]]:
+        """Of each step that changed a matrix: how many of those sent, how many were sent, and whether they were looked at whole."""
+        counts = [
+            (len(pair.sent_changed.intersection(matrices)), len(matrices), pair.after.has_whole_tensors)
+            for pair in self.step_pairs
+            for matrices in [list(trainable_matrices(pair.after.sent))]
+        ]
+        return [each for each in counts if each[0]]
+
     @cached_property
     def constant_names(self) -> tuple[str, ...]:
         """Names that were sent with the same values at every step."""
@@ -173,8 +197,11 @@ class History(EvidenceDefaults):
         return tuple(name for name in self.syncs[-1].sent if name not in changed)
 
     def count_comparisons(self, name: str) -> int:
-        """Return at how many steps a tensor was compared with what was sent before."""
-        return sum(name in pair.before.sent and name in pair.after.sent for pair in self.step_pairs)
+        """Return at how many steps a whole tensor was compared with what was sent before."""
+        return sum(
+            name in pair.before.sent and name in pair.after.sent and pair.after.has_whole_tensors
+            for pair in self.step_pairs
+        )
 
     @cached_property
     def stored_as_sent(self) -> frozenset[str]:
@@ -251,7 +278,7 @@ def find_unchanged_runs(history: History) -> list[list[SyncPair]]:
     runs: list[list[SyncPair]] = []
     current: list[SyncPair] | None = None
     for pair in history.step_pairs:
-        if pair.unchanged_side is None:
+        if history.find_unchanged_side(pair) is None:
             current = None
             continue
         if current is None:

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -97,13 +98,18 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     unseen: list[str] = []
     """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
     group: str = ""
-    """The group of tensors that was looked at, ``2/5``; "" if all were."""
+    """The group of tensors that was looked at, ``2/5``, or the rows of its tensors, ``2/5, part 3/20``; "" if all were."""
     partial: str = ""
     """Why only a part of what was sent passed the watch, "" if all did."""
     alike: bool = False
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
     probe: ProbeRecord | None = None
     """The parity of both sides after the sync, None if it was not measured."""
+
+    @property
+    def has_whole_tensors(self) -> bool:
+        """Whether the tensors were looked at whole, and not only some rows of them."""
+        return "part" not in self.group
 
     @property
     def is_digested(self) -> bool:
@@ -149,9 +155,9 @@ class Record:
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                     line = b"\n" + line
                 file.write(line)
-                os.fsync(file.fileno())
         except OSError as error:
             raise self._unwritable(error) from error
+        _flush_to_disk(self.path)
         self._bound()
 
     def _check_is_record(self) -> None:
@@ -179,6 +185,27 @@ class Record:
             remaining = [line for place, line in enumerate(lines) if place not in dropped]
             replace_file(self.path, b"\n".join(remaining) + b"\n")
             self._syncs = len(places) - len(dropped)
+
+
+def _flush_to_disk(path: Path) -> None:
+    """Have the system write a file to its disk, while the caller goes on.
+
+    Only a machine that loses its power needs that: what a process has written stays when the process is killed.
+    """
+
+    def flush() -> None:
+        # a handle of its own: a copy of the writer's would keep its lock, also in a child that is forked meanwhile
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    try:
+        threading.Thread(target=flush, daemon=True, name="ckptcheck-flush").start()
+    except RuntimeError:  # the interpreter ends, or the process may have no more threads
+        flush()
 
 
 def utc_now() -> str:

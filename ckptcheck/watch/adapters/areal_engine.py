@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from ckptcheck.watch.adapters.interface import Interface
 from ckptcheck.watch.adapters.passing import count_steps
-from ckptcheck.watch.watch import Syncing, Watch
+from ckptcheck.watch.syncing import Syncing
+from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
 INTERFACE = Interface("AReaL", "2026-05-21", "4aef98d8d", {"update_weights": ("meta",)})

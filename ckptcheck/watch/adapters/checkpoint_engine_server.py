@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from ckptcheck.watch.adapters.interface import Interface
 from ckptcheck.watch.adapters.passing import count_steps
-from ckptcheck.watch.watch import Watch, digests
+from ckptcheck.watch.tensor_digests import digests
+from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
 INTERFACE = Interface(

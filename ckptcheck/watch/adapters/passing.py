@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from ckptcheck.watch.watch import Syncing
+from ckptcheck.watch.syncing import Syncing
 
 
 def count_steps() -> Callable[[], int]:

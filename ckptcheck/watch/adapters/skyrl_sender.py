@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from ckptcheck.watch.adapters.interface import Interface
 from ckptcheck.watch.adapters.passing import await_result, count_steps
-from ckptcheck.watch.watch import Syncing, Watch
+from ckptcheck.watch.syncing import Syncing
+from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
 INTERFACE = Interface("SkyRL", "2026-08-21", "a9564572e", {"send_chunks": ("chunks", "weight_metadata")})

@@ -19,9 +19,9 @@ INTERFACE = Interface("verl", "2026-08-22", "1dda039b9", {"update_weights": ("we
 def verl(side: T, watch: Watch) -> T:
     """Watch verl's rollout (`update_weights`) or its checkpoint engine (`send_weights`): whichever this side has.
 
-    ``global_steps`` is the step, and the version that verl gives its server; without it, the watch counts syncs. The weights may be a generator or an asynchronous
-    generator, and the method may be a coroutine or not: both stay as they are. The watch passes deltas (``delta_flush``) on
-    and does not digest them.
+    ``global_steps`` is the step, and the version that verl gives its server; without it, the watch counts syncs. The weights may
+    be a generator or an asynchronous generator, and the method may be a coroutine or not: both stay as they are. The watch passes
+    deltas (``delta_flush``) on and does not digest them.
     """
     component: Any = side
     name = "update_weights" if hasattr(component, "update_weights") else "send_weights"

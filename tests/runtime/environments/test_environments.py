@@ -104,7 +104,10 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("known", recipe.builtin_recipes(), ids=lambda known: known.name)
 def test_a_recipe_says_why(known: Recipe) -> None:
     contents = known.contents
-    for part in (*contents.pin, *contents.leave_out, *contents.stand_in, *contents.patch, *contents.variable):
+    for part in (
+        *(*contents.pin, *contents.leave_out, *contents.stand_in, *contents.patch, *contents.remove),
+        *contents.variable,
+    ):
         assert len(part.why.split()) >= 2, part
         assert not part.why[0].isspace()
         assert part.why[-1] != "."
@@ -153,6 +156,11 @@ def test_a_reason_is_not_part_of_what_is_built(toy: Path) -> None:
         ("stand_ins/gpu", "stand_ins/tpu", "stand_ins/tpu is not there"),
         ("patches/first.py", "patches/last.py", "patches/last.py is not there"),
         ("vllm/__init__.py", "../../x.py", "../../x.py does not lie in site-packages"),
+        (
+            "[[variable]]",
+            '[[remove]]\npath = "../x"\nwhy = "it hides"\n\n[[variable]]',
+            "../x does not lie in site-packages",
+        ),
         ("title = ", "title = = ", "Invalid value (at line 1, column 9)"),
     ],
 )
@@ -219,6 +227,24 @@ def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: P
     assert not folder.exists()
     assert find_environment(recipe.load_recipe(toy)).state == "missing"
     assert command("engine", "remove", str(toy), cwd=tmp_path).stderr == "toy-cpu was not there\n"
+
+
+def test_a_folder_that_a_package_brings_by_mistake_is_removed(toy: Path, tmp_path: Path) -> None:
+    before = recipe.load_recipe(toy).digest()
+    wheel(tmp_path / "wheels", "beside", "2.1", {"beside.py": "", "tests/__init__.py": "", "tests/data/one.py": ""})
+    (toy / "recipe.toml").write_text(
+        TOY + '\n[[remove]]\npath = "tests"\nwhy = "it hides other packages of that name"\n'
+    )
+    known = recipe.load_recipe(toy)
+    assert known.digest() != before
+    assert ("removed", "tests") in {(difference.kind, difference.of) for difference in known.differences}
+    environment = install(known, InstallOptions())
+    site = next(environment.folder.glob("lib/python*/site-packages"))
+    assert (site / "beside.py").is_file()
+    assert not (site / "tests").exists()
+    wheel(tmp_path / "wheels", "beside", "2.1", {"beside.py": ""})
+    with pytest.raises(CkptcheckError, match="tests cannot be removed: no such folder is installed"):
+        install(known, InstallOptions(force=True))
 
 
 def test_an_environment_is_built_upon_another(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
