@@ -10,7 +10,7 @@ import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
@@ -20,15 +20,7 @@ from ckptcheck.refit.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import read_engine
 from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
 from ckptcheck.watch.tensor_digests import Weights, digest_rows, digest_tensor
-
-if TYPE_CHECKING:
-    from ckptcheck.watch.watch import Watch
-
-OnFinding = Literal["warn", "raise"] | Callable[[Finding], None]
-
-
-class SyncWarning(UserWarning):
-    """A finding about a sync, or the reason why the watch could not check it."""
+from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 
 class SyncError(RuntimeError):
@@ -45,7 +37,9 @@ class Syncing:
     report: the findings; None until `after`, and if the watch checked nothing.
     """
 
-    def __init__(self, watch: Watch, step: int | None, loss: float | None, version: str | None, *, whole: bool) -> None:
+    def __init__(
+        self, watch: WatchState, step: int | None, loss: float | None, version: str | None, *, whole: bool
+    ) -> None:
         self._watch, self._whole, self._number = watch, whole, watch.number
         self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=run_id())
         self._began = self._checking = 0.0

@@ -9,8 +9,8 @@ from typing import Any
 
 from ckptcheck.watch.adapters.trl_generation import trl
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
-from ckptcheck.watch.syncing import SyncWarning
 from ckptcheck.watch.watch import Watch
+from ckptcheck.watch.watch_state import SyncWarning
 
 MOST_FRAMES = 12
 """Frames from the callback up to its trainer. transformers 5 has two between them."""

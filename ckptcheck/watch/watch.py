@@ -1,34 +1,12 @@
-"""The watch: observes the engine before and after each sync, and judges the sync by the record of the last ones.
-
-A watch must not end a training run. Its own failures are warnings. It raises only findings about the weights, and only if the
-caller asks for that.
-"""
+"""The watch: observes the engine before and after each sync, and judges the sync by the record of the last ones."""
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from ckptcheck.linter.report import Report
-from ckptcheck.linter.rule import Finding, Rule
-from ckptcheck.refit.history.history import History
-from ckptcheck.refit.history.record import KEEP, Record, SyncRecord
-from ckptcheck.watch.engine_side import WatchedEngine
-from ckptcheck.watch.metrics import Metrics, open_sinks
-from ckptcheck.watch.probe import Probe
-from ckptcheck.watch.record_claim import claim_record
-from ckptcheck.watch.schedule import Schedule
-from ckptcheck.watch.syncing import OnFinding, Syncing, SyncWarning
-from ckptcheck.watch.tensor_digests import Weights
-
-TAIL = 8
-"""Number of digested syncs that the rules see at least, with the new one. ``ckptcheck refit history`` sees all of the file."""
+from ckptcheck.watch.syncing import Syncing
+from ckptcheck.watch.watch_state import WatchState
 
 
-class Watch:
+class Watch(WatchState):
     """Watches the syncs of one trainer into one engine. Call it for every sync, and use the result in a ``with`` block.
 
     Args:
@@ -49,39 +27,6 @@ class Watch:
             run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
     """
 
-    def __init__(
-        self,
-        engine: WatchedEngine | None = None,
-        *,
-        expected: Callable[[], Weights] | None = None,
-        record: Path | str | None = None,
-        keep: int = KEEP,
-        every: int = 1,
-        share: float = 0.02,
-        budget: float = 1.0,
-        probe: Probe | None = None,
-        trainer: str = "",
-        enabled: bool = True,
-        on: OnFinding = "warn",
-        metrics: Metrics = None,
-    ) -> None:
-        self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
-        self.every, self.probe = max(1, every), probe
-        self.schedule = Schedule(share, budget)
-        # a job may change its folder
-        self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
-        self.sinks = open_sinks(metrics) if enabled else []
-        self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
-        self.last: list[SyncRecord] = []
-        self.number = 0
-        self.said: set[str] = set()
-        self.stored_as_sent: set[str] = set()
-        """Names of tensors that the engine held bit for bit as sent, when they were looked at whole."""
-        self.reshaped: set[str] = set()
-        """Names of tensors that the engine holds in another shape, so that rows of the one are not those of the other."""
-        self._rules: list[Rule] = []
-        self._findings: set[Finding] = set()
-
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
         """Return the watch of one sync.
 
@@ -90,62 +35,3 @@ class Watch:
         """
         self.number += 1
         return Syncing(self, step, loss, version, whole=self.enabled and (self.number - 1) % self.every == 0)
-
-    def append(self, sync: SyncRecord) -> None:
-        """Append a sync to the record; another process that has the file already leaves this one a file beside it.
-
-        A process that was forked after the watch was made continues the file. Raises CkptcheckError and OSError.
-        """
-        if self.record is None:
-            return
-        if not self._has_claimed and os.getpid() == self._maker:
-            path = claim_record(self.record.path)
-            if path != self.record.path:
-                self.say(f"another process writes {self.record.path}; this one records to {path}")
-                self.record = Record(path, keep=self._keep)
-            self._has_claimed = True
-        self.record.append(sync)
-
-    def say(self, message: str) -> None:
-        """Warn of trouble of the watch itself, once."""
-        if message not in self.said:
-            self.said.add(message)
-            warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=4)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the rules, which were loaded from files and cannot be pickled; they are loaded again."""
-        return {**self.__dict__, "_rules": []}
-
-    def judge(self, sync: SyncRecord) -> Report:
-        """Judge the last syncs, and return only the findings that are new with this one."""
-        from ckptcheck.linter import rule_loader
-        from ckptcheck.linter.runner import run_rules
-
-        if not self._rules:
-            self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
-        target = str(self.record.path) if self.record is not None else "syncs"
-        most = max(TAIL, 2 * self.schedule.groups + 2)
-        kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
-        old_findings = self._findings
-        if len(kept) < len(self.last):
-            # a finding that comes up because the oldest syncs are dropped is not new either
-            old_findings |= set(run_rules(History(target, tuple(kept)), self._rules).findings)
-        self.last = [*kept, sync]
-        report = run_rules(History(target, tuple(self.last)), self._rules)
-        self._findings = set(report.findings)
-        new_findings = tuple(finding for finding in report.findings if finding not in old_findings)
-        return Report(
-            report.target,
-            report.subject,
-            new_findings,
-            report.passed,
-            report.skipped,
-            report.crashed,
-            counts=report.counts,
-        )
-
-
-def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:
-    """Return the last so many syncs whose weights were digested, and the others from there on."""
-    digested = [place for place, sync in enumerate(syncs) if sync.is_digested]
-    return syncs[digested[-number] :] if len(digested) >= number else syncs[-10 * number :]

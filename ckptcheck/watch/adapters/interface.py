@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptcheck.text.formatting import join_words
-from ckptcheck.watch.syncing import SyncWarning
+from ckptcheck.watch.watch_state import SyncWarning
 
 
 @dataclass(frozen=True)
