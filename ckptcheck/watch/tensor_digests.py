@@ -33,7 +33,7 @@ def digest_rows(tensor: Any, rows: slice) -> str:
     """
     part = tensor[rows]
     if hasattr(part, "data_ptr"):
-        import torch
+        from ckptcheck.runtime.worker.ckptcheck_worker.digest import copy_bytes
 
-        part = part.detach().contiguous().view(torch.uint8).cpu().numpy()
+        part = copy_bytes(part)
     return hashlib.blake2b(part if part.flags.c_contiguous else part.tobytes(), digest_size=16).hexdigest()

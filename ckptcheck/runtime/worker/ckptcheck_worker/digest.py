@@ -57,6 +57,13 @@ def digest(tensor: Any) -> str:
     return _digest_all([tensor])[0]
 
 
+def copy_bytes(tensor: Any) -> Any:
+    """Return the bytes of a torch tensor with one dimension at least, in row-major order, as a numpy array on the CPU."""
+    import torch
+
+    return tensor.detach().contiguous().view(torch.uint8).cpu().numpy()
+
+
 def digests(tensors: Sequence[Any]) -> list[str]:
     """Return the digests of many tensors: one after the other on a GPU, in parallel over the CPUs on a CPU."""
     if len(CPUS) < 2 or len(tensors) < 2 or any(tensor.device.type != "cpu" for tensor in tensors):
