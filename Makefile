@@ -36,7 +36,7 @@ demo: .venv/torch.done
 test quick: .venv/tools.done
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -q -m 'not engine and not zoo and not slow'
 
-test-all: .venv/torch.done .venv/tools.done .venv/package.done
+test-all: .venv/torch.done .venv/tools.done .venv/package.done .venv/docs.done
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=20
 
 docs: .venv/docs.done
