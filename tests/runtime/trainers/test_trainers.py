@@ -72,7 +72,7 @@ class Run:
     before: list[tuple[float, ...]]
     step: OptimizerStep
     stepped: Tensors
-    replicas: tuple[str, ...]
+    replicas: tuple[UnlikeReplicas, ...]
 
 
 def tensors(files: Sequence[Path]) -> Tensors:
