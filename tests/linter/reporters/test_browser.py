@@ -139,6 +139,12 @@ def test_a_finding_leads_into_the_picture_and_back(opened: Opened) -> None:
     assert opened.focused() == "r1-f1"
 
 
+def test_a_finding_about_a_file_leads_to_its_strip(opened: Opened) -> None:
+    opened.page.locator("#r1-f0 .shows a", has_text="Bytes").click()
+    label = opened.page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert label.startswith("model.safetensors: 4 segments")
+
+
 def test_a_click_opens_the_experts_and_a_finding_leads_there(opened: Opened) -> None:
     opened.page.locator("#r1-f2 .shows a").first.click()
     opened.page.keyboard.press("Enter")

@@ -99,6 +99,9 @@ function drawByteMap(figure, picture, context) {
     for (const [number, found] of touched) for (const finding of found) {
       context.link(finding, () => { selected = number; place(); stage.say(); stage.stage.focus({ preventScroll: true }); stage.stage.scrollIntoView({ block: "center" }); });
     }
+    context.report.findings.forEach((finding, number) => {
+      if (finding.file === file.file) context.link(number, () => { stage.stage.focus({ preventScroll: true }); stage.stage.scrollIntoView({ block: "center" }); });
+    });
     function redraw() {
       const room = Math.max(figure.clientWidth - 24, 200);
       width = Math.max(room * (linesPerFile === 1 ? file.size / largest : 1), 24);

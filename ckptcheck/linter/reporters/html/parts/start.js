@@ -33,10 +33,14 @@ document.querySelectorAll(".report").forEach((article) => {
       DRAWERS[picture.kind](figure, picture, context);
     };
     waiting.set(figure, start);
-    if (!findings.size) return;
-    const names = listNames(picture);
     const numbers = new Set();
+    const names = findings.size ? listNames(picture) : new Set();
     for (const [name, found] of findings) if (names.has(name)) found.forEach((finding) => numbers.add(finding));
+    // A finding about a file as a whole leads to its strip.
+    if (picture.kind === "bytes") {
+      const files = new Set(picture.files.map((file) => file.file));
+      report.findings.forEach((finding, at) => { if (files.has(finding.file)) numbers.add(at); });
+    }
     for (const finding of numbers) {
       const element = document.getElementById(`r${number + 1}-f${finding}`);
       if (!element) continue;
