@@ -67,6 +67,8 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
     defaults = part.config_class.defaults
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
+        if not part.path and key in DTYPES and value is not None and not isinstance(value, (str, dict)):
+            yield path, f"{path} is {write_value(value)}, which names no dtype of torch"
         if not isinstance(value, str):
             continue
         if ACTIVATION.search(key) and value not in known_activations() and defaults.get(key) in known_activations():

@@ -5,7 +5,7 @@ For the causal language models of transformers, and the language model within mu
 each dimension of each tensor was learned from transformers, by building every architecture with one size changed after the other.
 Where config.json lacks a field, the default of its class counts. CFG012 to CFG015 check the
 embedding, the head and the common decoder families; this rule checks the rest: position tables, fused projections, latent
-attention, state-space layers, routers. Packed tensors are excluded.
+attention, state-space layers, routers. A norm or a bias has one dimension. Packed tensors are excluded.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.
@@ -57,8 +57,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return setting.value if setting is not None and type(setting.value) is int else None
 
     odd: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    vectors: list[tuple[str, int | None]] = []
     for name, tensor, expected in _iter_expected(ckpt, table, size_of, is_family):
-        if name in elsewhere or not tensor.is_plain or len(expected) != len(tensor.shape):
+        if name in elsewhere or not tensor.is_plain:
+            continue
+        if len(expected) == 1 and len(tensor.shape) != 1:
+            vectors.append((name, expected[0]))
+            continue
+        if len(expected) != len(tensor.shape):
             continue
         for axis, (size, stored) in enumerate(zip(expected, tensor.shape, strict=True)):
             if size is not None and size != stored:
@@ -67,6 +73,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 )
                 odd.setdefault(tuple(table.fields_of(name, axis, size_of)), []).append((name, wanted))
                 break
+    if vectors:
+        name, size = vectors[0]
+        wanted = f"[{size}]" if size is not None else "one dimension"
+        others = f"; so it is with {count(len(vectors) - 1, 'other tensor')}" if len(vectors) > 1 else ""
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but the model has {wanted} there; "
+            f"transformers refuses to load it{others}",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="store it with one dimension, as the model has it",
+        )
     for fields, tensors in odd.items():
         name, wanted = tensors[0]
         settings = [setting for field in fields if (setting := resolved.at(field)) is not None]

@@ -191,13 +191,13 @@ def _answers() -> dict[str, bytes]:
 
 
 def _change_answer(raw: bytes, dice: random.Random) -> bytes:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return change_json(raw, dice)
     lines = raw.split(b"\n")
     for _ in range(dice.choice([1, 2, 5])):
         place = dice.randrange(len(lines))
         begin, data, rest = lines[place].partition(b"data: ")
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             lines[place] = (
                 begin + data + change_json(rest if data else begin, dice) if data else change_json(begin, dice)
             )
