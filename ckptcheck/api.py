@@ -1012,6 +1012,7 @@ def lora(
     from ckptcheck.runtime.engines import registry
     from ckptcheck.unused_options import reject_unused_lora_phases
 
+    timeout = _wrap_single(timeout)
     reject_unused_lora_phases(timeout)
     timeouts = parse_timeouts(timeout)
     registry.require_engine(engine)
