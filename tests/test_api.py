@@ -416,13 +416,13 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def call_with(function: Callable[..., object], **arguments: object) -> CkptcheckError:
     """Return the error of a call with these arguments and "nowhere" for each required one."""
     parameters = inspect.signature(function).parameters.values()
-    required = [
-        "nowhere"
+    required = {
+        parameter.name: "nowhere"
         for parameter in parameters
         if parameter.default is parameter.empty and parameter.name not in arguments
-    ]
+    }
     with pytest.raises(CkptcheckError) as caught:
-        function(*required, **arguments)
+        function(**required, **arguments)
     return caught.value
 
 
