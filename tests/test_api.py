@@ -416,13 +416,15 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def call_with(function: Callable[..., object], **arguments: object) -> CkptcheckError:
     """Return the error of a call with these arguments and "nowhere" for each required one."""
     parameters = inspect.signature(function).parameters.values()
-    required = {
-        parameter.name: "nowhere"
+    required = [
+        parameter
         for parameter in parameters
         if parameter.default is parameter.empty and parameter.name not in arguments
-    }
+    ]
+    several = ["nowhere" for parameter in required if parameter.kind is parameter.VAR_POSITIONAL]
+    named = {parameter.name: "nowhere" for parameter in required if parameter.kind is not parameter.VAR_POSITIONAL}
     with pytest.raises(CkptcheckError) as caught:
-        function(**required, **arguments)
+        function(*several, **named, **arguments)
     return caught.value
 
 
