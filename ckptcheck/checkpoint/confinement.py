@@ -70,9 +70,8 @@ def run_confined(function: Callable[[], bytes], *, seconds: int, memory: int) ->
     try:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # other threads: the child takes none of their locks
+                # Python warns where other threads run: the child takes none of their locks
+                warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
         except OSError:
             return None

@@ -189,11 +189,8 @@ class Repository:
             # A redirect to another origin takes the Range along and leaves the token behind: the client sees to both.
             with client.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
                 return self._received(response, most, start, given_up)
-        except (
-            http.HTTPError,
-            http.InvalidURL,
-            ValueError,
-        ) as error:  # ValueError: a header with an address that is none
+        # ValueError: a header has an address that is none
+        except (http.HTTPError, http.InvalidURL, ValueError) as error:
             raise _broken(error, http, url) from error
 
     def _received(self, response: Any, most: int, start: int | None, given_up: Event) -> _Answer:
