@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
 
 SCHEMA = "ckptcheck-manifest/1"
 LARGEST = 1 << 27
@@ -197,6 +200,19 @@ class Verification(EvidenceDefaults):
             f"{source} model: of its {count(len(listed), 'tensor')}, {len(named):,} are here by name, {len(alike):,} of them "
             f"with the same shape; {count(new, 'tensor')} here {'is' if new == 1 else 'are'} not in it; {same_values}"
         )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return what the HTML report draws: the tensors by layer."""
+        from ckptcheck.compare.manifest_picture import draw_verification
+
+        return [("Tensors by layer", partial(draw_verification, self))]
+
+    @property
+    def headline(self) -> str:
+        """How many tensors are unchanged; "" where not all are."""
+        if self.current.keys() != self.manifest.tensors.keys() or not all(map(self._is_unchanged, self.current)):
+            return ""
+        return f"{count(len(self.current), 'tensor is', 'tensors are')} unchanged, byte for byte"
 
     def require_this_model(self) -> None:
         """Skip a rule that would list every tensor where the manifest is of another model. Raises Skip."""

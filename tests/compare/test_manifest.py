@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import xxhash
 from safetensors.numpy import load_file
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare import manifest
+from ckptcheck.compare.manifest_picture import draw_verification
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
@@ -50,7 +52,7 @@ def test_taken_and_verified_by_command(folder: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text(encoding="utf-8"))["schema"] == manifest.SCHEMA
     same = command("verify", folder, file)
     assert same.returncode == 0
-    assert "✓ clean · 4 rules passed" in same.stdout
+    assert "✓ clean · 30 tensors are unchanged, byte for byte · 4 rules passed" in same.stdout
     shard = folder / "model-00002-of-00003.safetensors"
     raw = bytearray(shard.read_bytes())
     raw[-1] ^= 1
@@ -237,3 +239,21 @@ def test_a_manifest_of_another_model_is_one_finding(tmp_path: Path) -> None:
     ]
     small = _verified(tmp_path / "small", draw(1, "abc"), draw(2, "xyz"))
     assert [line.partition(" ")[0] for line in small] == ["MAN002", "MAN003"]
+
+
+def test_the_picture_says_what_became_of_each_tensor(folder: Path) -> None:
+    ckpt = open_checkpoint(str(folder))
+    listed = manifest.build_manifest(ckpt).tensors
+    gone, renamed, changed, moved = sorted(listed)[:4]
+    old = dict(listed)
+    old["was"] = old.pop(renamed)
+    old["vanished"] = msgspec.structs.replace(old.pop(gone), shape=(3,))
+    old[changed] = msgspec.structs.replace(old[changed], digest="0" * 32)
+    old[moved] = msgspec.structs.replace(old[moved], file="elsewhere")
+    evidence = manifest.verify_manifest(ckpt, manifest.Manifest(manifest.SCHEMA, "old", old))
+    picture = draw_verification(evidence)
+    assert picture is not None
+    states = {cell.name: cell.state for cell in picture.cells.values()}
+    odd = {gone: "new", "was": "renamed", "vanished": "vanished", changed: "changed", moved: "moved"}
+    assert states == dict.fromkeys(sorted(listed)[4:], "unchanged") | odd
+    assert evidence.headline == ""

@@ -325,7 +325,12 @@ class Comparison(EvidenceDefaults):
 
     @property
     def headline(self) -> str:
-        """How many tensors are equal, and in which sense."""
+        """How many tensors are equal, and in which sense; "" where one differs, though no rule that ran says so."""
+        differences = self.value_differences
+        if differences.different or any(
+            distance.is_mismatch(came_first=first) for _, distance, first in differences.quantized
+        ):
+            return ""
         plain, quantized = self._classified.plain, self._classified.quantized
         parts = []
         if plain:

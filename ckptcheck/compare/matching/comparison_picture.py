@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
-from ckptcheck.text.formatting import count, format_shape, natural_sort_key
+from ckptcheck.text.formatting import format_shape, natural_sort_key
 
 if TYPE_CHECKING:
     from ckptcheck.compare.matching.comparison import Comparison
@@ -35,21 +35,8 @@ SWAPPED = frozenset({"layer", "expert", "reordered"})
 def draw_comparison(comparison: Comparison) -> HeatMap | None:
     """Return the heat map; None where neither side has a tensor. Asks for the causes only where tensors differ."""
     cells = {cell.name: cell for cell in sorted(_list_cells(comparison), key=lambda cell: natural_sort_key(cell.name))}
-    if not cells:
-        return None
-    grid = build_layer_grid(cells)
-    drawn: dict[tuple[int, int], HeatCell] = {}
-    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
-    for name, place in grid.places.items():
-        if place.member:
-            members.setdefault((place.row, place.column), {})[place.member] = cells[name]
-        else:
-            drawn[place.row, place.column] = cells[name]
-    drawn |= {where: HeatCell(members=inner) for where, inner in members.items()}
     caption = f"Each cell is a tensor of {comparison.first.target} and what {comparison.second.target} has for it."
-    if grid.left_out:
-        caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
-    return HeatMap("Tensors by layer", caption, grid.rows, grid.columns, drawn, STATES)
+    return draw_layer_map("Tensors by layer", caption, cells, STATES)
 
 
 def _list_cells(comparison: Comparison) -> Iterator[HeatCell]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
@@ -13,6 +13,9 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.parity.metrics.noise_floor import NoiseFloor
 from ckptcheck.runtime.engines.base import EngineInfo
 from ckptcheck.runtime.trainers.base import TrainerInfo
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
 
 Result = TypeVar("Result")
 
@@ -37,6 +40,12 @@ class ProbeTrace(EvidenceDefaults):
     floor: NoiseFloor | None = None
     """The gap of this model with equal weights, where the user gave it."""
     kind: str = "probe"
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.parity.pictures.probe_gaps import list_probe_pictures
+
+        return list_probe_pictures(self)
 
     def result_of(self, name: str, kind: type[Result]) -> Result:
         """Return the result of a probe. Raises Skip where it could not run, EvidenceError where a process died in it."""
@@ -68,7 +77,7 @@ class ProbeTrace(EvidenceDefaults):
     @property
     def sections(self) -> tuple[Section, ...]:
         """The tables of the probes that have one, ignored switches, and probes that could not run."""
-        tables = [section for result in self.results.values() for section in _list_tables(result)]
+        tables = [section for result in self.results.values() for section in list_tables(result)]
         notes = {
             "Switches that the engine did not take": self.ignored_switches,
             "Probes that could not run": self.unavailable,
@@ -81,7 +90,7 @@ class ProbeTrace(EvidenceDefaults):
         return (*tables, *lists)
 
 
-def _list_tables(result: object) -> tuple[Section, ...]:
+def list_tables(result: object) -> tuple[Section, ...]:
     """Return the tables of a probe's result: its ``sections``, or its ``section``, or none."""
     if (sections := getattr(result, "sections", None)) is not None:
         return tuple(sections)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.conformance.faults import TITLES
 from ckptcheck.refit.conformance.outcome import ANSWERS, Answer, Outcome
 from ckptcheck.text.formatting import count, join_words
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
 
 COLUMNS = ("fault", "where", "answer", "what was seen", "brought back by")
 
@@ -46,6 +50,12 @@ class ConformanceTrace(EvidenceDefaults):
     def sections(self) -> tuple[Section, ...]:
         """The table of faults and answers, and how often each answer was given."""
         return (Section("faults and answers", COLUMNS, self._rows, lines=(self.summary,)),)
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.refit.pictures.fault_answers import list_conformance_pictures
+
+        return list_conformance_pictures(self)
 
     @property
     def summary(self) -> str:

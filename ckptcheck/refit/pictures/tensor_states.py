@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
 from ckptcheck.refit.trace_queries import stale_parameters, why_not_scrambled
 from ckptcheck.text.formatting import count, natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import Picture
     from ckptcheck.refit.trace import Key, RefitTrace, Sync
 
 STATES = (
@@ -28,7 +27,7 @@ STATES = (
 GRAVITY = {state.name: place for place, state in enumerate(STATES)}
 
 
-def draw_tensor_states(trace: RefitTrace, title: str) -> Picture:
+def draw_tensor_states(trace: RefitTrace, title: str) -> HeatMap | NoPicture | None:
     """Draw the gravest state of each tensor over all syncs that were compared with a cold load."""
     compared = [sync for sync in trace.syncs if sync.manifest]
     if not compared:
@@ -83,25 +82,20 @@ def _make_cell(key: Key, states: list[tuple[Sync, str]]) -> HeatCell:
     return HeatCell(state=worst, note="; ".join(notes), name=key[1])
 
 
-def _make_map(title: str, by_name: Mapping[str, Mapping[int, HeatCell]], syncs: list[Sync]) -> HeatMap:
+def _make_map(title: str, by_name: Mapping[str, Mapping[int, HeatCell]], syncs: list[Sync]) -> HeatMap | None:
+    ranks = {rank for cells in by_name.values() for rank in cells}
     names = sorted(by_name, key=natural_sort_key)
-    grid = build_layer_grid(names)
-    ranks = sorted({rank for cells in by_name.values() for rank in cells})
-    drawn: dict[tuple[int, int], HeatCell] = {}
-    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
-    for name, place in grid.places.items():
-        for rank, cell in by_name[name].items():
-            parts = (place.member, f"rank {rank}" if place.member else str(rank))
-            label = place.member if len(ranks) == 1 else ", ".join(filter(None, parts))
-            if label:
-                members.setdefault((place.row, place.column), {})[label] = cell
-            else:
-                drawn[place.row, place.column] = cell
-    drawn |= {where: HeatCell(members=inner) for where, inner in members.items()}
     which = "after the sync" if len(syncs) == 1 else f"after {count(len(syncs), 'sync')}, the gravest state of all"
     inside = f" on {count(len(ranks), 'rank')}: a click opens them" if len(ranks) > 1 else ""
-    caption = f"Each cell is a tensor of the engine{inside}, beside a cold load of the same weights, {which}."
-    if grid.left_out:
-        caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
-    member_label = "expert" if len(ranks) == 1 else "rank"
-    return HeatMap(title, caption, grid.rows, grid.columns, drawn, STATES, member_label=member_label)
+    return draw_layer_map(
+        title,
+        f"Each cell is a tensor of the engine{inside}, beside a cold load of the same weights, {which}.",
+        {
+            name: {str(rank): cell for rank, cell in by_name[name].items()}
+            if len(ranks) > 1
+            else next(iter(by_name[name].values()))
+            for name in names
+        },
+        STATES,
+        member_label="expert" if len(ranks) == 1 else "rank",
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.linter.pictures import Bar, BarPart, Bars, Curves, Series, State, choose_scale
 from ckptcheck.refit.pictures.tensor_states import draw_tensor_states
+from ckptcheck.refit.pictures.token_lines import draw_token_lines, subtract_logprobs
 from ckptcheck.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes
 
@@ -22,8 +23,6 @@ PHASES = (
     State("digests of what was sent", "quiet"),
     State("check", "change", "digests of what the engine holds, and their comparison with a cold load"),
 )
-MOST_TOKENS = 600
-"""Tokens of the picture of logprobs token by token."""
 
 
 def list_trial_pictures(trace: RefitTrace) -> Iterable[tuple[str, PictureMaker]]:
@@ -88,28 +87,14 @@ def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
 
 def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
     """Draw engine minus trainer for each token, once for every time that the sequences were scored."""
-    series = []
-    for scoring in trace.scorings:
-        values = [
-            engine - trainer
-            for one, other in zip(scoring.engine, scoring.trainer, strict=False)
-            for engine, trainer in zip(one.prompt_logprobs, other, strict=False)
-        ]
-        series.append(Series(_label(scoring), tuple(map(_finite, values[:MOST_TOKENS]))))
-    longest = max((len(each.values) for each in series), default=0)
-    if not longest:
-        return None
-    filled = tuple(
-        Series(each.name, (*each.values, *[None] * (longest - len(each.values)))) for each in series
-    )  # fmt: skip
-    return Curves(
-        title,
-        "Engine minus trainer for each token of the scored sequences, in their order. A name below the picture hides its line.",
-        tuple(range(1, longest + 1)),
-        filled,
-        "token",
-        "nats",
+    lines = {
+        _label(scoring): subtract_logprobs((one.prompt_logprobs for one in scoring.engine), scoring.trainer)
+        for scoring in trace.scorings
+    }
+    caption = (
+        "Engine minus trainer for each token of the scored sequences, in their order. A name below hides its line."
     )
+    return draw_token_lines(title, caption, lines)
 
 
 def _draw_lines(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
-from ckptcheck.text.formatting import count, format_shape
+from ckptcheck.text.formatting import format_shape
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -24,25 +24,14 @@ STATES = (
 
 def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
     """Return the heat map; None for a checkpoint without tensors. Without values it shows which tensors there are."""
-    grid = build_layer_grid(ckpt.tensors)
-    if not grid.places:
-        return None
     stats = ckpt.values.tensors if "values" in vars(ckpt) else {}
-    cells: dict[tuple[int, int], HeatCell] = {}
-    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
-    for name, place in grid.places.items():
-        cell = _draw_tensor(name, stats.get(name))
-        if place.member:
-            members.setdefault((place.row, place.column), {})[place.member] = cell
-        else:
-            cells[place.row, place.column] = cell
-    cells |= {where: HeatCell(members=inner) for where, inner in members.items()}
-    caption = (
-        "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there."
+    return draw_layer_map(
+        title,
+        "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there.",
+        {name: _draw_tensor(name, stats.get(name)) for name in ckpt.tensors},
+        STATES,
+        value_label="largest magnitude",
     )
-    if grid.left_out:
-        caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
-    return HeatMap(title, caption, grid.rows, grid.columns, cells, STATES, "largest magnitude")
 
 
 def _draw_tensor(name: str, stats: TensorStats | None) -> HeatCell:

@@ -16,7 +16,7 @@ from ckptcheck.linter.reporters.html.encode import encode_picture
 from ckptcheck.linter.reporters.html.names import NameTable
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES, Rule
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -186,7 +186,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"show": _show_text, "cell": _show_cell, "count": count}
+    environment.filters |= {
+        "show": _show_text,
+        "cell": _show_cell,
+        "count": count,
+        "bytes": format_bytes,
+        "column_classes": _list_column_classes,
+    }
     environment.globals |= {"MOST_ROWS": MOST_ROWS, "trusted": Markup}
     return environment
 
@@ -202,6 +208,14 @@ def _show_cell(value: Cell) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
+
+
+def _list_column_classes(rows: Sequence[Sequence[Cell]], columns: int) -> list[str]:
+    """Return the attribute of each column's cells, which moves columns of numbers to the right."""
+    from markupsafe import Markup
+
+    numbers = {at for row in rows for at, value in enumerate(row) if isinstance(value, int | float)}
+    return [Markup(' class="number"') if at in numbers else "" for at in range(max([columns, *map(len, rows)]))]
 
 
 @cache

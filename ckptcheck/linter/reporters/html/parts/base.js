@@ -22,8 +22,10 @@ const ink = () => (isDark() ? "#e4e9ef" : "#1a1f26");
 const paper = () => (isDark() ? "#11151b" : "#ffffff");
 
 const colourCache = new Map();
+const DARKEST = 0.14; // on dark paper the ramp begins here: its first colours could not be told from the paper
 function rampColour(share) {
-  const key = Math.round(Math.min(Math.max(share, 0), 1) * 180);
+  const inside = Math.min(Math.max(share, 0), 1);
+  const key = Math.round((isDark() ? DARKEST + (1 - DARKEST) * inside : inside) * 180);
   if (!colourCache.has(key)) {
     const at = (key / 180) * (RAMP.length - 1), low = Math.min(Math.floor(at), RAMP.length - 2), part = at - low;
     const mix = [1, 3, 5].map((digit) => {
@@ -125,23 +127,27 @@ function setUpCanvas(canvas, width, height) {
   return context;
 }
 
-function makeSwatch(tone) {
+function fillRamp(context, width, height) {
+  for (let x = 0; x < width; x++) { context.fillStyle = rampColour(x / (width - 1)); context.fillRect(x, 0, 1, height); }
+}
+
+function makeSwatch(tone, hasRamp) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const redraw = () => {
     const context = setUpCanvas(canvas, 14, 14);
-    fillTone(context, tone, 0, 0, 14, 14);
+    if (hasRamp) fillRamp(context, 14, 14); else fillTone(context, tone, 0, 0, 14, 14);
     if (tone !== "gone") { context.strokeStyle = isDark() ? "#ffffff33" : "#00000033"; context.strokeRect(0.5, 0.5, 13, 13); }
   };
   redraw();
   return { canvas, redraw };
 }
 
-// The states that occur, each with its sign; counts: state → how often.
-function makeLegend(picture, counts) {
+// The states that occur, each with its sign. counts: state → how often; ramped: states whose cells have the colours of their values.
+function makeLegend(picture, counts, ramped = new Set()) {
   const list = make("ul", { class: "legend" }), swatches = [];
   for (const state of picture.states || []) {
     if (!counts.get(state.name)) continue;
-    const swatch = makeSwatch(state.tone);
+    const swatch = makeSwatch(state.tone, ramped.has(state.name));
     swatches.push(swatch.redraw);
     const meaning = state.meaning ? `: ${state.meaning}` : "";
     list.append(make("li", {}, swatch.canvas, `${state.name}${meaning} (${counts.get(state.name).toLocaleString("en")})`));
@@ -168,15 +174,16 @@ function makeTable(title, columns, listRows) {
   const details = make("details", { class: "table" }, make("summary", {}, "Show as a table"));
   details.addEventListener("toggle", () => {
     if (!details.open || details.childElementCount > 1) return;
-    const body = make("tbody");
+    const body = make("tbody"), rows = [];
     let left = 0;
-    for (const row of listRows()) {
-      if (body.childElementCount >= MOST_TABLE_ROWS) { left++; continue; }
+    for (const row of listRows()) if (rows.length < MOST_TABLE_ROWS) rows.push(row); else left++;
+    const classOf = columns.map((_, at) => (at && rows.some((row) => typeof row[at] === "number") ? "number" : false));
+    for (const row of rows) {
       body.append(make("tr", {}, ...row.map((value, at) => (at
-        ? make("td", { class: typeof value === "number" ? "number" : false }, typeof value === "number" ? formatNumber(value) : value ?? "–")
+        ? make("td", { class: classOf[at] }, typeof value === "number" ? formatNumber(value) : value ?? "–")
         : make("th", { scope: "row" }, String(value ?? "–"))))));
     }
-    const head = make("thead", {}, make("tr", {}, ...columns.map((column) => make("th", { scope: "col" }, column))));
+    const head = make("thead", {}, make("tr", {}, ...columns.map((column, at) => make("th", { scope: "col", class: classOf[at] }, column))));
     details.append(
       make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, make("table", {}, head, body)),
       left ? make("p", { class: "more" }, `… and ${plural(left, "more row")}`) : "",

@@ -34,26 +34,31 @@ function summarizeMembers(members) {
   return { number: members.length, least: numbers[0], most: numbers[numbers.length - 1], median: numbers.length ? median : null };
 }
 
+// A calm cell has the colour of its value, any other that of its state.
+const isCalm = (state) => !state || state.tone === "good" || state.tone === "quiet";
+
 // Read a heat map: the value and the state of each cell, where the findings are, and the range of the values.
 function readHeatMap(picture, findings) {
   const rows = picture.cells.map((row) => readCells(row, picture.columns, []));
-  const counts = new Map();
+  const counts = new Map(), ramped = new Set();
   let [least, most] = [Infinity, -Infinity];
   const take = (value) => {
     if (value === null || value === undefined || (picture.scale === "log" && value <= 0)) return;
     least = Math.min(least, value);
     most = Math.max(most, value);
   };
-  const note = (letter) => {
+  const note = (letter, value) => {
     const state = stateAt(picture, letter);
-    if (state) counts.set(state.name, (counts.get(state.name) || 0) + 1);
+    if (!state) return;
+    counts.set(state.name, (counts.get(state.name) || 0) + 1);
+    if (isCalm(state) && value !== null && value !== undefined) ramped.add(state.name);
   };
   const cells = rows.map((row, rowNumber) => Array.from({ length: row.length }, (_, column) => {
     if (row.states[column] === ABSENT) return null;
     const members = row.members(column);
     if (!members) {
       take(row.values[column]);
-      note(row.states[column]);
+      note(row.states[column], row.values[column]);
       const name = row.name(column);
       return { row: rowNumber, column, value: row.values[column] ?? null, state: stateAt(picture, row.states[column]), note: row.notes[column], name, findings: findings.get(name) };
     }
@@ -62,13 +67,13 @@ function readHeatMap(picture, findings) {
     const touched = [];
     for (let at = 0; at < members.length; at++) {
       take(members.values[at]);
-      note(members.states[at]);
+      note(members.states[at], members.values[at]);
       worst = Math.max(worst, members.states.charCodeAt(at) - 97);
       if (findings.size) touched.push(...(findings.get(members.name(at)) || []));
     }
     return { row: rowNumber, column, value: summary.median, state: worst < 0 ? null : picture.states[worst], note: row.notes[column], name: row.name(column), members, summary, findings: touched.length ? [...new Set(touched)] : undefined };
   }));
-  return { cells, counts, least, most };
+  return { cells, counts, ramped, least, most };
 }
 
 function shareOf(picture, map, value) {
@@ -171,7 +176,7 @@ function drawHeatMap(figure, picture, context) {
   const field = make("div", { class: "field" }, stage.stage);
   const pair = make("div", { class: "pair" }, labels, field);
   const plot = make("div", { class: "plot" }, pair);
-  const legend = makeLegend(picture, map.counts);
+  const legend = makeLegend(picture, map.counts, map.ramped);
   const gradient = map.most >= map.least ? make("canvas", { "aria-hidden": "true" }) : null;
   if (gradient) legend.list.prepend(make("li", {}, `${picture.value || "value"} ${formatNumber(map.least)}`, gradient, formatNumber(map.most), picture.scale === "log" ? " (logarithmic)" : ""));
 
@@ -191,8 +196,7 @@ function drawHeatMap(figure, picture, context) {
     for (const row of cells) for (const cell of row) {
       if (!cell) continue;
       const [x, y, w, h] = [cell.column * cellWidth, cell.row * cellHeight, cellWidth - gap, cellHeight - gap];
-      const calm = !cell.state || cell.state.tone === "good" || cell.state.tone === "quiet";
-      if (calm && cell.value !== null) { brush.fillStyle = rampColour(shareOf(picture, map, cell.value)); brush.fillRect(x, y, w, h); }
+      if (isCalm(cell.state) && cell.value !== null) { brush.fillStyle = rampColour(shareOf(picture, map, cell.value)); brush.fillRect(x, y, w, h); }
       else fillTone(brush, cell.state ? cell.state.tone : "quiet", x, y, w, h);
       if (cell.findings) {
         brush.fillStyle = ink();
@@ -214,10 +218,7 @@ function drawHeatMap(figure, picture, context) {
       return label;
     }));
     legend.redraw();
-    if (gradient) {
-      const strip = setUpCanvas(gradient, 90, 10);
-      for (let x = 0; x < 90; x++) { strip.fillStyle = rampColour(x / 89); strip.fillRect(x, 0, 1, 10); }
-    }
+    if (gradient) fillRamp(setUpCanvas(gradient, 90, 10), 90, 10);
     place();
   }
   const told = [...map.counts].map(([state, number]) => `${number.toLocaleString("en")} ${state}`).join(", ");

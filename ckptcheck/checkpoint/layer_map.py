@@ -1,0 +1,50 @@
+"""Draws cells of tensors as a heat map of modules × layers: experts, ranks and servers share a cell, which a click opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.linter.pictures import HeatCell, HeatMap, State
+from ckptcheck.text.formatting import count
+
+
+def draw_layer_map(
+    title: str,
+    caption: str,
+    cells: Mapping[str, HeatCell | Mapping[str, HeatCell]],
+    states: tuple[State, ...],
+    *,
+    value_label: str = "",
+    member_label: str = "expert",
+) -> HeatMap | None:
+    """Return the heat map; None for no cells.
+
+    Args:
+        title: of the picture.
+        caption: of the picture; it grows by how many tensors have no place in it.
+        cells: tensor → its cell; or label → cell, where several share its place (ranks, servers).
+        states: what the cells can be in.
+        value_label: what their values are.
+        member_label: what shares a place.
+
+    """
+    grid = build_layer_grid(cells)
+    if not grid.places:
+        return None
+    drawn: dict[tuple[int, int], HeatCell] = {}
+    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
+    for name, place in grid.places.items():
+        given = cells[name]
+        for label, cell in ({"": given} if isinstance(given, HeatCell) else given).items():
+            member = f"{place.member}, {member_label} {label}" if place.member and label else place.member or label
+            if member:
+                members.setdefault((place.row, place.column), {})[member] = cell
+            else:
+                drawn[place.row, place.column] = cell
+    drawn |= {where: HeatCell(members=inner) for where, inner in members.items()}
+    if grid.left_out:
+        caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
+    return HeatMap(
+        title, caption, grid.rows, grid.columns, drawn, states, value_label=value_label, member_label=member_label
+    )
