@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ckptcheck.refit.trace import Key, Sync
+from ckptcheck.refit.trace import Key
 from ckptcheck.runtime.engines.base import TensorDigests
 
 
 def find_unsynced_changes(
-    syncs: Sequence[Sync], now: TensorDigests, reference: TensorDigests, *, slept: bool
+    held: TensorDigests, now: TensorDigests, reference: TensorDigests, *, slept: bool
 ) -> Mapping[Key, bool]:
     """Return the tensors that changed since the last sync → whether they already are what the next sync has to bring.
 
@@ -17,15 +17,14 @@ def find_unsynced_changes(
     count: a forward pass may change a buffer.
 
     Args:
-        syncs: those of the trial so far; the last one tells what the engine held.
+        held: what the engine held after the last sync.
         now: what it holds after the trainer's step, before the next sync.
         reference: what the same engine holds, started cold from the stepped weights.
         slept: whether the engine slept in between: what sleep lost is found by comparing before and after it.
     """
-    last = syncs[-1].manifest if syncs else {}
     changes: dict[Key, bool] = {}
     for key, entry in now.items():
-        before, after = last.get(key), reference.get(key)
+        before, after = held.get(key), reference.get(key)
         if before is None or entry.opaque or before.opaque or before.digest == entry.digest:
             continue
         follows = after is not None and not after.opaque and after.digest == entry.digest

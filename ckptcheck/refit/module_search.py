@@ -26,13 +26,13 @@ class ModuleSearch:
         """Args: folder: where the trial saves its checkpoints; sequence: the tokens that go through the modules."""
         self._observations, self._phases, self._folder, self._sequence = observations, phases, folder, sequence
 
-    def compare_with_cold_load(self, engine: Capturing, start: Callable[[Path], Engine], sync: Sync) -> None:
+    def compare_with_cold_load(self, engine: Capturing, start: Callable[[int], Engine], sync: Sync) -> None:
         """Note the module that computes otherwise than in a cold load, although every weight is right.
 
-        start: starts the engine cold from a checkpoint.
+        start: starts the engine cold from the weights of a step.
         """
         with self._phases.run("start", f"look for the module that computes otherwise after sync {sync.number}"):
-            start_cold = partial(start, self._folder / f"step{sync.step}")
+            start_cold = partial(start, sync.step)
             try:
                 found = find_first_difference(engine, start_cold, self._sequence, self._folder)
             except (RemoteError, OSError) as error:

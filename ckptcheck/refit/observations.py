@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.draft import Acceptance
+from ckptcheck.refit.expert_slots import ExpertMove
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.module_errors import ModuleErrors
 from ckptcheck.refit.noise_floor import TrialNoise
@@ -46,6 +47,7 @@ class TrialObservations:
     replica_mismatch: dict[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     acceptances: list[Acceptance] = field(default_factory=list)
+    expert_move: ExpertMove | None = None
     sleep_check: SleepCheck | None = None
     is_fast: bool = False
     sleep_skipped: str = ""

@@ -21,12 +21,13 @@ def describe_proof(trace: RefitTrace) -> str:
         or sync.extra_tensors
         or sync.unreadable_tensors
         or sync.unwritten_parts
+        or sync.wrong_slots
         for sync in trace.syncs
     ):
         return ""
     clauses = []
     if compared:
-        clauses += [_describe_equality(compared), *_describe_marks(trace, compared)]
+        clauses += [_describe_equality(compared), *_describe_marks(trace, compared), *_describe_experts(trace)]
     if source is not None and source.compared:
         clauses.append(f"before any step the trainer exported {count(source.compared, 'tensor')} as SOURCE has them")
     if not trace.scorings:
@@ -66,6 +67,18 @@ def _describe_equality(syncs: list[Sync]) -> str:
     after = "after the sync" if len(syncs) == 1 else f"after each of {count(len(syncs), 'sync')}"
     rest = "" if read == total else f" ({total - read:,} cannot be read)"
     return f"{after}, {read:,} of {total:,} tensors equal a cold load of the same weights bit for bit{rest}"
+
+
+def _describe_experts(trace: RefitTrace) -> list[str]:
+    """Say that every copy of an expert is right, before and after they were moved; [] without copies."""
+    move = trace.expert_move
+    if move is None:
+        return []
+    if move.wrong:
+        return []
+    slots = max(sync.slots for sync in trace.syncs)
+    moved = f", {move.moved:,} of them moved between two syncs" if move.moved else ""
+    return [f"{count(slots, 'slot')} for experts hold the expert of the engine's map{moved}"]
 
 
 def _count_equal(syncs: list[Sync]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.draft import Acceptance
+from ckptcheck.refit.expert_slots import ExpertMove, WrongSlot
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.greedy_text import GreedyText
 from ckptcheck.refit.inflight import InflightRequest
@@ -79,6 +80,10 @@ class Sync:
     arrived: tuple[Arrival, ...] | None = None
     """What reached the loader of each rank, in order; None where it was not noted: in a sync that is timed, or by an engine that
     cannot."""
+    wrong_slots: tuple[WrongSlot, ...] = ()
+    """Copies of experts that are not those of a cold load, where the engine holds copies."""
+    slots: int = 0
+    """How many slots for experts were compared."""
     was_marked: bool = False
     """Whether marks were written before it, so that `unwritten_parts` shows all that it did not write."""
     time: str = ""
@@ -129,14 +134,14 @@ class Sync:
 
     @property
     def has_wrong_parameter(self) -> bool:
-        """Whether any parameter differs from the reference."""
+        """Whether any parameter, or copy of an expert, differs from the reference."""
         wrong_entries = [
             *self.missing_tensors.values(),
             *self.extra_tensors.values(),
             *self.unreadable_tensors.values(),
             *(entry for entry, _ in self.differing_tensors.values()),
         ]
-        return any(entry.kind == "parameter" for entry in wrong_entries)
+        return bool(self.wrong_slots) or any(entry.kind == "parameter" for entry in wrong_entries)
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,8 @@ class RefitTrace(EvidenceDefaults):
     """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""
     acceptances: tuple[Acceptance, ...] = ()
     """Acceptance lengths of a draft model, after the cold load and after every sync that was scored; () without one."""
+    expert_move: ExpertMove | None = None
+    """How the engine moved its experts between the first two syncs; None where it holds no copies of experts."""
     sleep_check: SleepCheck | None = None
     """What the engine held before and after a sleep."""
     is_fast: bool = False

@@ -22,6 +22,8 @@ from ckptcheck.refit.borrowed_memory import find_unsynced_changes
 from ckptcheck.refit.compute_path import Capturing
 from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.draft import Acceptance, add_untrained, find_untrained, measure_acceptance
+from ckptcheck.refit.expert_moves import ExpertMoves
+from ckptcheck.refit.expert_slots import Slots, read_slots
 from ckptcheck.refit.export_checks import ExportChecks
 from ckptcheck.refit.history.record import utc_now
 from ckptcheck.refit.host_scalars import ScalarReader
@@ -55,6 +57,7 @@ class ColdLoad:
 
     manifest: TensorDigests
     scalars: HostScalars
+    slots: Slots
     scores: tuple[SequenceScores, ...] = ()
     probe: SequenceScores | None = None
     """Score of the sequence that is in the prefix cache of the other engine."""
@@ -115,6 +118,7 @@ class RefitTrial:
         )
         self._phases = TrialPhases(settings.timeouts, nbytes, say)
         self._exports = ExportChecks(self._observations, self._phases, folder)
+        self._experts = ExpertMoves(self._observations, self._phases, self._inputs)
         self._modules = ModuleSearch(self._observations, self._phases, folder, self._inputs.sequences[0])
 
     def run(self) -> RefitTrace:
@@ -172,6 +176,7 @@ class RefitTrial:
         joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets
         observations.stream_transport = transport if joins_buckets else ""
         observations.memory.append(memory)
+        self._experts.observe_cold_load(engine)
 
     def _digest(self, engine: Engine) -> TensorDigests:
         """Digest the tensors of the engine; scratch memory is left out as soon as it is known."""
@@ -212,7 +217,7 @@ class RefitTrial:
         with self._phases.run("sync", "scramble"):
             scrambled, manifest = self._scramble(engine), self._digest(engine)
         observations.scrambled, observations.scrambled_manifest = scrambled, manifest
-        cold = ColdLoad(observations.cold_manifest, observations.cold_scalars)
+        cold = ColdLoad(observations.cold_manifest, observations.cold_scalars, self._experts.cold)
         self._sync(engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
         if settings.weights:
             if self._source is not None:
@@ -220,6 +225,8 @@ class RefitTrial:
             self._exports.compare_shards(self._trainer, 0)
         with self._phases.run("score", "score after the first sync"):
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
+        if settings.weights and settings.steps:
+            self._experts.move(engine)
         for step in range(1, settings.steps + 1):
             drops_weights = settings.sleep_level == 2
             if drops_weights:
@@ -253,7 +260,10 @@ class RefitTrial:
         observations = self._observations
         with self._phases.run("sync", f"look at the engine before the sync after step {step}"):
             slept = not observations.sleep_skipped
-            changes = find_unsynced_changes(observations.syncs, self._digest(engine), reference.manifest, slept=slept)
+            # experts may have been moved since the first sync
+            held = self._experts.moved_tensors if step == 1 else {}
+            held = held or observations.syncs[-1].manifest
+            changes = find_unsynced_changes(held, self._digest(engine), reference.manifest, slept=slept)
         observations.unsynced_changes[step] = changes
 
     def _scramble(self, engine: Engine) -> ScrambleResult:
@@ -330,7 +340,8 @@ class RefitTrial:
         """Start the engine cold from the stepped weights, digest and score it, and close it again."""
         engine = self._start(self._save_checkpoint(step))
         try:
-            manifest = self._digest(engine)
+            self._experts.follow(engine)
+            manifest, slots = self._digest(engine), read_slots(engine)
             scores: tuple[SequenceScores, ...] = ()
             # the probe first: nothing is in its cache then
             probe = self._inputs.score_cache_probe(engine) if self._settings.logprobs else None
@@ -340,7 +351,7 @@ class RefitTrial:
             else:
                 # some numbers are made by the first forward pass
                 engine.score([self._inputs.sequences[0]], decode=1)
-            return ColdLoad(manifest, self._scalars.read(engine), scores, probe)
+            return ColdLoad(manifest, self._scalars.read(engine), slots, scores, probe)
         finally:
             engine.close()
 
@@ -396,6 +407,8 @@ class RefitTrial:
                 inflight_request=request.request if request else None,
             )
             memory = engine.memory_bytes()
+            if compares_weights:
+                sync = self._experts.compare(engine, sync, reference.slots)
             is_different = bool(sync.differing_tensors)
             sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
             if is_marked and compares_weights:
@@ -404,8 +417,13 @@ class RefitTrial:
         observations.syncs.append(sync)
         if is_different:
             with self._phases.run("start", f"look for causes after sync {number}"):
-                start_again = partial(self._start, self._folder / f"step{step}")
+                start_again = partial(self._start_again, step)
                 observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder, observations.weights)
+
+    def _start_again(self, step: int) -> Engine:
+        """Start the engine cold once more from the weights of a step, with its experts where they lie by then."""
+        engine = self._start(self._folder / f"step{step}")
+        return self._experts.follow(engine) if step else engine
 
     def _score(
         self, engine: Engine, after_sync: int, cold: Sequence[SequenceScores], cold_probe: SequenceScores | None = None
@@ -427,4 +445,4 @@ class RefitTrial:
             return
         sync = observations.syncs[after_sync - 1]
         if sync.manifest and not sync.has_wrong_parameter and isinstance(engine, Capturing):
-            self._modules.compare_with_cold_load(engine, self._start, sync)
+            self._modules.compare_with_cold_load(engine, self._start_again, sync)

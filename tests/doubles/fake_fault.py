@@ -46,6 +46,12 @@ FaultKind = Literal[
     "borrowed",  # the checkpoint tensor `name` lies in the trainer's memory: it follows the trainer's steps
     "unsent-later",  # the engine's tensor `name` changes while the trainer steps
     "awake",  # sleep releases nothing
+    "copy",  # slot `name` of the experts is not written
+    "places",  # experts are written to the slots of the start
+    "misplaced",  # moving experts exchanges two slots
+    "misrouted",  # after a move tokens go to other slots than the map says
+    "unmoved",  # nothing moves
+    "mapless",  # it does not say where experts lie
     "died",  # the process dies in the method `name`
     "hung",  # it hangs there
 ]

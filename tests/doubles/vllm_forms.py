@@ -6,7 +6,9 @@ The communicator, the UUIDs of GPUs, and the function that opens another process
 from __future__ import annotations
 
 import base64
+import sys
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,9 @@ from ckptcheck_worker import ipc, vllm_force_tokens, vllm_launch, vllm_update, v
 from vllm import platforms
 from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
 from vllm.engine.arg_utils import EngineArgs
+
+sys.path.append(str(Path(__file__).parent))
+from vllm_experts import balanced
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(1)}
 ID = base64.b64encode(bytes(range(128))).decode()
@@ -197,4 +202,5 @@ RPC_METHODS = {
     "forced": forced,
     "started": started,
     "knows": knows,
+    "balanced": balanced,
 }

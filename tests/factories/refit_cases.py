@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
+from tests.doubles.fake_experts import BalancingFakeEngine
 from tests.doubles.fake_fault import Fault
 from tests.doubles.fake_serving import FakeServing
 from tests.factories.case_table import CaseTable
@@ -293,6 +295,8 @@ class TrialCase(CaseTable, kw_only=True):
     """Settings of the trial, see refit/settings.py."""
     modules: dict[str, dict[str, float]] | None = None
     """It can be compared with float32. "engine" and "trainer": point → the factor by which the output of that side is off."""
+    copies: int = 0
+    """Redundant experts, which it moves when it is asked to."""
     narrow: bool = False
     """Both sides say that they compute in bfloat16."""
 
@@ -311,7 +315,14 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
         own = [] if started else faults
         started.append(True)
         tensors = load_file(checkpoint / "model.safetensors")
-        engine = (ReceivingEngine if case.receives else FakeEngine)(
+        kind = (
+            partial(BalancingFakeEngine, copies=case.copies)
+            if case.copies
+            else ReceivingEngine
+            if case.receives
+            else FakeEngine
+        )
+        engine = kind(
             tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch,
             calibrated=case.calibrated,
         )  # fmt: skip

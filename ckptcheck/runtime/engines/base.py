@@ -46,6 +46,18 @@ HostScalars = Mapping[tuple[int, str], float]
 
 
 @dataclass(frozen=True)
+class ExpertSlots:
+    """What lies in the slots of one tensor of experts, on one rank: copies of experts, where the engine has redundant ones."""
+
+    experts: tuple[int, ...]
+    """The expert whose weights each slot is said to hold."""
+    part: int
+    """Which part of each expert this rank holds: 0 where experts are not cut."""
+    digests: tuple[str, ...]
+    """Of each slot, as that of a `TensorDigest`."""
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """The engine that was started."""
 

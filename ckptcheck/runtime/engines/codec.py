@@ -8,6 +8,7 @@ from typing import Any
 from ckptcheck.runtime.engines.base import (
     Arrival,
     Bucket,
+    ExpertSlots,
     ScrambleResult,
     SequenceScores,
     TensorDigest,
@@ -62,6 +63,15 @@ def decode_arrivals(reports: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]
         for report in sorted(reports, key=lambda report: report["rank"])
         for name, dtype, shape, digest in report["entries"]
     )
+
+
+def decode_slots(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], ExpertSlots]:
+    """Decode which expert lies in which slot on every rank, in rank order."""
+    return {
+        (report["rank"], name): ExpertSlots(tuple(experts), part, tuple(values))
+        for report in sorted(reports, key=lambda report: report["rank"])
+        for name, experts, part, values in report["entries"]
+    }
 
 
 def _as_pairs(ranges: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:

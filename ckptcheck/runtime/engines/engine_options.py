@@ -41,6 +41,8 @@ class Switches:
     """Tokens per step that n-grams of the prompt propose, or with `draft` a draft model."""
     draft: str | None = None
     """mtp: the model's own layers for multi-token prediction propose tokens; else the folder of a draft model."""
+    redundant_experts: int | None = None
+    """Copies of experts that the engine holds beside the experts, over all ranks; a refit then also moves them (EPLB)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the switches that are set.
@@ -93,7 +95,7 @@ def _parse_value(name: str, value: str) -> Any:
         if value not in choices[name]:
             raise CkptcheckError(f"{name} is {' or '.join(choices[name])}, not {value}")
         return cast(Any, value)
-    if name in ("chunk", "sequences", "speculative"):
+    if name in ("chunk", "sequences", "speculative", "redundant_experts"):
         if not value.isascii() or not value.isdigit() or int(value) < 1:
             raise CkptcheckError(f"{name} is a whole number, not {value}")
         return int(value)

@@ -15,6 +15,7 @@ from ckptcheck.runtime.engines.activations import Activations, assemble_activati
 from ckptcheck.runtime.engines.base import (
     Arrival,
     Bucket,
+    ExpertSlots,
     HostScalars,
     ScrambleResult,
     SequenceScores,
@@ -185,6 +186,14 @@ class RemoteEngine(ABC, Generic[Options]):
     def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely."""
         return codec.decode_unwritten(self._call_ranks("find_unwritten"))
+
+    def digest_expert_slots(self) -> Mapping[tuple[int, str], ExpertSlots]:
+        """Digest each slot of the expert tensors on every rank; {} where the engine does not say where its experts lie."""
+        return codec.decode_slots(self._call_ranks("digest_expert_slots"))
+
+    def rebalance_experts(self) -> None:
+        """Have the engine move experts between its slots, with the map of where they lie. Needs the switch `redundant_experts`."""
+        self._call_ranks("rebalance_experts")
 
     def record_arrivals(self) -> None:
         """Note from now on what reaches the model's load_weights on every rank. This costs an update a pass over its bytes."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckptcheck.refit.expert_slots import count_moves, find_wrong_slots
+from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.process.client import WorkerClient
 from tests.conftest import needs_engine
 from tests.paths import DOUBLES
@@ -47,6 +49,21 @@ def test_a_backend_is_made_where_it_is_needed(forms: WorkerClient) -> None:
 
 def test_an_update_that_is_timed_fills_no_memory(forms: WorkerClient) -> None:
     assert forms.call("timed") == ["as in a job", "as in a job", "filled", "filled", "as in a job"]
+
+
+@pytest.mark.parametrize("places_of_the_start", [False, True], ids=["moved", "written to the places of the start"])
+def test_slots_follow_the_map_of_vllm(forms: WorkerClient, places_of_the_start: bool) -> None:
+    """vLLM's own balancer moves experts; a loader that writes to the places of the start is told."""
+    entries = forms.call("balanced", places_of_the_start=places_of_the_start)
+    before, after, written = (codec.decode_slots([{"rank": 0, "entries": each}]) for each in entries)
+    assert {name for _, name in before} == {f"moe_layers.{layer}.w2_weight" for layer in (0, 1)}
+    assert {each.experts for each in before.values()} == {(0, 1, 2, 0, 1)}
+    moved = count_moves(before, after)
+    assert moved
+    assert find_wrong_slots(after, before, {}) == ()
+    wrong = find_wrong_slots(written, before, {})
+    assert len(wrong) == (moved if places_of_the_start else 0)
+    assert all(each.held.startswith("expert ") for each in wrong)
 
 
 def test_it_can_sleep_where_the_device_can(forms: WorkerClient) -> None:

@@ -92,6 +92,7 @@ def _describe(engine: Any) -> dict[str, Any]:
             "stock_logprobs": str(_running["stock_logprobs"]),
             "block_size": str(_argument("page_size") or 1),
             "sleep": str(_argument("enable_memory_saver")),
+            "redundant_experts": str(_argument("ep_num_redundant_experts") or 0),
             "follows": str(not _argument("speculative_algorithm")),
             "session": str(sglang_update.has_session()),
             **({"nccl": nccl} if nccl else {}),

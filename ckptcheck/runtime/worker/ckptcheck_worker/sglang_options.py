@@ -18,6 +18,10 @@ def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
         arguments["chunked_prefill_size"] = -1
     elif "chunk" in switches:
         arguments["chunked_prefill_size"] = switches["chunk"]
+    if "redundant_experts" in switches:
+        # tokens take turns among the copies, so that every copy computes
+        copies = {"ep_num_redundant_experts": switches["redundant_experts"], "ep_dispatch_algorithm": "dynamic"}
+        arguments |= copies
     if "compilation" in switches:
         arguments["disable_cuda_graph"] = switches["compilation"] != "graphs"
         arguments["enable_torch_compile"] = switches["compilation"] == "inductor"
@@ -55,6 +59,7 @@ def applied_switches(value: Any, logprobs: str) -> dict[str, Any]:
         "head_fp32": bool(value("enable_fp32_lm_head")),
         "sequences": value("max_running_requests"),
         "text": not value("skip_tokenizer_init"),
+        "redundant_experts": int(value("ep_num_redundant_experts") or 0),
     }
     if chunk and chunk > 0:
         arguments["chunk"] = chunk

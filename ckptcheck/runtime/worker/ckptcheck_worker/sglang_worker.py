@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import arrivals, capture, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
+from . import arrivals, capture, expert_slots, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang rebuilds after every update: the absorbed projections of multi-head latent attention."""
@@ -125,6 +125,15 @@ def _find_unwritten(view: RankView) -> dict[str, Any]:
     return inventory.find_unwritten(view.rank, view.tensors(), _scrambled)
 
 
+def _digest_expert_slots(view: RankView) -> dict[str, Any]:
+    return expert_slots.digest_slots(view.rank, expert_slots.sglang_layers(view.model), view.tensors())
+
+
+def _rebalance_experts(view: RankView) -> None:
+    """Move every expert to another slot, on all ranks together."""
+    expert_slots.rotate_sglang(_model_runners(view.scheduler)[0][1], view.model)
+
+
 def _record_arrivals(view: RankView) -> None:
     """Note from now on what reaches the model's load_weights (see `arrivals`)."""
     arrivals.record(view.model)
@@ -217,6 +226,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "digest_adapter": _digest_adapter,
     "scramble_weights": _scramble_weights,
     "find_unwritten": _find_unwritten,
+    "digest_expert_slots": _digest_expert_slots,
+    "rebalance_experts": _rebalance_experts,
     "record_arrivals": _record_arrivals,
     "read_arrivals": _read_arrivals,
     "fetch_tensors": _fetch_tensors,

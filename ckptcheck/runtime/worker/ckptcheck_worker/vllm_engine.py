@@ -69,6 +69,7 @@ def _describe(llm: Any) -> dict[str, Any]:
         **_nccl_facts(),
         "follows": str(config.speculative_config is None),
         "draft": vllm_options.draft_kind(config),
+        "redundant_experts": str(vllm_options.redundant_experts(config)),
         "sleep": str(model.enable_sleep_mode),
         "stock_logprobs": vllm_options.stock_logprobs(),
     }

@@ -33,6 +33,10 @@ def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
     elif "speculative" in switches:
         proposed = {"num_speculative_tokens": switches["speculative"], "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         arguments["speculative_config"] = {"method": "ngram", **proposed}
+    if "redundant_experts" in switches and not _is_on_cpu():
+        # waits for each move: the trial asks for them
+        balancing = {"num_redundant_experts": switches["redundant_experts"], "use_async": False}
+        arguments |= {"enable_eplb": True, "enable_expert_parallel": True, "eplb_config": balancing}
     if "compilation" in switches:
         arguments["enforce_eager"] = switches["compilation"] == "eager"
         if switches["compilation"] == "graphs":
@@ -53,6 +57,18 @@ def _set_compiler(switches: dict[str, Any]) -> None:
         inductor.emulate_precision_casts = bool(switches.get("precision_casts"))
     else:
         os.environ[DYNAMO_VARIABLE] = "1"
+
+
+def _is_on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def redundant_experts(config: Any) -> int:
+    """Return how many copies of experts vLLM holds beside the experts: 0 on a CPU, where it refuses any. config: VllmConfig."""
+    parallel = config.parallel_config
+    return int(parallel.eplb_config.num_redundant_experts) if getattr(parallel, "enable_eplb", False) else 0
 
 
 def applied_switches(config: Any) -> dict[str, Any]:
@@ -79,6 +95,7 @@ def applied_switches(config: Any) -> dict[str, Any]:
         "sequences": int(scheduler.max_num_seqs),
         "speculative": getattr(config.speculative_config, "num_speculative_tokens", 0),
         "draft": _draft(config),
+        "redundant_experts": redundant_experts(config),
         "text": not model.skip_tokenizer_init and model.generation_config == "auto",
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 from . import (
     arrivals,
     capture,
+    expert_slots,
     hf_hooks,
     host_scalars,
     interruptions,
@@ -114,6 +115,15 @@ class Extension:
     def ckptcheck_time_updates(self, on: bool) -> None:
         """Let the next updates run as in a job, to time them, or end that: no memory is filled meanwhile."""
         self._ckptcheck_is_timed = on
+
+    def ckptcheck_digest_expert_slots(self) -> dict[str, Any]:
+        """Digest each slot of the expert tensors (see `expert_slots`)."""
+        layers = expert_slots.vllm_layers(self.model_runner.get_model(), getattr(self.model_runner, "eplb_state", None))
+        return expert_slots.digest_slots(self.rank, layers, self._ckptcheck_tensors())
+
+    def ckptcheck_rebalance_experts(self) -> None:
+        """Have vLLM place the experts anew, on all ranks together."""
+        expert_slots.rearrange_vllm(self.model_runner.eplb_state)
 
     def ckptcheck_record_arrivals(self) -> None:
         """Note from now on what reaches the model's load_weights (see `arrivals`)."""
