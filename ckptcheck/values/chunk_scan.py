@@ -34,6 +34,10 @@ class ChunkStats(msgspec.Struct):
     """What `row_scan.max_row_patterns` returns, if the piece asks for rows."""
     row_fingerprints: bytes = b""
     """What `row_scan.row_fingerprints` returns, if the piece asks for rows."""
+    row_squares: bytes = b""
+    """float64: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
+    column_squares: bytes = b""
+    """The same of the sampled columns."""
 
 
 def scan_chunk(raw: NDArray[np.uint8], dtype: str) -> ChunkStats:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.values.channel_sample import is_sampled
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.worker import Batch, Piece
 
@@ -27,7 +28,7 @@ class ScanPlan:
     """The shards whose every tensor can be read."""
     batches: list[Batch]
     rows: Mapping[str, int]
-    """Matrix → bytes of a row, for the matrices whose rows get statistics of their own."""
+    """Matrix → bytes of a row, for the matrices whose rows get statistics of their own. The channels of others are sampled."""
     identities: Mapping[str, tuple[int, ...] | None]
     """Shard → what changes if its file is replaced or written to (see `file_identity`)."""
     nbytes: int
@@ -66,14 +67,14 @@ def _cut_batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str,
         for name, tensor in shard.tensors.items():
             row = rows.get(name, 0)
             width = FORMATS[tensor.dtype].bits // 8
-            unit = row or width
+            sampled = None if row or not is_sampled(name, tensor) else (tensor.shape[0], tensor.shape[1])
+            unit = row or (sampled[1] * width if sampled else width)
             begin, end = tensor.data_offsets
             start = begin
             while start < end:
                 nbytes = min(end - start, room // unit * unit or unit)
-                pieces.append(
-                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, (start - begin) // width, row)
-                )
+                offset = (start - begin) // width
+                pieces.append(Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled))
                 start += nbytes
                 room -= nbytes
                 if room < 8 or len(pieces) == MAX_PIECES:

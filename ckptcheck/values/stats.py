@@ -11,6 +11,7 @@ import msgspec
 from ckptcheck.values.dtypes import decode_magnitude
 
 if TYPE_CHECKING:
+    from ckptcheck.values.channel_sample import ChannelSample
     from ckptcheck.values.chunk_scan import ChunkStats
 
 MIN_ZERO_RUN = 1024
@@ -55,6 +56,8 @@ class ValueStats:
     Unsigned patterns of the dtype, as `row_scan.max_row_patterns` returns them."""
     row_fingerprints: dict[str, bytes] = field(default_factory=dict)
     """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
+    samples: dict[str, ChannelSample] = field(default_factory=dict)
+    """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
     shrunk: dict[str, str] = field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -76,6 +79,8 @@ class StatsAccumulator:
     """First element of a piece → the maxima of its rows."""
     row_fingerprints: dict[int, bytes] = field(default_factory=dict)
     """First element of a piece → the fingerprints of its rows."""
+    squares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """First element of a piece → its sums of squares of the sampled rows and columns."""
 
     def add(self, chunk: ChunkStats, offset: int) -> None:
         """Add the statistics of a piece that begins `offset` elements into the tensor."""
@@ -86,6 +91,8 @@ class StatsAccumulator:
         if chunk.row_max:
             self.row_max[offset] = chunk.row_max
             self.row_fingerprints[offset] = chunk.row_fingerprints
+        if chunk.row_squares:
+            self.squares[offset] = chunk.row_squares, chunk.column_squares
         for name in ("first_nan", "first_inf"):
             position, known = getattr(chunk, name), getattr(self, name)
             if position >= 0 and (known < 0 or position + offset < known):
@@ -117,6 +124,12 @@ class StatsAccumulator:
     def join_row_fingerprints(self) -> bytes:
         """Return the fingerprints of all rows, in order."""
         return b"".join(self.row_fingerprints[offset] for offset in sorted(self.row_fingerprints))
+
+    def join_squares(self, shape: tuple[int, ...]) -> ChannelSample | None:
+        """Return the sample of the channels of a matrix; None where nothing of it was sampled."""
+        from ckptcheck.values.channel_sample import join_sums
+
+        return join_sums([self.squares[offset] for offset in sorted(self.squares)], shape)
 
 
 def merge_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -90,6 +90,8 @@ def run_value_pass(
             continue
         tensor = shard.tensors[name]
         values.tensors[name] = accumulator.to_stats(name, shard.name, tensor.dtype, tensor.shape)
+        if accumulator.squares and (sample := accumulator.join_squares(tensor.shape)) is not None:
+            values.samples[name] = sample
         if name in plan.rows:
             values.row_max[name] = accumulator.join_row_max()
             values.row_fingerprints[name] = accumulator.join_row_fingerprints()

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.text.file_io import open_regular_file
+from ckptcheck.values.channel_sample import sum_squares
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
 
@@ -38,6 +39,8 @@ class Piece(msgspec.Struct, array_like=True):
     """First element, from the start of the tensor."""
     row: int = 0
     """Bytes of a row if every row gets statistics of its own; the piece is then a whole number of rows. Else 0."""
+    sampled: tuple[int, int] | None = None
+    """Rows and columns of the matrix if its channels are sampled; the piece is then a whole number of rows."""
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -59,11 +62,14 @@ ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 
 
 def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
-    """Scan the bytes of a piece, and each of its rows if the piece asks for that."""
+    """Scan the bytes of a piece, each of its rows if the piece asks for that, and a sample of its channels."""
     stats = scan(raw, piece.dtype)
     if piece.row:
         stats.row_max = max_row_patterns(raw, piece.dtype, piece.row)
         stats.row_fingerprints = row_fingerprints(raw, piece.row)
+    if piece.sampled:
+        sums = sum_squares(raw, piece.dtype, piece.offset // piece.sampled[1], piece.sampled)
+        stats.row_squares, stats.column_squares = (part.tobytes() for part in sums)
     return stats
 
 

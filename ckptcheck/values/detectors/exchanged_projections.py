@@ -17,7 +17,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
+from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi
 """Names of the parts of an attention or feed-forward block, as families use them together."""
 MIN_CHANNELS = 128
 """Channels below which chance may look like a correlation."""
-MAX_CHANNELS, MAX_QUERY_HEADS = 128, 4
-"""Channels that are compared, and query heads that are read of those that share a key head."""
+MAX_QUERY_HEADS = 4
+"""Query heads that are read of those that share a key head."""
 MIN_LAYERS = 4
 """Layers that it takes to say what is usual."""
 MIN_USUAL, REVERSED_SHARE = 0.4, 0.4
@@ -113,8 +114,9 @@ class Agreement:
 def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     """Return keys and values, and gates and ups, that hold each other's weights, in some layers or in most.
 
-    It reads 128 rows of each of these matrices, and more of the queries; nothing on the Hub. Raises Skip if a file shrank since
-    its values were read, OSError if reading fails.
+    It rests on the samples of the value pass. Where query heads share key heads, it reads up to 1,024 rows of the queries and 256
+    of the output projection again; so it judges nothing on the Hub. Raises Skip if a file shrank since its values were read,
+    OSError if reading fails.
     """
     if ckpt.source.local is None:
         return []
@@ -192,7 +194,7 @@ def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
     return (
         stats.name in ckpt.tensor_to_file
         and stats.dtype in FLOATS
-        and len(stats.shape) == 2
+        and stats.name in ckpt.values.samples
         and not (stats.zero or stats.constant or stats.nan or stats.inf)
     )
 
@@ -204,19 +206,23 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
     """
     import numpy as np
 
-    channels, inputs = choose_channels(block.first.shape[0], MAX_CHANNELS), choose_channels(block.first.shape[1])
-    first, second = (
-        np.log(_mean_squares(read_rows(ckpt, stats, channels, inputs), 1)) for stats in (block.first, block.second)
-    )
-    outer = _expand_heads(ckpt, block, channels)
-    squares = _mean_squares(
-        read_rows(ckpt, block.last, choose_channels(block.last.shape[0], MAX_CHANNELS), outer.ravel()), 0
-    )
-    last = np.log(squares.reshape(outer.shape).mean(0))
+    samples = ckpt.values.samples
+    first, second = (np.log(_raise_zeros(samples[stats.name].rows)) for stats in (block.first, block.second))
+    outer = _expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
+    if len(outer) == 1:
+        squares = samples[block.last.name].columns
+    else:
+        values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), outer.ravel())
+        squares = compute_mean_squares(values, 0)
+    last = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
     if block.query is None:
         return Agreement((_correlate(first, last),), (_correlate(second, last),))
-    squares = _mean_squares(read_rows(ckpt, block.query, outer.ravel(), inputs), 1)
-    query = np.log(squares.reshape(outer.shape).mean(0))
+    if len(outer) == 1:
+        squares = samples[block.query.name].rows
+    else:
+        values = read_rows(ckpt, block.query, outer.ravel(), choose_channels(block.query.shape[1]))
+        squares = compute_mean_squares(values, 1)
+    query = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
     return Agreement(
         (_correlate(second, last), _correlate(first, query)), (_correlate(first, last), _correlate(second, query))
     )
@@ -237,11 +243,10 @@ def _expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) ->
     return np.stack([(head * group + member) * width + channel for member in range(min(group, MAX_QUERY_HEADS))])
 
 
-def _mean_squares(values: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
-    """Return the mean squares along an axis, none of them zero."""
+def _raise_zeros(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return mean squares without zeros, whose logarithm is taken."""
     import numpy as np
 
-    squares = np.square(values, dtype=np.float32).mean(axis, dtype=np.float64)
     raised: NDArray[np.float64] = np.maximum(squares, 1e-6 * squares.max() + 1e-300)
     return raised
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
+from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
 from ckptcheck.values.detectors.roles import NORM
 from ckptcheck.values.stats import TensorStats
 
@@ -85,8 +85,8 @@ class AxisFit:
 def find_transposed_matrices(ckpt: Checkpoint) -> list[TransposedMatrix]:
     """Return the square matrices of the layers that are stored transposed.
 
-    It reads 256 rows of every square matrix, and as many of the matrices beside it; nothing in a model without square
-    matrices. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    It rests on the samples of the value pass, and reads the norms again. Raises Skip if a file shrank since its values were
+    read, OSError if reading fails.
     """
     transposed: list[TransposedMatrix] = []
     for stack in ckpt.layout.stacks.values():
@@ -147,11 +147,9 @@ def _iter_fits(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[tuple[
         return
     sample = choose_channels(channels)
     near = sorted({other for layer in square for other in (layer - 1, layer, layer + 1)} & stack.layers.keys())
-    with ThreadPoolExecutor(ckpt.jobs) as pool:  # what takes time is reading, and numpy
-        profiles = pool.map(lambda layer: _reference_profiles(ckpt, stack, layer, channels, sample), near)
-        references = dict(zip(near, profiles, strict=True))
-        fits = pool.map(lambda layer: _fit_layer(ckpt, stack, layer, square[layer], references, sample), square)
-        yield from (fit for fits_of_layer in fits for fit in fits_of_layer)
+    references = {layer: _reference_profiles(ckpt, stack, layer, channels, sample) for layer in near}
+    for layer in square:
+        yield from _fit_layer(ckpt, stack, layer, square[layer], references)
 
 
 def _fit_layer(
@@ -160,7 +158,6 @@ def _fit_layer(
     layer: int,
     roles: list[str],
     references: dict[int, list[NDArray[np.float64]]],
-    sample: NDArray[np.intp],
 ) -> list[tuple[int, str, AxisFit]]:
     """Fit the square matrices of a layer to the references of the layer and of those beside it."""
     import numpy as np
@@ -172,15 +169,17 @@ def _fit_layer(
     fits = []
     for role in roles:
         stats = ckpt.values.tensors[stack.full_name(layer, role)]
-        values = read_rows(ckpt, stats, sample, sample)
-        rows, columns = (_adjusted_r2(_profile(values, axis), basis) for axis in (1, 0))
+        values = ckpt.values.samples[stats.name]
+        rows, columns = (_adjusted_r2(_profile(squares), basis) for squares in (values.rows, values.columns))
         fits.append((layer, role, AxisFit(stats.name, (rows, columns))))
     return fits
 
 
 def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:
-    stats = ckpt.values.tensors.get(name)
-    return stats is not None and stats.shape == (channels, channels) and _can_judge(ckpt, stats)
+    if name not in ckpt.values.samples:
+        return False
+    stats = ckpt.values.tensors[name]
+    return stats.shape == (channels, channels) and _can_judge(ckpt, stats)
 
 
 def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
@@ -209,21 +208,17 @@ def _reference_profiles(
         if stats is None or not _can_judge(ckpt, stats):
             continue
         if stats.shape == (channels,) and NORM.search(role):
-            weights = read_rows(ckpt, stats, sample, np.arange(1))[:, 0]
+            weights = read_rows(ckpt, stats, np.arange(channels), np.arange(1))[sample, 0]
             profiles.append(_centre(np.log(np.abs(weights) + 1e-3 * stats.absmax)))
-        elif len(stats.shape) == 2 and stats.shape.count(channels) == 1 and min(stats.shape) >= 32:
-            axis = stats.shape.index(channels)
-            rows = sample if axis == 0 else choose_channels(stats.shape[0])
-            columns = sample if axis == 1 else choose_channels(stats.shape[1])
-            profiles.append(_profile(read_rows(ckpt, stats, rows, columns), 1 - axis))
+        elif (values := ckpt.values.samples.get(stats.name)) is not None and stats.shape.count(channels) == 1:
+            profiles.append(_profile(values.rows if stats.shape[0] == channels else values.columns))
     return [profile for profile in profiles if profile.any()]
 
 
-def _profile(values: NDArray[Any], axis: int) -> NDArray[np.float64]:
-    """Return the logarithms of the norms along an axis, less their mean."""
+def _profile(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the logarithms of the mean squares of some channels, less their mean."""
     import numpy as np
 
-    squares = np.square(values, dtype=np.float32).mean(axis, dtype=np.float64)
     return _centre(np.log(np.maximum(squares, 1e-6 * squares.max() + 1e-300)))
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
+from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -29,8 +30,8 @@ HALVES = frozenset(
 PROJECTIONS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 MIN_LAYERS, MAX_LAYERS = 4, 12
 """Layers that it takes, which are read first, and those that are read where these leave a doubt; both evenly spread."""
-MAX_HEADS = 4
-"""Heads that are read of a matrix."""
+MAX_HEADS, MAX_COLUMNS = 4, 1024
+"""Heads that are read of a matrix, and columns by which the norms of their rows are estimated (to 2 %)."""
 MIN_HEAD = 32
 """Channels of a head below which chance may look like a relation."""
 NEIGHBOURS, HALF = 0.4, 0.15
@@ -96,9 +97,11 @@ def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tupl
     if stats.dtype not in FLOATS or len(stats.shape) != 2 or stats.shape[0] % head or stats.nan or stats.inf:
         return None
     number = min(MAX_HEADS, stats.shape[0] // head)
-    rows = read_rows(ckpt, stats, np.arange(number * head))
+    columns = choose_channels(stats.shape[1], MAX_COLUMNS)
+    heads = (np.arange(start, start + head) for start in range(0, number * head, head))
     with np.errstate(over="ignore"):
-        norms = np.sqrt(np.einsum("rc,rc->r", rows, rows)).reshape(number, head)
+        # One head at a time, so that the next one gets the same memory.
+        norms = np.sqrt([compute_mean_squares(read_rows(ckpt, stats, rows, columns), 1) for rows in heads])
     if not (norms.all() and np.isfinite(norms).all()):
         return None
     logs = np.log(norms)

@@ -12,7 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.detectors.matrix_samples import FLOATS, choose_channels, read_rows
+from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
 from ckptcheck.values.detectors.roles import is_matrix, starts_at_zero
 from ckptcheck.values.stats import TensorStats
 

@@ -33,9 +33,9 @@ def exchange(source: Path, target: Path, first: str, second: str, layers: range)
     ("first", "second", "layers", "found"),
     [
         (UP, GATE, range(12, 13), {12}),
-        (UP, GATE, range(30), {*range(30)} - {1}),
+        (UP, GATE, range(30), {*range(30)} - {1, 2}),
         (KEY, VALUE, range(12, 13), {12}),
-        (KEY, VALUE, range(30), {*range(30)} - {0, 3, 24, 27}),
+        (KEY, VALUE, range(30), {*range(30)} - {0, 24, 27}),
     ],
 )
 def test_exchanged_projections_of_a_real_model(
@@ -60,5 +60,5 @@ def test_no_layer_of_a_trained_encoder_is_doubted() -> None:
         measure_agreement(ckpt, block) for stack in ckpt.layout.stacks.values() for block in iter_blocks(ckpt, stack)
     ]
     assert len(agreements) == 6
-    assert min(agreement.difference for agreement in agreements) > 0.6
+    assert min(agreement.difference for agreement in agreements) > 0.9
     assert find_exchanged_projections(ckpt) == []
