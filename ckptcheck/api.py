@@ -164,11 +164,11 @@ def scan(
 
     Args:
         target: a folder (Hugging Face or Megatron), a .safetensors file, an index, ``hf://org/name@revision`` or the address of its
-            page on the Hub.
+            page on the Hub, ``s3://bucket/folder`` (also ``gs://``, ``az://``, ``msc://``).
         recursive: look for the checkpoint in the folders below, too; `scan_all` scans several.
         follow_links: follow links out of the checkpoint, to regular files.
         headers_only: read headers and configs only, no tensor values.
-        values: read the values of a target on the Hub too.
+        values: read the values of a target on the Hub or in an object store too.
         verify_blobs: hash the files of a cached snapshot and compare with the names of their blobs.
         near_zero_threshold: rows of embeddings below this magnitude count as near zero.
         identical_threshold: rows whose standard deviation is below this count as constant.
@@ -245,9 +245,8 @@ def scan_all(
     ignore = _wrap_single(ignore)
     rules = _wrap_single(rules)
     _require_ranges(near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, jobs=jobs)
-    from ckptcheck.checkpoint.hub_address import normalize_hub_address
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.checkpoint.targets import resolve_targets
+    from ckptcheck.checkpoint.targets import normalize_target, resolve_targets
     from ckptcheck.linter import baseline as baselines
     from ckptcheck.linter.report import Reports
     from ckptcheck.scanning import scan_targets
@@ -255,7 +254,7 @@ def scan_all(
     from ckptcheck.unused_options import Arguments, reject_unused_scan_options
 
     given = Arguments(scan_all, locals())
-    names = [normalize_hub_address(os.fspath(target)) for target in targets]
+    names = [normalize_target(os.fspath(target)) for target in targets]
     reject_unused_scan_options(
         given, names, headers_only=headers_only, values=values, write_baseline=write_baseline is not None
     )
@@ -378,7 +377,7 @@ def diff(
     """Compare two checkpoints tensor by tensor, across layouts, and say why they differ.
 
     Args:
-        first: the reference: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``.
+        first: the reference: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``, ``s3://bucket/folder``.
         second: what was made of it.
         cast: the dtype to compare in (bf16, fp16, fp32, fp64), auto for the one that the second declares, or none.
         rtol: relative tolerance, of the first's numbers.
@@ -451,7 +450,7 @@ def manifest(
     """Return dtype, shape and digest (xxh3-128) of every tensor.
 
     Args:
-        target: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``.
+        target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
         output: file that the manifest is written to; None: none.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
@@ -498,7 +497,7 @@ def verify(
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.manifest import Manifest, read_manifest, verify_manifest
 
-    expected = manifest if isinstance(manifest, Manifest) else read_manifest(Path(manifest))
+    expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
     name = os.fspath(target)
     with observer.progress(name) as progress:
         verification = verify_manifest(

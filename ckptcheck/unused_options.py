@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ckptcheck.errors import UsageError
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import join_words
 
 VALUE_OPTIONS = ("no_mmap", "device", "near_zero_threshold", "identical_threshold")
@@ -70,12 +71,17 @@ def reject_unused_scan_options(
     """Reject options of ``scan``. targets: with addresses of the Hub written ``hf://``."""
     if all(target.startswith("hf://") for target in targets):
         options.reject(["recursive", "follow_links"], "for targets on the Hub")
+    elif all(map(is_remote_address, targets)):
+        options.reject(["follow_links"], "for targets in an object store: it has no links")
     if write_baseline:
         options.reject(["baseline"], "with --write-baseline, which lists all findings anew")
     if headers_only:
         options.reject(VALUE_OPTIONS, "with --headers-only: no values are read")
     elif not values and all(target.startswith("hf://") for target in targets):
         options.reject(VALUE_OPTIONS, "for targets on the Hub: their values are not read", "give --values too")
+    elif not values and all(map(is_remote_address, targets)):
+        where = "for targets in an object store: their values are not read"
+        options.reject(VALUE_OPTIONS, where, "give --values too")
 
 
 def reject_unused_judge_options(options: Options, *, no_limits: bool, has_floor: bool) -> None:

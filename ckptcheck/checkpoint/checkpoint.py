@@ -85,6 +85,12 @@ class Checkpoint(EvidenceDefaults):
         """What the user named."""
         return self.source.target
 
+    @cached_property
+    def can_sample(self) -> bool:
+        """Whether rules may read pieces of tensors again: on disk, and in an object store where the values are read too."""
+        is_read = self.source.local is not None or self.value_reader.unavailable_reason(self.source) is None
+        return self.source.allows_sampling and is_read
+
     @property
     def files(self) -> Mapping[str, File]:
         """The files of the folder, by name."""
@@ -142,8 +148,8 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def torch_bins(self) -> dict[str, TorchBin]:
-        """Every file of pickles on disk with what it holds; files that cannot be read are in `unread`."""
-        if self.source.local is None:
+        """Every file of pickles with what it holds; none on the Hub. Files that cannot be read are in `unread`."""
+        if not self.source.allows_sampling:
             return {}
         from ckptcheck.checkpoint.torch_bin import SUFFIXES, read_torch_bin
 

@@ -66,6 +66,7 @@ class Repository:
     """
 
     local = None
+    allows_sampling = False
 
     def __init__(self, name: str, revision: str | None, target: str) -> None:
         """`revision`: a branch, tag, commit or refs/pr/N; None is the main branch. `target`: what the user wrote."""

@@ -1,4 +1,4 @@
-"""Where the bytes of a checkpoint come from: the `Source` protocol, and a folder on disk. hub.py has the Hub."""
+"""Where the bytes of a checkpoint come from: the `Source` protocol, and a folder on disk. hub.py, objects/ have others."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class File:
     """Where the file is a link that is not followed, what it points to; else None. It leads out of the target, or to no file."""
     path: str = field(default="", compare=False)
     """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
+    version: str = field(default="", compare=False)
+    """What an object store changes when the object is replaced (its ETag); "" elsewhere."""
 
 
 class Source(Protocol):
@@ -44,6 +46,11 @@ class Source(Protocol):
     @property
     def local(self) -> Path | None:
         """The folder on disk; None for a remote source."""
+        ...
+
+    @property
+    def allows_sampling(self) -> bool:
+        """Whether rules may read many small pieces again; the Hub counts requests."""
         ...
 
     @property
@@ -72,6 +79,8 @@ class Folder:
     A snapshot of the Hugging Face cache links to the blobs two levels up; that is the only place outside the folder that
     a link may lead to by itself.
     """
+
+    allows_sampling = True
 
     def __init__(
         self,

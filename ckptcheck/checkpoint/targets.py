@@ -13,8 +13,10 @@ import msgspec
 from ckptcheck.checkpoint.hub_address import HUB, normalize_hub_address
 from ckptcheck.checkpoint.index import find_index_file
 from ckptcheck.checkpoint.megatron.folders import is_megatron_folder
+from ckptcheck.checkpoint.objects.address import is_object_address, strip_file_scheme
 from ckptcheck.checkpoint.shard_set import find_shard_sets, select_files_without_index
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import count
 
@@ -30,7 +32,8 @@ def resolve_targets(
 ) -> list[str]:
     """Return what is to be scanned, one target for each report.
 
-    Addresses of pages of the Hub become ``hf://org/name``, and several files of one model the folder that holds them.
+    Addresses of pages of the Hub become ``hf://org/name``, several files of one model the folder that holds them, and a pattern
+    in an object store (``s3://bucket/runs/*/``) what it matches.
 
     Args:
         targets: what the user named.
@@ -40,10 +43,18 @@ def resolve_targets(
 
     Raises CkptcheckError for an address of the Hub that is no model's.
     """
-    resolved = join_files([normalize_hub_address(target) for target in targets], log)
+    resolved = join_files([one for target in targets for one in expand_pattern(normalize_target(target))], log)
     if recursive:
         return list(dict.fromkeys(found for target in resolved for found in _expand_folder(target, follow_links)))
     return resolved
+
+
+def normalize_target(target: str) -> str:
+    """Return a target in one form: ``hf://org/name`` for the address of a page of the Hub, a path for ``file://``.
+
+    Raises CkptcheckError for an address of the Hub that is no model's, and for a file of another machine.
+    """
+    return normalize_hub_address(strip_file_scheme(target))
 
 
 def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
@@ -58,7 +69,7 @@ def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
     for target in targets:
         place = _split_file(target)
         if place is None:
-            place = (os.path.normpath(expand_home(target)), "")
+            place = (target if is_remote_address(target) else os.path.normpath(expand_home(target)), "")
         folder, name = place
         if not name and os.path.dirname(folder) in joined and not _holds_checkpoint(Path(folder)):
             continue  # the shell named a folder of the model's, such as that of its chat templates
@@ -93,7 +104,7 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
             continue
         names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry, follow_links)]
         # a folder before the links to it: runs/latest is runs/step_9 again
-        names.sort(key=lambda name: ((path / name).is_symlink(), _natural_order(name)))
+        names.sort(key=lambda name: ((path / name).is_symlink(), natural_order(name)))
         for name in names:
             if not follow_links or (real := (path / name).resolve()) not in known:
                 waiting.append(path / name)
@@ -103,9 +114,14 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
 def suggest_checkpoints(target: str, folder: Path) -> CkptcheckError | None:
     """Return the error that names the checkpoints below a folder that is none itself; None where there are none."""
     found = [str(path.relative_to(folder)) for path in find_checkpoints(folder, MOST_SEARCHED) if path != folder]
+    return describe_found(target, found)
+
+
+def describe_found(target: str, found: list[str]) -> CkptcheckError | None:
+    """Return the error that names checkpoints below a target that is none itself; None where `found` has no names."""
     if not found:
         return None
-    found.sort(key=_natural_order)
+    found.sort(key=natural_order)
     rest = f" and {len(found) - MOST_SUGGESTED} more" if len(found) > MOST_SUGGESTED else ""
     is_one = len(found) == 1
     return CkptcheckError(
@@ -116,17 +132,36 @@ def suggest_checkpoints(target: str, folder: Path) -> CkptcheckError | None:
 
 
 def _expand_folder(target: str, follow_links: bool) -> list[str]:
+    if is_object_address(target):
+        from ckptcheck.checkpoint.objects.find import find_object_checkpoints
+
+        return sorted(find_object_checkpoints(target), key=natural_order) or [target]
     folder = Path(expand_home(target))
     if target.startswith(HUB) or not folder.is_dir():
         return [target]
-    found = sorted(find_checkpoints(folder, follow_links=follow_links), key=lambda path: _natural_order(str(path)))
+    found = sorted(find_checkpoints(folder, follow_links=follow_links), key=lambda path: natural_order(str(path)))
     return [os.path.normpath(os.path.join(target, path.relative_to(folder))) for path in found] or [target]
+
+
+def expand_pattern(target: str) -> list[str]:
+    """Return the folders that a pattern in an object store matches; [target] for what is none. A shell expands paths, not these.
+
+    Raises CkptcheckError where nothing matches.
+    """
+    if not is_object_address(target) or not re.search(r"[*?]", target):
+        return [target]
+    from ckptcheck.checkpoint.objects.find import match_folders
+
+    found = sorted(match_folders(target), key=natural_order)
+    if not found:
+        raise CkptcheckError(f"{target} matches no folder", hint="name one, or the folder above it with --recursive")
+    return found
 
 
 def _split_file(target: str) -> tuple[str, str] | None:
     """Split the path of a file into folder and name; None for a folder and for what is not on this disk."""
     path = expand_home(target)
-    if target.startswith(HUB) or target.endswith(("/", os.sep)) or os.path.isdir(path):
+    if is_remote_address(target) or target.endswith(("/", os.sep)) or os.path.isdir(path):
         return None
     folder, name = os.path.split(path)
     return (os.path.normpath(folder or "."), name) if os.path.isdir(folder or ".") else None
@@ -170,10 +205,10 @@ def _is_folder(entry: os.DirEntry[str], follow_links: bool) -> bool:
         return False
 
 
-def _natural_order(name: str) -> list[tuple[int, int, str]]:
+def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Return a key that sorts checkpoint-1000 after checkpoint-200.
 
-    >>> sorted(["checkpoint-1000", "checkpoint-200", "final"], key=_natural_order)
+    >>> sorted(["checkpoint-1000", "checkpoint-200", "final"], key=natural_order)
     ['checkpoint-200', 'checkpoint-1000', 'final']
     """
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

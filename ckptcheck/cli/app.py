@@ -17,6 +17,7 @@ from ckptcheck.cli.command_groups import NestedCommandGroup
 from ckptcheck.cli.output import INTERRUPTED
 from ckptcheck.cli.report_command import ReportCommand, describe_error
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.addresses import is_remote_address
 
 COMMAND_MODULES = {
     "scan": "scan",
@@ -142,7 +143,7 @@ def _point_to_help(error: Exception) -> str:
     first_word = "".join(sys.argv[1:2])
     if RULE_CODE.fullmatch(first_word):
         return f"ckptcheck rule {first_word.upper()} prints the page of that rule"
-    if first_word and (Path(first_word).exists() or first_word.startswith("hf://")):
+    if first_word and (Path(first_word).exists() or is_remote_address(first_word)):
         return f"ckptcheck scan {first_word} checks it; ckptcheck --help lists the commands"
     path = (
         str(getattr(getattr(error, "ctx", None), "command_path", ""))

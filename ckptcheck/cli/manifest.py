@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,9 @@ def manifest(target: Target, output: OutputFile, follow_links: FollowLinks = Fal
 
 def verify(
     target: Target,
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote.")],
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote, or its s3:// address.")
+    ],
     follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,

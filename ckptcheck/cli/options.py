@@ -64,7 +64,10 @@ Select = Annotated[list[str], typer.Option(help="Run only these rules: codes or 
 Ignore = Annotated[list[str], typer.Option(help="Leave these rules out; the report lists them as skipped.")]
 
 # What is checked.
-TARGET_FORMS = "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address."
+TARGET_FORMS = (
+    "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address, "
+    "s3://bucket/folder (gs://, az://)."
+)
 FollowLinks = Annotated[
     bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")
 ]

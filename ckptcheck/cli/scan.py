@@ -42,7 +42,9 @@ def scan(
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read headers and configs only, no tensor values.")
     ] = False,
-    values: Annotated[bool, typer.Option("--values", help="Read the values of a target on the Hub too.")] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Read the values of a target on the Hub or in an object store too.")
+    ] = False,
     verify_blobs: Annotated[
         bool,
         typer.Option("--verify-blobs", help="Hash the files of a cached snapshot against the names of their blobs."),
@@ -117,7 +119,7 @@ def scan(
 
     Exit codes: 0 clean, 1 findings at or above --fail-on, 2 could not check.
     """
-    from ckptcheck.checkpoint.hub_address import normalize_hub_address
+    from ckptcheck.checkpoint.targets import normalize_target
     from ckptcheck.cli import output as out
     from ckptcheck.linter.reporters.runner_commands import break_commands
     from ckptcheck.text.file_io import require_distinct_outputs
@@ -129,7 +131,7 @@ def scan(
     if diff:
         written.reject(REPORT_OPTIONS, "with --diff, which only shows what --fix would change")
     reject_unused_scan_options(
-        written, [normalize_hub_address(target) for target in targets], headers_only=headers_only, values=values,
+        written, [normalize_target(target) for target in targets], headers_only=headers_only, values=values,
         write_baseline=write_baseline is not None,
     )  # fmt: skip
     if diff:

@@ -19,6 +19,8 @@ import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.objects.address import is_object_address
+from ckptcheck.checkpoint.objects.folder import read_object
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
@@ -87,7 +89,7 @@ def build_manifest(
             hint=f"ckptcheck scan {ckpt.target} lists what is wrong",
         )
     streams = _streams(ckpt)
-    digests = digest_tensors(streams, jobs=jobs or os.cpu_count() or 1, progress=progress)
+    digests = digest_tensors(streams, jobs=jobs or ckpt.jobs, progress=progress)
     return Manifest(SCHEMA, ckpt.target, {name: _entry(streams[name], digests[name]) for name in sorted(digests)})
 
 
@@ -125,10 +127,12 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     replace_file(path, text.encode("utf-8", "backslashreplace"))
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read a manifest. Raises CkptcheckError if the file is no manifest or lists no tensor."""
+def read_manifest(path: Path | str) -> Manifest:
+    """Read a manifest, from a file or an object store (``s3://…``). Raises CkptcheckError if it is none or lists no tensor."""
     try:
-        manifest = msgspec.json.decode(read_whole_file(path, LARGEST), type=Manifest)
+        name = os.fspath(path)
+        raw = read_object(name, LARGEST) if is_object_address(name) else read_whole_file(Path(path), LARGEST)
+        manifest = msgspec.json.decode(raw, type=Manifest)
     except OSError as error:
         raise CkptcheckError(f"cannot read the manifest {path}: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -253,5 +257,5 @@ def verify_manifest(
     """Digest a checkpoint as it is now, for comparison with its manifest. Raises EvidenceError if a file cannot be read."""
     streams = _streams(ckpt)
     unreadable: dict[str, str] = {}
-    digests = digest_tensors(streams, jobs=jobs or os.cpu_count() or 1, progress=progress, broken=unreadable)
+    digests = digest_tensors(streams, jobs=jobs or ckpt.jobs, progress=progress, broken=unreadable)
     return Verification(ckpt, manifest, {name: _entry(streams[name], digests[name]) for name in digests}, unreadable)

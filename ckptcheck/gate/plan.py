@@ -19,6 +19,7 @@ from ckptcheck.preflight.live_arguments import (
     list_refit_arguments,
     list_score_arguments,
 )
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import join_words
 
 FUNCTIONS = {
@@ -138,6 +139,8 @@ def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
     if source is None:
         checkpoint = job.checkpoints.get("checkpoint.model")
         return "", checkpoint.reason if checkpoint is not None else "the job names no model"
+    if is_remote_address(source):
+        return "", f"{source} is not on this machine, and engine and trainer load their model from disk"
     return source, ""
 
 

@@ -83,7 +83,7 @@ class NamedCheckpoint:
     named: str
     """The name of the checkpoint as the job writes it."""
     path: str = ""
-    """The path of the checkpoint on this machine."""
+    """The path of the checkpoint on this machine, or its address in an object store."""
     reason: str = ""
     """Why the checkpoint is not scanned; "" where it is."""
     errors: tuple[Finding, ...] = ()

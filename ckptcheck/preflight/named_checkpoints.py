@@ -1,4 +1,4 @@
-"""Scans the checkpoints that a job names, headers only, where they are on this machine.
+"""Scans the checkpoints that a job names, headers only, where they are on this machine or in an object store.
 
 The scan compares their ignore lists with how the job's engine and trainer read them.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.objects.address import is_object_address
 from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.job import Job, NamedCheckpoint
@@ -69,6 +70,11 @@ def _read_vocabulary(name: str, folder: Path) -> Vocabulary | None:
 
 def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
     """Scan one checkpoint, or state why it is not scanned. name: the checkpoint as the job writes it."""
+    if is_object_address(name):
+        try:
+            return _scan(job, name, name)
+        except CkptcheckError as error:
+            return NamedCheckpoint(name, name, error.message + (f" ({error.hint})" if error.hint else ""))
     try:
         path = next((path for path in _list_candidate_paths(name, folder) if path.exists()), None)
     except (OSError, ValueError, RuntimeError):

@@ -23,6 +23,8 @@ READ_BYTES = 1 << 23
 """Bytes read at a time if files are not mapped."""
 MIN_BYTES_FOR_WORKERS = 1 << 28
 """Bytes from which starting processes (0.2 s) is faster than reading in this one."""
+REMOTE_READS = 32
+"""Reads at a time where the files are not on this machine, at least: each waits for the network. They hold READ_BYTES each."""
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         "nfs",
@@ -211,7 +213,8 @@ class ValuePass:
     def unavailable_reason(self, source: Source) -> str | None:
         """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
         if source.local is None and not self._read_remote:
-            return "values on the Hub are read only with --values"
+            place = "in an object store" if source.allows_sampling else "on the Hub"
+            return f"values {place} are read only with --values"
         return None
 
     def start(self, ckpt: Checkpoint) -> None:
@@ -233,8 +236,9 @@ class ValuePass:
         pool = self._pool or (WorkerPool(self._jobs) if self._is_mapped(ckpt) else None)
         plan = self._submitted or self._plan(ckpt)
         scan = self._device_scanner or scan_chunk
+        jobs = self._jobs if ckpt.source.local is not None else max(self._jobs, REMOTE_READS)
         try:
-            return run_value_pass(ckpt.source, plan, jobs=self._jobs, pool=pool, scan=scan, progress=self._progress)
+            return run_value_pass(ckpt.source, plan, jobs=jobs, pool=pool, scan=scan, progress=self._progress)
         finally:
             if pool is not None and pool is not self._pool:
                 pool.close()

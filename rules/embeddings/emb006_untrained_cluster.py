@@ -37,7 +37,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in find_untrained_rows(ckpt):
         rows = matrix.cluster_rows - find_required_tokens(ckpt, matrix.name).keys()
         # EMB009 reports many rows that look drawn.
-        if rows and (ckpt.source.local is None or find_fresh_rows(ckpt, matrix.parts[0]) is None):
+        if rows and (not ckpt.can_sample or find_fresh_rows(ckpt, matrix.parts[0]) is None):
             share = float(matrix.stats.mean_abs[sorted(rows)].mean()) / matrix.stats.median
             yield Problem(
                 f"{count(len(rows), 'row looks', 'rows look')} initialised and never trained: of one size, "

@@ -47,7 +47,7 @@ from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 @rule("EMB009", "fresh-rows", severity="warning", when=lambda ckpt: bool(ckpt.vocabulary_tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     for name in ckpt.vocabulary_tensors:
         if (fresh := find_fresh_rows(ckpt, name)) is None:

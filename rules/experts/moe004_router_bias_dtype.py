@@ -86,7 +86,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
 def _count_rounded_values(ckpt: LayeredCheckpoint, name: str) -> tuple[int, int] | None:
     """Return the numbers of different values and of experts if the values are as close as 16 bits allow, else None."""
     tensor, file = ckpt.tensors[name], ckpt.tensor_to_file[name]
-    if ckpt.source.local is None or tensor.nbytes != 2 * tensor.shape[-1] or tensor.shape[-1] < LEAST_EXPERTS:
+    if not ckpt.can_sample or tensor.nbytes != 2 * tensor.shape[-1] or tensor.shape[-1] < LEAST_EXPERTS:
         return None
     raw = ckpt.source.read(file, ckpt.shards[file].data_start + tensor.data_offsets[0], tensor.nbytes)
     patterns = {int.from_bytes(raw[at : at + 2], "little") for at in range(0, len(raw), 2)}

@@ -33,7 +33,7 @@ from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
     when=lambda ckpt: any(ckpt.tensors[name].shape[:1] == (1,) for name in ckpt.components.score_head_tensors),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("heads are not compared on the Hub")
     for name in ckpt.components.score_head_tensors:
         head = ckpt.tensors[name]

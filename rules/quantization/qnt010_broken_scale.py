@@ -88,7 +88,7 @@ def _is_zero(stats: TensorStats, part: ModuleTensor) -> bool:
 
 def _negative(ckpt: Checkpoint, name: str) -> bool:
     """Whether a single number is negative, by its last byte, which holds the sign; False on the Hub, to save a request."""
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         return False
     tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
     raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[1] - 1, 1)

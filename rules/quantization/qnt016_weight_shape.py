@@ -38,7 +38,7 @@ from ckptcheck.text.formatting import count, format_shape
 )
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     _ = ckpt.values
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("the shapes are read from local files only")
     wrong: list[tuple[str, list[int], tuple[int, ...]]] = []
     for stored, modules in ckpt.quantization.storages.items():

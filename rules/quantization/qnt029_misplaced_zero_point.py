@@ -53,7 +53,7 @@ MIN_WEIGHTS = 8
 @rule("QNT029", "misplaced-zero-point", severity="error", on="quantization", when=has_zero_points)
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     _ = ckpt.values
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("weights are not read again on the Hub")
     # VAL016 reports weights of nothing but zeros.
     fits = [fit for fit in measure_zero_points(ckpt) if fit.name not in find_blank_tensors(ckpt)]

@@ -47,7 +47,7 @@ REPORTED_BY_QNT011 = 100_000
 @rule("QNT030", "unlike-scale", severity="error", on="quantization")
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     _ = ckpt.values
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("weights are not read again on the Hub")
     if (measured := measure_absurd_scales(ckpt)) is not None:
         rms, number = measured

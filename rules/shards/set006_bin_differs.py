@@ -74,7 +74,7 @@ def _names(ckpt: Checkpoint, file: str) -> set[str]:
         if not isinstance(names, dict):
             raise Skip(f"{file} is not an index")
         return set(names)
-    if ckpt.source.local is None:
+    if not ckpt.source.allows_sampling:
         raise Skip(f"{file} is not fetched from the Hub")
     content = ckpt.torch_bins.get(file)
     reason = "it is no torch.save file" if content is None else content.unreadable_reason

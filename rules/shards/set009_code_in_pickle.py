@@ -38,7 +38,7 @@ from ckptcheck.text.formatting import join_truncated
     "SET009",
     "code-in-pickle",
     severity="error",
-    when=lambda ckpt: any(name.endswith(SUFFIXES) for name in ckpt.files) and ckpt.source.local is not None,
+    when=lambda ckpt: any(name.endswith(SUFFIXES) for name in ckpt.files) and ckpt.source.allows_sampling,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for file, content in ckpt.torch_bins.items():

@@ -109,7 +109,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="gather all tensor-parallel ranks and write the file again",
         )
     ckpt.require_values()
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("columns are not read on the Hub")
 
 

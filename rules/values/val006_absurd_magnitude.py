@@ -74,7 +74,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     yield from _check_labels(ckpt)
     ckpt.require_values()
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("dtype labels are not checked on the Hub")
 
 

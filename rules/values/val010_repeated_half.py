@@ -46,7 +46,7 @@ RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
 
 @rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     tokens = find_vocabulary_tensors(ckpt)
     repeated: dict[tuple[str, str], list[str]] = {}

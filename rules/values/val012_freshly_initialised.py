@@ -71,7 +71,7 @@ HINT = "look for newly initialized weights in the log of what loaded it before i
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     values = ckpt.values
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     if looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")

@@ -79,5 +79,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_values()
     if initial:
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("norms are not read again on the Hub")

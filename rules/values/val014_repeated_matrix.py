@@ -39,7 +39,7 @@ from ckptcheck.values.detectors.duplicate_tensors import describe_copies, find_e
 
 @rule("VAL014", "repeated-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     copies = find_equal_matrices(ckpt)
     if copies:

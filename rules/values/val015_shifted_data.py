@@ -37,7 +37,7 @@ from ckptcheck.values.detectors.norms import find_misplaced_norms
 
 @rule("VAL015", "shifted-data", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("norms are not read again on the Hub")
     for shard, names in find_misplaced_norms(ckpt).items():
         yield Problem(

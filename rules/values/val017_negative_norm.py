@@ -44,7 +44,7 @@ from ckptcheck.values.detectors.norms import find_negative_norms
 
 @rule("VAL017", "negative-norm", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("norms are not read again on the Hub")
     if names := find_negative_norms(ckpt):
         yield Problem(

@@ -37,7 +37,7 @@ from ckptcheck.values.detectors.norms import find_raised_norms
 
 @rule("VAL018", "raised-norm", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("norms are not read again on the Hub")
     if names := find_raised_norms(ckpt):
         yield Problem(

@@ -58,7 +58,7 @@ from ckptcheck.values.detectors.exchanged_projections import find_exchanged_proj
     "VAL019", "exchanged-projections", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers)
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     for pair in find_exchanged_projections(ckpt):
         yield Problem(

@@ -48,7 +48,7 @@ from ckptcheck.values.detectors.residual_axis import TransposedMatrix, find_tran
 @rule("VAL021", "transposed-matrix", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     _ = ckpt.values
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     matrices_by_shard: dict[str, list[TransposedMatrix]] = {}
     for matrix in find_transposed_matrices(ckpt):

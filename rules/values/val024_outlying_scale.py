@@ -33,7 +33,7 @@ from ckptcheck.values.detectors.scale_outliers import ScaleOutlier, find_scale_o
 
 @rule("VAL024", "outlying-scale", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     by_layer: dict[tuple[int, bool], list[ScaleOutlier]] = {}
     for outlier in find_scale_outliers(ckpt):

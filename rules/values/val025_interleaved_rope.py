@@ -34,7 +34,7 @@ from ckptcheck.values.detectors.rope_order import PROJECTIONS, measure_rope_orde
 @rule("VAL025", "interleaved-rope", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         raise Skip("matrices are not read again on the Hub")
     order = measure_rope_order(ckpt)
     stack = ckpt.components.stack

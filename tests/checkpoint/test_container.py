@@ -31,6 +31,7 @@ class Played:
 
     target = "played"
     local = None
+    allows_sampling = False
 
     def __init__(self, sizes: Mapping[str, int], read: Callable[[str, int, int], bytes]) -> None:
         self.files = {name: File(name, size) for name, size in sizes.items()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.checkpoint.megatron.folders import DiskTree
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.tensor import Item
 from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
@@ -71,7 +72,7 @@ def edit(folder: Path, table: Mapping[str, Any]) -> None:
             if key != "*":
                 _edit_elements(folder, key, change)
                 continue
-            for name, tensor in Megatron(folder, str(folder)).weights.items():
+            for name, tensor in Megatron(DiskTree(folder, str(folder))).weights.items():
                 for number in range(len(tensor.chunks)):
                     _edit_elements(folder, name, {**change, "chunk": number})
 
@@ -120,7 +121,7 @@ def _edit_argument(path: Path, name: str, value: int | bool) -> None:
 
 def _edit_elements(folder: Path, key: str, change: dict[str, Any]) -> None:
     """Change the bytes of a chunk as `ChunkChange` says."""
-    run = Megatron(folder, str(folder))
+    run = Megatron(DiskTree(folder, str(folder)))
     path, begin, nbytes = _chunk(run, folder, key, change.get("chunk", 0))
     raw = bytearray(path.read_bytes())
     if "twin" in change:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.file_reader import FileReader
 from ckptcheck.checkpoint.megatron.folders import (
     TRACKER,
-    FolderTree,
+    Tree,
     find_outside_links,
     list_iterations,
     list_rank_folders,
     read_tracker,
 )
 from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
+from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import MAX_PICKLE
 
@@ -33,26 +33,24 @@ class MegatronFiles:
     A part that does not exist is None; one that is malformed has defects; one that cannot be read is in `unread`.
     """
 
-    def __init__(self, path: Path, target: str, *, jobs: int | None = None, follow_links: bool = False) -> None:
-        self._path = path
+    def __init__(self, tree: Tree, *, jobs: int | None = None) -> None:
         self.jobs: Final = jobs or os.cpu_count() or 1
-        self.iterations = tuple(list_iterations(path, follow_links=follow_links))
-        self.is_run = bool(self.iterations) or (path / TRACKER).is_file()
-        self._tracker_text, self.tracker = read_tracker(path, follow_links=follow_links)
-        self.iteration = self._chosen()
+        self.iterations = tuple(list_iterations(tree))
+        self.is_run = bool(self.iterations) or TRACKER in tree.list_names("")
+        self._tracker_text, self.tracker = read_tracker(tree)
+        self.iteration = self._choose_iteration(tree)
         inside = f"{self.iteration}/" if self.iteration else ""
-        here = path / self.iteration
-        ranks = [f"{inside}{name}" for name in list_rank_folders(here, follow_links=follow_links)]
+        ranks = [f"{inside}{name}" for name in list_rank_folders(tree, self.iteration)]
         self.rank_folders = tuple(ranks)
-        self.outside_links = find_outside_links(path, follow_links=follow_links)
+        self.outside_links = find_outside_links(tree, "")
         if inside:
-            inner = find_outside_links(here, follow_links=follow_links)
+            inner = find_outside_links(tree, self.iteration)
             self.outside_links |= {f"{inside}{name}": goal for name, goal in inner.items()}
         folders = [""] + ([self.iteration] if self.iteration else []) + ranks
-        self.source = FolderTree(path, target, folders, follow_links=follow_links)
+        self.source: Source = tree.open_folders(folders)
         self._parts = FileReader(self.source)
 
-    def _chosen(self) -> str:
+    def _choose_iteration(self, tree: Tree) -> str:
         """Return the iteration that a trainer would load: the tracker's, else the newest."""
         if self.tracker in self.iterations:
             assert self.tracker is not None
@@ -60,8 +58,7 @@ class MegatronFiles:
         if self.iterations and self.tracker is None:
             return self.iterations[-1]
         # NeMo's name for the folder.
-        weights = self._path / "weights"
-        return "weights" if (weights / ".metadata").is_file() and not weights.is_symlink() else ""
+        return "weights" if "weights" in tree.list_subfolders("") and tree.has_file("weights/.metadata") else ""
 
     @property
     def target(self) -> str:

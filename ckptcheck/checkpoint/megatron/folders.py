@@ -1,12 +1,15 @@
-"""Lists the folders of a Megatron run: its own, those of iterations, and those of ranks."""
+"""Lists the folders of a Megatron run: its own, those of iterations, and those of ranks, on disk or in an object store."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from ckptcheck.checkpoint.source import File, Folder
+from ckptcheck.checkpoint.source import File, Folder, Source
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import read_regular_file
 
@@ -17,8 +20,92 @@ ITERATION = re.compile(r"iter_\d{7,}")
 RANK = re.compile(r"mp_rank_\d{2,}(_\d{3,})?(_\d{3,})?")
 
 
+class Tree(Protocol):
+    """The folders of a target, whose names are paths below it; "" is the target itself. `DiskTree`, `ObjectTree`."""
+
+    target: str
+    """The target as the user wrote it."""
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names of the files directly in a folder. Raises CkptcheckError."""
+        ...
+
+    def list_subfolders(self, folder: str) -> list[str]:
+        """Return the names of the folders directly in a folder, without links that are not followed. Raises CkptcheckError."""
+        ...
+
+    def list_outside_links(self, folder: str) -> dict[str, str]:
+        """Map the links in a folder that are not followed to their targets."""
+        ...
+
+    def has_file(self, name: str) -> bool:
+        """Whether there is such a file, and no link that is not followed."""
+        ...
+
+    def read_start(self, name: str, most: int) -> bytes:
+        """Return the first bytes of a file. Raises OSError."""
+        ...
+
+    def open_folders(self, folders: Iterable[str]) -> Source:
+        """Return the files directly in these folders, by their paths below the target. Raises CkptcheckError."""
+        ...
+
+
+class DiskTree:
+    """The folders of a target on disk."""
+
+    def __init__(self, path: Path, target: str, *, follow_links: bool = False) -> None:
+        """Describe the folders below `path`. follow_links: follow links out of a folder."""
+        self.target = target
+        self._path, self._follow_links = path, follow_links
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names of everything directly in a folder that is no folder. Raises CkptcheckError."""
+        return [entry.name for entry in self._list(folder) if not entry.is_dir()]
+
+    def list_subfolders(self, folder: str) -> list[str]:
+        """Return the names of the folders directly in a folder, without links that are not followed. Raises CkptcheckError."""
+        return [entry.name for entry in self._list(folder) if entry.is_dir() and self._goal(Path(entry.path)) is None]
+
+    def list_outside_links(self, folder: str) -> dict[str, str]:
+        """Map the links in a folder that are not followed to their targets; {} where it cannot be listed."""
+        try:
+            links = [entry for entry in self._list(folder) if entry.is_symlink()]
+        except CkptcheckError:
+            return {}
+        return {entry.name: goal for entry in links if (goal := self._goal(Path(entry.path))) is not None}
+
+    def has_file(self, name: str) -> bool:
+        """Whether there is such a file, and no link that is not followed."""
+        path = self._path / name
+        return path.is_file() and self._goal(path) is None
+
+    def read_start(self, name: str, most: int) -> bytes:
+        """Return the first bytes of a file. Raises OSError."""
+        return read_regular_file((self._path / name).resolve(), most)
+
+    def open_folders(self, folders: Iterable[str]) -> FolderTree:
+        """Return the files directly in these folders, by their paths below the target. Raises CkptcheckError."""
+        return FolderTree(self._path, self.target, list(folders), follow_links=self._follow_links)
+
+    def _list(self, folder: str) -> list[os.DirEntry[str]]:
+        path = self._path / folder
+        try:
+            return list(os.scandir(path))
+        except OSError as error:
+            raise CkptcheckError(f"cannot list {path}: {error.strerror or error}") from error
+
+    def _goal(self, entry: Path) -> str | None:
+        """Return the target of a link that is not followed, since it leads out of its folder; None for anything else."""
+        if not entry.is_symlink() or entry.resolve().is_relative_to(entry.parent.resolve()):
+            return None
+        return None if self._follow_links and entry.exists() else str(entry.readlink())
+
+
 class FolderTree:
     """A `Source` over several folders: names are paths below the target, with slashes."""
+
+    allows_sampling = True
 
     def __init__(self, path: Path, target: str, folders: list[str], *, follow_links: bool = False) -> None:
         """List the folders, which are below `path` (the empty name is the target). Raises CkptcheckError where one fails.
@@ -41,60 +128,60 @@ class FolderTree:
 
 
 def is_megatron_folder(path: Path) -> bool:
-    """Whether a folder is a Megatron run, one of its iterations, or a folder that torch.distributed.checkpoint wrote."""
+    """Whether a folder on disk is a Megatron run, one of its iterations, or a folder that torch.distributed.checkpoint wrote."""
     try:
-        if any((path / name).exists() for name in (TRACKER, ".metadata", "weights/.metadata", "common.pt")):
-            return True
-        names = [entry.name for entry in path.iterdir()]
+        return (path / "weights" / ".metadata").exists() or are_megatron_names(entry.name for entry in path.iterdir())
     except OSError:
         return False
-    return any(name.endswith(".distcp") or RANK.fullmatch(name) or ITERATION.fullmatch(name) for name in names)
 
 
-def list_iterations(path: Path, *, follow_links: bool = False) -> list[str]:
-    """Return the names of the iterations in a run's folder, oldest first, ``release`` last; without links that are not followed."""
-    try:
-        folders = {
-            entry.name for entry in path.iterdir() if entry.is_dir() and _goal(path, entry, follow_links) is None
-        }
-    except OSError as error:
-        raise CkptcheckError(f"cannot list {path}: {error.strerror or error}") from error
+def is_megatron_tree(tree: Tree) -> bool:
+    """Whether the target is what `is_megatron_folder` says of a folder on disk. Raises CkptcheckError."""
+    names = [*tree.list_names(""), *tree.list_subfolders("")]
+    return are_megatron_names(names) or tree.has_file("weights/.metadata")
+
+
+def are_megatron_names(names: Iterable[str]) -> bool:
+    """Whether the names of files and folders in a folder show that Megatron or torch.distributed.checkpoint wrote it."""
+    return any(
+        name in (TRACKER, ".metadata", "common.pt")
+        or name.endswith(".distcp")
+        or RANK.fullmatch(name)
+        or ITERATION.fullmatch(name)
+        for name in names
+    )
+
+
+def list_iterations(tree: Tree) -> list[str]:
+    """Return the names of the iterations in a run's folder, oldest first, ``release`` last; without links that are not followed.
+
+    Raises CkptcheckError where the folder cannot be listed.
+    """
+    folders = set(tree.list_subfolders(""))
     numbered = sorted((name for name in folders if ITERATION.fullmatch(name)), key=lambda name: int(name[5:]))
     return numbered + (["release"] if "release" in folders else [])
 
 
-def list_rank_folders(path: Path, *, follow_links: bool = False) -> list[str]:
+def list_rank_folders(tree: Tree, iteration: str) -> list[str]:
     """Return the names of the mp_rank folders of an iteration, sorted; without links that are not followed."""
     try:
-        folders = [entry for entry in path.iterdir() if RANK.fullmatch(entry.name)]
-        return sorted(entry.name for entry in folders if entry.is_dir() and _goal(path, entry, follow_links) is None)
-    except OSError:
+        return sorted(name for name in tree.list_subfolders(iteration) if RANK.fullmatch(name))
+    except CkptcheckError:
         return []
 
 
-def find_outside_links(path: Path, *, follow_links: bool = False) -> dict[str, str]:
+def find_outside_links(tree: Tree, folder: str) -> dict[str, str]:
     """Map the links that are not followed to their targets: iterations and ranks that are not read."""
-    try:
-        entries = [entry for entry in path.iterdir() if ITERATION.fullmatch(entry.name) or RANK.fullmatch(entry.name)]
-        return {entry.name: goal for entry in entries if (goal := _goal(path, entry, follow_links)) is not None}
-    except OSError:
-        return {}
+    links = tree.list_outside_links(folder)
+    return {name: goal for name, goal in links.items() if ITERATION.fullmatch(name) or RANK.fullmatch(name)}
 
 
-def _goal(path: Path, entry: Path, follow_links: bool) -> str | None:
-    """Return the target of a link that is not followed, since it leads out of the folder; None for anything else."""
-    if not entry.is_symlink() or entry.resolve().is_relative_to(path.resolve()) or (follow_links and entry.exists()):
-        return None
-    return str(entry.readlink())
-
-
-def read_tracker(path: Path, *, follow_links: bool = False) -> tuple[str, str | None]:
+def read_tracker(tree: Tree) -> tuple[str, str | None]:
     """Return the text of the tracker and the name of the folder that it means; None for the latter without a readable tracker."""
-    tracker = path / TRACKER
     try:
-        if not tracker.is_file() or (tracker.is_symlink() and _goal(path, tracker, follow_links) is not None):
+        if not tree.has_file(TRACKER):
             return "", None
-        text = read_regular_file(tracker.resolve(), 64).decode("ascii", "replace").strip()
+        text = tree.read_start(TRACKER, 64).decode("ascii", "replace").strip()
     except OSError:
         return "", None
     return text, f"iter_{int(text):07d}" if text.isascii() and text.isdigit() else text

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.megatron.dcp import Contents, read_contents
 from ckptcheck.checkpoint.megatron.files import MegatronFiles
-from ckptcheck.checkpoint.megatron.folders import ITERATION
+from ckptcheck.checkpoint.megatron.folders import ITERATION, Tree
 from ckptcheck.checkpoint.megatron.legacy import FILES, LegacyRank, describe_rank, join_ranks
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.stubs import plain_arguments
@@ -46,8 +45,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     def __init__(
         self,
-        path: Path,
-        target: str,
+        tree: Tree,
         *,
         options: ScanOptions = DEFAULT_OPTIONS,
         value_reader: ValueReader | None = None,
@@ -56,15 +54,14 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         """List the files of a checkpoint; nothing is read yet.
 
         Args:
-            path: a run, an iteration, or a folder of torch.distributed.checkpoint.
-            target: the target as the user wrote it.
+            tree: the folders of a run, an iteration, or what torch.distributed.checkpoint wrote.
             options: what the user asks of the rules.
             value_reader: reads the values of the weights; None to read none.
             jobs: number of files read at a time; None for the number of cores.
 
         Raises CkptcheckError where a folder cannot be listed.
         """
-        super().__init__(path, target, jobs=jobs, follow_links=options.follow_links)
+        super().__init__(tree, jobs=jobs)
         self.options: Final = options
         self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
         self.archive = lru_cache(ARCHIVES)(self._archive)

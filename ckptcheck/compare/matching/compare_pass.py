@@ -18,6 +18,8 @@ from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 
 STEP_BYTES = 1 << 18
 """Bytes of each side that are read and compared at a time: both stay in the cache of a core."""
+REMOTE_STEP_BYTES = 1 << 23
+"""The same where a side is not on this machine, and each step waits for the network."""
 TASK_BYTES = 1 << 25
 """Bytes in a task where both sides store the elements in the same order."""
 TASK_ELEMENTS = 1 << 20
@@ -70,10 +72,11 @@ def compare_pairs(
     outcome = PassResult([CompareResult() for _ in pairs])
     total, done = sum(first.nbytes for first, _, _ in pairs), 0
     local = threading.local()
+    step = REMOTE_STEP_BYTES if any(side.is_remote for side in files) else STEP_BYTES
 
     def work(task: list[PairSlice]) -> list[tuple[int, CompareResult | UnreadableFile]]:
         if not hasattr(local, "buffers"):
-            local.buffers = np.empty(STEP_BYTES, np.uint8), np.empty(STEP_BYTES, np.uint8)
+            local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
         return [(part.pair, _compare(part, pairs[part.pair], files, local.buffers)) for part in task]
 
     pool = ThreadPoolExecutor(jobs)
@@ -125,7 +128,7 @@ def _compare_run(
     """Compare two contiguous runs step by step. A step whose bytes are equal needs no element-wise comparison."""
     result = CompareResult()
     elements = prod(part.shape)
-    step = STEP_BYTES // max(first.itemsize, second.itemsize)
+    step = buffers[0].size // max(first.itemsize, second.itemsize)
     begin = int(np.ravel_multi_index(part.origin, first.shape)) if part.origin else 0
     for at in range(0, elements, step):
         number = min(step, elements - at)

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.open_source import REMOTE_JOBS
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, is_lossless_cast
@@ -257,6 +258,8 @@ class Comparison(EvidenceDefaults):
 
         plain, packed = self._classified.plain, self._classified.quantized
         differences = ValueDifferences()
+        is_remote = self.first.source.local is None or self.second.source.local is None
+        jobs = self.jobs or (REMOTE_JOBS if is_remote else os.cpu_count() or 1)
         total = sum(pair.first.nbytes for pair, _ in plain) + sum(pair.first.nbytes for pair in packed)
 
         def advance(done: int, _: int) -> None:
@@ -265,7 +268,7 @@ class Comparison(EvidenceDefaults):
 
         with TensorFiles(self.first.source) as ours, TensorFiles(self.second.source) as theirs:
             layouts = [(pair.first, pair.second, how) for pair, how in plain]
-            outcome = compare_pairs(layouts, (ours, theirs), jobs=self.jobs or os.cpu_count() or 1, progress=advance)  # type: ignore[arg-type]
+            outcome = compare_pairs(layouts, (ours, theirs), jobs=jobs, progress=advance)  # type: ignore[arg-type]
             differences.different = [
                 (pair, how, result)
                 for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True))
@@ -279,7 +282,7 @@ class Comparison(EvidenceDefaults):
                 if result.elements != elements and number not in outcome.unread:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
             done = sum(pair.first.nbytes for pair, _ in plain)
-            with ThreadPoolExecutor(self.jobs or os.cpu_count() or 1) as pool:
+            with ThreadPoolExecutor(jobs) as pool:
                 for pair, distance in zip(
                     packed, pool.map(lambda pair: compare_quantized_pair(pair, ours, theirs), packed), strict=True
                 ):

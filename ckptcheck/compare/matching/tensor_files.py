@@ -40,6 +40,11 @@ class TensorFiles:
         self._state_at_open: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the files are not on this machine, so that each read waits for the network."""
+        return self._source.local is None
+
     def __enter__(self) -> TensorFiles:
         return self
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptcheck.linter.report import Report, describe_reading
-from ckptcheck.linter.reporters.locations import HUB, path_of
+from ckptcheck.linter.reporters.locations import path_of
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import count
 
 COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}
@@ -39,7 +40,7 @@ def _reading(report: Report) -> str:
 def _annotation(target: str, finding: Finding) -> str:
     """Annotate the file where the repository can have it; name the target in the text where it cannot."""
     title = {"title": f"{finding.code} {finding.name}"}
-    if finding.file and not target.startswith(HUB):
+    if finding.file and not is_remote_address(target):
         line = {"line": str(finding.line)} if finding.line else {}
         where, properties = finding.key, {"file": path_of(target, finding.file)} | line | title
     else:

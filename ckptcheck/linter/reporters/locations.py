@@ -8,6 +8,7 @@ import re
 from pathlib import PurePath
 from urllib.parse import quote
 
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home
 
 HUB = "hf://"
@@ -44,9 +45,12 @@ def _encode(path: str, safe: str = "/") -> str:
 def encode_uri(path: str) -> str:
     """Return a path as a URI: a relative one as it is, an absolute one with the scheme file.
 
-    >>> encode_uri("a b/c.json"), encode_uri("/a b"), encode_uri("C:/a b")
-    ('a%20b/c.json', 'file:///a%20b', 'file:///C:/a%20b')
+    >>> encode_uri("a b/c.json"), encode_uri("/a b"), encode_uri("C:/a b"), encode_uri("s3://bucket/a b")
+    ('a%20b/c.json', 'file:///a%20b', 'file:///C:/a%20b', 's3://bucket/a%20b')
     """
+    if is_remote_address(path):
+        scheme, _, rest = path.partition("://")
+        return f"{scheme}://{_encode(rest)}"
     encoded = _encode(path)
     if path.startswith("/"):
         return "file://" + encoded
@@ -71,13 +75,16 @@ def path_of(target: str, file: str | None) -> str:
     """Return the path of a file of the target, or of the target itself, with forward slashes.
 
     It is relative to the repository that GitHub Actions has checked out, elsewhere to the working folder, and
-    absolute for what lies outside. On the Hub it is the path below the Hub: ``org/name@revision/config.json``.
+    absolute for what lies outside. On the Hub it is the path below the Hub: ``org/name@revision/config.json``; in an object store
+    it is the address: ``s3://bucket/folder/config.json``.
     """
     target = select_side(target, file)
     if target.startswith(HUB):
         # normpath below the root: a file named ../../x stays on the Hub
         path = posixpath.normpath("/" + posixpath.join(target.removeprefix(HUB), (file or "").lstrip("/")))
         return path.lstrip("/") or "."
+    if is_remote_address(target):
+        return target.rstrip("/") + posixpath.normpath("/" + (file or "")).rstrip("/")
     whole = os.path.abspath(expand_home(target))
     folder = os.path.dirname(whole) if os.path.isfile(whole) else whole
     place = PurePath(os.path.abspath(os.path.join(folder, file)) if file else whole)

@@ -128,7 +128,7 @@ def _location(target: str, file: str | None, key: str | None = None, line: int |
         artifact: dict[str, Any] = {"uri": path_on_hub(target, file), "uriBaseId": WEB, "description": {"text": text}}
     else:
         artifact = {"uri": encode_uri(path_of(target, file))}
-        if not artifact["uri"].startswith("file:"):
+        if "://" not in artifact["uri"]:
             artifact["uriBaseId"] = ROOT
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact}}
     if line:

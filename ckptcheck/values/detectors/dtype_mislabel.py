@@ -43,7 +43,7 @@ def find_mislabelled(ckpt: Checkpoint) -> Iterator[TensorStats]:
     It reads 1 KiB of each matrix, and two more places if that one is suspicious. Yields nothing on the Hub. Raises OSError if
     reading fails.
     """
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         return
     groups: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():
@@ -89,7 +89,7 @@ def is_byte_swapped(ckpt: Checkpoint, name: str) -> bool:
     import numpy as np
 
     dtype, nbytes = ckpt.tensors[name].dtype, ckpt.tensors[name].nbytes
-    if dtype not in OTHER_DTYPE or nbytes < 4 * SAMPLE_BYTES or ckpt.source.local is None:
+    if dtype not in OTHER_DTYPE or nbytes < 4 * SAMPLE_BYTES or not ckpt.can_sample:
         return False
     for quarter in (1, 2, 3):
         patterns = np.frombuffer(

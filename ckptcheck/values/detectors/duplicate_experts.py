@@ -72,7 +72,7 @@ def iter_repeated_numbered_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts
                 experts_by_stats.setdefault(fingerprint, []).append((expert, [stats.name for _, stats in judged_parts]))
         copies: Copies = {}
         for experts in experts_by_stats.values():
-            if len(experts) > 1 and (ckpt.source.local is not None or len(experts) <= MAX_REMOTE_EXPERTS):
+            if len(experts) > 1 and (ckpt.can_sample or len(experts) <= MAX_REMOTE_EXPERTS):
                 for (expert, _), (twin, _) in iter_repeats(
                     experts,
                     lambda unit: read_tensor_bytes(ckpt, unit[1][0], 0, PREFIX_BYTES),
@@ -90,7 +90,7 @@ def _are_equal_experts(ckpt: Checkpoint, names: list[str], others: list[str]) ->
 
 def iter_repeated_stacked_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts]:
     """Yield the tensors with all experts of a layer in which some repeat; none on the Hub. Raises OSError if reading fails."""
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         return
     for name in iter_stacked_experts(ckpt):
         stats = ckpt.values.tensors.get(name)
@@ -115,7 +115,7 @@ def iter_routers(ckpt: Checkpoint) -> Iterator[str]:
 
 def iter_repeated_router_rows(ckpt: Checkpoint) -> Iterator[RepeatedExperts]:
     """Yield the routers in which two experts have the same row; none on the Hub. Raises OSError if reading fails."""
-    for name in iter_routers(ckpt) if ckpt.source.local is not None else ():
+    for name in iter_routers(ckpt) if ckpt.can_sample else ():
         if copies := find_equal_slices(ckpt, name):
             yield RepeatedExperts(_layer_of(ckpt, name), name, copies)
 

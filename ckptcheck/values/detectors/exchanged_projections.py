@@ -118,7 +118,7 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     of the output projection again; so it judges nothing on the Hub. Raises Skip if a file shrank since its values were read,
     OSError if reading fails.
     """
-    if ckpt.source.local is None:
+    if not ckpt.can_sample:
         return []
     kinds: dict[tuple[str, str, str], list[Block]] = {}
     for stack in ckpt.layout.stacks.values():

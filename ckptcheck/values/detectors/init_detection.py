@@ -157,7 +157,7 @@ def looks_untrained(ckpt: Checkpoint) -> bool:
     matrices = [
         stats for name, stats in ckpt.values.tensors.items() if name in ckpt.tensor_to_file and _can_judge(ckpt, stats)
     ]
-    sampled = matrices[:: max(1, -(-len(matrices) // SAMPLED_MATRICES))] if ckpt.source.local is not None else []
+    sampled = matrices[:: max(1, -(-len(matrices) // SAMPLED_MATRICES))] if ckpt.can_sample else []
     with np.errstate(all="ignore"):
         at_init = sum(_is_suspect(ckpt, stats) and _test_for_init(ckpt, stats) is not None for stats in sampled)
     return 2 * at_init >= len(sampled)

@@ -201,13 +201,7 @@ def _read_norm_weights(ckpt: Checkpoint) -> list[tuple[TensorStats, NDArray[Any]
 
     norms: list[tuple[TensorStats, NDArray[Any]]] = []
     for name, stats in tensors.items():
-        if (
-            ckpt.source.local is None
-            or name not in ckpt.tensor_to_file
-            or not is_norm(stats)
-            or stats.constant
-            or stats.zero
-        ):
+        if not ckpt.can_sample or name not in ckpt.tensor_to_file or not is_norm(stats) or stats.constant or stats.zero:
             continue
         width = FORMATS[stats.dtype].bits // 8
         raw = read_tensor_bytes(ckpt, name, 0, stats.shape[0] * width)

@@ -31,7 +31,7 @@ def has_zero_stretch(ckpt: Checkpoint, name: str, weight: str, part: ModuleTenso
     if part.dtype == "U8" and not part.role.startswith("weight_scale"):
         # Codes of bitsandbytes, in which 0 is an ordinary code.
         return False
-    if ckpt.source.local is None or number < MIN_ELEMENTS or weight not in ckpt.tensor_to_file:
+    if not ckpt.can_sample or number < MIN_ELEMENTS or weight not in ckpt.tensor_to_file:
         return False
     begin, end = _longest_zero_stretch(ckpt, name, max(1, FORMATS[part.dtype].bits // 8))
     size = ckpt.tensors[name].nbytes

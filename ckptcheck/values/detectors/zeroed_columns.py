@@ -33,7 +33,7 @@ def find_zero_columns(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
     """
     zero_columns: dict[str, tuple[int, int]] = {}
     for name, stats in ckpt.values.tensors.items():
-        if ckpt.source.local is None or name not in ckpt.tensor_to_file or not _can_judge(stats):
+        if not ckpt.can_sample or name not in ckpt.tensor_to_file or not _can_judge(stats):
             continue
         lines, columns = prod(stats.shape[:-1]), stats.shape[-1]
         parts = _find_zero_parts(ckpt, stats, lines // 2, 1)

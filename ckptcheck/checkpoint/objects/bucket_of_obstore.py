@@ -1,0 +1,175 @@
+"""Lists and reads the objects of a bucket with obstore; bucket_of_msc.py does it with multi-storage-client.
+
+obstore takes credentials and endpoints from the environment, each store by its own names: ``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, …. It repeats requests that a server
+refuses for now (429, 5xx) or does not answer; what it does not repeat, an answer that breaks off, is repeated here.
+
+Each read is one request with ``If-Match``. obstore's `get_ranges` takes no conditions, and would mix two versions of an object
+that is replaced between two of its requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.util import find_spec
+from time import sleep
+from typing import Any
+
+from ckptcheck.checkpoint.objects.address import ObjectAddress
+from ckptcheck.checkpoint.objects.bucket import Listing, StoredObject
+from ckptcheck.checkpoint.objects.failures import RequestFailure, explain_failure
+from ckptcheck.errors import CkptcheckError
+
+REQUEST_SECONDS = 60.0
+"""Seconds for one request and its whole answer, of `PIECE` bytes at most."""
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 180.0
+"""Seconds for a request and all that repeat it."""
+RETRIES = 8
+"""How often a request is repeated that the server refuses for now; the waits grow to some 25 seconds."""
+FIRST_WAIT = 0.1
+"""Seconds before the first repetition; each further wait is twice as long, with a random part."""
+BROKEN_READS = 3
+"""How often an answer that broke off is asked for again."""
+MAX_OBJECTS = 200_000
+"""Most objects of one folder that are listed."""
+
+
+class ObstoreBucket:
+    """A bucket of S3, Google Cloud Storage or Azure."""
+
+    def __init__(self, address: ObjectAddress) -> None:
+        if find_spec("obstore") is None:
+            raise CkptcheckError(
+                f"{address.scheme}:// is read with the package obstore, which is not installed",
+                hint="pip install 'ckptcheck[cloud]'",
+            )
+        from obstore.store import from_url
+
+        self._root = address.root
+        settings: dict[str, Any] = {
+            "client_options": {
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                **({"allow_http": True} if _has_plain_endpoint() else {}),
+            },
+            "retry_config": {
+                "max_retries": RETRIES,
+                "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=FIRST_WAIT),
+                    "max_backoff": timedelta(seconds=30),
+                    "base": 2,
+                },
+            },
+        }
+        if address.scheme in ("s3", "s3a") and (provider := _find_profile_credentials()) is not None:
+            settings["credential_provider"] = provider
+        try:
+            self._store = from_url(self._root, **settings)
+        except Exception as error:  # obstore has an error for each store, and ValueError for an address
+            failure = explain_failure(error, self._root)
+            raise CkptcheckError(failure.text, failure.hint) from error
+
+    def list_folder(self, folder: str) -> Listing:
+        """List what lies directly in a folder; "" for the bucket itself. Raises RequestFailure."""
+        import obstore
+
+        try:
+            answer = obstore.list_with_delimiter(self._store, folder or None)
+        except Exception as error:
+            raise explain_failure(error, self._root, is_listing=True) from error
+        objects = [
+            StoredObject(one["path"], one["size"], one["e_tag"] or "")
+            for one in answer["objects"]
+            if one["path"] != folder  # the empty object by which some tools make a folder
+        ]
+        if len(objects) > MAX_OBJECTS:
+            raise RequestFailure(errno.EFBIG, f"{self._root}/{folder} holds more than {MAX_OBJECTS:,} objects")
+        return Listing(tuple(objects), tuple(path.rpartition("/")[2] for path in answer["common_prefixes"]))
+
+    def find(self, key: str) -> StoredObject | None:
+        """Describe one object, None where there is none. Raises RequestFailure."""
+        import obstore
+
+        try:
+            found = obstore.head(self._store, key)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise explain_failure(error, self._root) from error
+        return StoredObject(key, found["size"], found["e_tag"] or "")
+
+    def read(self, stored: StoredObject, start: int, length: int) -> bytes:
+        """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
+        end = min(start + length, stored.size)
+        if start >= end:
+            return b""
+        for wait in _waits(BROKEN_READS):
+            try:
+                return self._read_once(stored, start, end)
+            except RequestFailure as failure:
+                if not failure.is_passing:
+                    raise
+                sleep(wait)
+        return self._read_once(stored, start, end)
+
+    def _read_once(self, stored: StoredObject, start: int, end: int) -> bytes:
+        import obstore
+
+        options: dict[str, Any] = {"range": (start, end)}
+        if stored.etag:
+            options["if_match"] = stored.etag
+        try:
+            answer = obstore.get(self._store, stored.key, options=options)
+            meta = answer.meta
+            content: bytes = answer.bytes().to_bytes()
+        except Exception as error:
+            raise explain_failure(error, self._root) from error
+        # some servers and proxies in between ignore the condition
+        if meta["size"] != stored.size or (stored.etag and meta["e_tag"] not in (None, stored.etag)):
+            raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
+        if len(content) != end - start:
+            raise RequestFailure(errno.EIO, f"{self._root} broke off its answer", is_passing=True)
+        return content
+
+
+def _waits(number: int) -> Iterator[float]:
+    """Yield seconds to wait, each time about twice as long."""
+    for power in range(number):
+        yield FIRST_WAIT * 2**power * random.uniform(0.5, 1.5)
+
+
+def _has_plain_endpoint() -> bool:
+    """Whether the user has named an endpoint without TLS: a server of their own."""
+    endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    allowed = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
+    return any(os.environ.get(name, "").lower().startswith("http://") for name in endpoints) or any(
+        os.environ.get(name, "").lower() in ("1", "true") for name in allowed
+    )
+
+
+def _find_profile_credentials() -> Any:
+    """Return what provides the credentials of the AWS profile (``~/.aws``), by boto3 where it is installed; else None.
+
+    The environment takes precedence, and obstore reads that itself.
+    """
+    named = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+             "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
+    if any(os.environ.get(name) for name in named) or find_spec("boto3") is None:
+        return None
+    folder = os.path.expanduser("~/.aws")
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", f"{folder}/credentials"),
+             os.environ.get("AWS_CONFIG_FILE", f"{folder}/config"))  # fmt: skip
+    if not any(map(os.path.isfile, files)):
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        return Boto3CredentialProvider()
+    except Exception:  # a profile without credentials: obstore asks the machine's role
+        return None

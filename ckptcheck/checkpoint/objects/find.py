@@ -1,0 +1,66 @@
+"""Finds checkpoints in the folders of an object store: below one, or those that a pattern matches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from ckptcheck.checkpoint.megatron.folders import ITERATION, are_megatron_names
+from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
+from ckptcheck.checkpoint.objects.folder import ObjectTree
+from ckptcheck.text.formatting import natural_sort_key
+
+TENSORS = (".safetensors", ".safetensors.index.json")
+"""How the names of files end that show a Hugging Face checkpoint."""
+
+
+def find_object_checkpoints(target: str, most: int | None = None) -> Iterator[str]:
+    """Yield the addresses of the checkpoints in a folder of a bucket and below it, without the inside of Megatron runs.
+
+    most: folders to look into; None: all. Raises CkptcheckError, EvidenceError.
+    """
+    tree = ObjectTree(target, parse_object_address(target))
+    waiting, searched = deque([""]), 0
+    while waiting and (most is None or searched < most):
+        folder, searched = waiting.popleft(), searched + 1
+        names, folders = tree.list_names(folder), tree.list_subfolders(folder)
+        is_model = any(name.endswith(TENSORS) for name in names)
+        if is_model or (are_megatron_names([*names, *folders]) and not _holds_converted(tree, folder, folders)):
+            yield join_folder(target, folder)
+        if is_model or not are_megatron_names([*names, *folders]) or _holds_converted(tree, folder, folders):
+            visible = sorted((name for name in folders if not name.startswith(".")), key=natural_sort_key)
+            waiting.extend(f"{folder}/{name}" if folder else name for name in visible)
+
+
+def _holds_converted(tree: ObjectTree, folder: str, folders: list[str]) -> bool:
+    """Whether iterations in a run's folder were converted to Hugging Face's format: they are checkpoints of their own."""
+    inside = f"{folder}/" if folder else ""
+    return any(
+        name.endswith(".safetensors")
+        for iteration in folders
+        if ITERATION.fullmatch(iteration)
+        for name in tree.list_names(inside + iteration)
+    )
+
+
+def match_folders(pattern: str) -> Iterator[str]:
+    """Yield the folders that a pattern with ``*`` and ``?`` matches, level by level. Raises CkptcheckError, EvidenceError."""
+    address = parse_object_address(pattern)
+    found = [""]
+    tree = ObjectTree(pattern, ObjectAddress(address.scheme, address.bucket, ""))
+    for word in address.key.split("/"):
+        if "*" in word or "?" in word:
+            deeper = [(at, name) for at in found for name in tree.list_subfolders(at) if fnmatchcase(name, word)]
+        else:
+            deeper = [(at, word) for at in found]
+        found = [f"{at}/{name}" if at else name for at, name in deeper]
+    for folder in found:
+        here = tree.list_folder(folder)
+        if here.objects or here.folders:
+            yield f"{address.root}/{folder}"
+
+
+def join_folder(target: str, folder: str) -> str:
+    """Return the address of a folder below a target."""
+    return target.rstrip("/") + (f"/{folder}" if folder else "")

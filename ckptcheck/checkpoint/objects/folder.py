@@ -1,0 +1,162 @@
+"""The files of a checkpoint in an object store: a `Source`, and the tree of folders that a Megatron run is."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
+from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, StoredObject
+from ckptcheck.checkpoint.objects.failures import RequestFailure
+from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
+from ckptcheck.errors import CkptcheckError, EvidenceError
+
+PIECE = 1 << 23
+"""Bytes of one request: enough that the answer takes longer than the way to the store, few enough to repeat."""
+PARALLEL_PIECES = 16
+"""Requests at a time for one long read."""
+
+
+def open_bucket(address: ObjectAddress) -> Bucket:
+    """Open the bucket of an address. Raises CkptcheckError where a package or a setting is missing."""
+    if address.scheme == "msc":
+        from ckptcheck.checkpoint.objects.bucket_of_msc import MscBucket
+
+        return MscBucket(address)
+    from ckptcheck.checkpoint.objects.bucket_of_obstore import ObstoreBucket
+
+    return ObstoreBucket(address)
+
+
+class ObjectFolder:
+    """Some objects of a bucket, by their names below an address; a `Source`. Each is read as it was when it was listed.
+
+    `read` raises FileNotFoundError, PermissionError, OSError. It can be sent to another process, which opens the bucket anew.
+    """
+
+    local = None
+    allows_sampling = True
+
+    def __init__(self, target: str, address: ObjectAddress, objects: Iterable[tuple[str, StoredObject]]) -> None:
+        """Describe the objects.
+
+        Args:
+            target: what the user named.
+            address: where it is.
+            objects: the name of each file below the target, and the object.
+        """
+        self.target = target
+        self._address = address
+        self._objects = dict(sorted(objects))
+        self.files = {name: File(name, one.size, version=one.etag) for name, one in self._objects.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_bucket", "_threads")}
+
+    @cached_property
+    def _bucket(self) -> Bucket:
+        return open_bucket(self._address)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(PARALLEL_PIECES, "ckptcheck-objects")
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Read up to `length` bytes from byte `start` on; long ranges in pieces, several at a time."""
+        stored = self._objects[name]
+        length = max(0, min(length, stored.size - start))
+        if length <= PIECE:
+            return self._bucket.read(stored, start, length)
+        ranges = [(at, min(PIECE, start + length - at)) for at in range(start, start + length, PIECE)]
+        return b"".join(self._threads.map(lambda part: self._bucket.read(stored, *part), ranges))
+
+
+class ObjectTree:
+    """The folders below an address: what `Megatron` needs to know of its run. Each folder is listed when it is asked for."""
+
+    local = None
+
+    def __init__(self, target: str, address: ObjectAddress) -> None:
+        self.target, self.address = target, address
+        self._bucket = open_bucket(address)
+        self._listings: dict[str, Listing] = {}
+
+    def list_folder(self, folder: str) -> Listing:
+        """Return what lies directly in a folder below the target. Raises CkptcheckError, EvidenceError."""
+        if folder not in self._listings:
+            try:
+                self._listings[folder] = self._bucket.list_folder(self._key(folder))
+            except RequestFailure as failure:
+                raise explain_target(failure) from failure
+        return self._listings[folder]
+
+    def find_file(self) -> StoredObject | None:
+        """Describe the object that the target names itself, None where it names none. Raises CkptcheckError, EvidenceError."""
+        try:
+            return self._bucket.find(self.address.key) if self.address.key else None
+        except RequestFailure as failure:
+            raise explain_target(failure) from failure
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names of the files directly in a folder."""
+        return [one.key.rpartition("/")[2] for one in self.list_folder(folder).objects]
+
+    def list_subfolders(self, folder: str) -> list[str]:
+        """Return the names of the folders directly in a folder."""
+        return list(self.list_folder(folder).folders)
+
+    def list_outside_links(self, folder: str) -> dict[str, str]:
+        """Return {}: an object store has no links."""
+        return {}
+
+    def has_file(self, name: str) -> bool:
+        """Whether there is such a file, by its path below the target."""
+        folder, _, last = name.rpartition("/")
+        parent, _, inner = folder.rpartition("/")
+        return (not folder or inner in self.list_subfolders(parent)) and last in self.list_names(folder)
+
+    def read_start(self, name: str, most: int) -> bytes:
+        """Return the first bytes of a file. Raises OSError."""
+        folder = name.rpartition("/")[0]
+        key = self._key(name)
+        stored = next((one for one in self.list_folder(folder).objects if one.key == key), None)
+        if stored is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not in the bucket")
+        return self._bucket.read(stored, 0, most)
+
+    def open_folders(self, folders: Iterable[str]) -> ObjectFolder:
+        """Return the files directly in these folders, by their paths below the target."""
+        objects = []
+        for folder in folders:
+            inside = f"{folder}/" if folder else ""
+            objects += [(inside + one.key.rpartition("/")[2], one) for one in self.list_folder(folder).objects]
+        return ObjectFolder(self.target, self.address, objects)
+
+    def open_checkpoint(self) -> ObjectFolder:
+        """Return the files of a Hugging Face checkpoint: those at the top, and its chat templates."""
+        inner = [CHAT_TEMPLATES] if CHAT_TEMPLATES in self.list_subfolders("") else []
+        folder = self.open_folders(["", *inner])
+        kept = [(name, folder._objects[name]) for name in folder.files if is_checkpoint_file(name)]
+        return ObjectFolder(self.target, self.address, kept)
+
+    def _key(self, name: str) -> str:
+        return "/".join(filter(None, (self.address.key, name)))
+
+
+def read_object(target: str, most: int) -> bytes:
+    """Return the content of one object, of `most` bytes at most. Raises OSError, and CkptcheckError where a setting is missing."""
+    tree = ObjectTree(target, parse_object_address(target))
+    if (stored := tree.find_file()) is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such object")
+    if stored.size > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
+    return ObjectFolder(target, tree.address, [("", stored)]).read("", 0, stored.size)
+
+
+def explain_target(failure: RequestFailure) -> CkptcheckError:
+    """Return the error of a target that cannot be opened: EvidenceError where the store is to blame, and not the user."""
+    kind = EvidenceError if failure.errno == errno.EIO else CkptcheckError
+    return kind(failure.text, failure.hint)

@@ -1,0 +1,229 @@
+"""Checkpoints in object stores: real HTTP over the loopback interface, through the real obstore."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptcheck
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.objects import bucket_of_obstore as bucket
+from ckptcheck.checkpoint.objects.address import parse_object_address
+from ckptcheck.checkpoint.objects.folder import PIECE, ObjectTree
+from ckptcheck.checkpoint.open import open_target
+from ckptcheck.checkpoint.targets import resolve_targets
+from ckptcheck.errors import CkptcheckError, EvidenceError
+from tests.doubles.object_server import Kind, ObjectServer
+from tests.paths import FIXTURES
+
+TARGET = "s3://models/runs/step_1"
+LLAMA = FIXTURES / "checkpoints" / "tiny-llama"
+
+
+def form(report: ckptcheck.Report) -> dict[str, Any]:
+    """The report without the name of its target."""
+    return {key: value for key, value in report.to_dict().items() if key != "target"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("s3", "tiny-w4a16"), ("s3", "tiny-qwen3-moe"), ("gs", "tiny-llama"), ("az", "tiny-llama")]
+)
+def test_the_report_of_the_folder(store: ObjectServer, kind: Kind, name: str) -> None:
+    store.push("models", FIXTURES / "checkpoints" / name, "copy")
+    here = ckptcheck.scan(FIXTURES / "checkpoints" / name)
+    assert here.passed
+    assert form(ckptcheck.scan(f"{kind}://models/copy", values=True)) == form(here)
+
+
+def test_headers_only_by_default(store: ObjectServer) -> None:
+    report = ckptcheck.scan(TARGET)
+    assert report.verdict == "clean"
+    assert ("VAL001", "values in an object store are read only with --values") in report.skipped
+    assert max(store.count_reads().values()) == 1
+
+
+def test_every_read_is_conditional(store: ObjectServer) -> None:
+    ckptcheck.scan(TARGET, values=True)
+    assert store.reads
+    assert all(condition and asked for _, asked, condition in store.reads)
+
+
+def test_a_file_an_index_and_a_slash_at_the_end(store: ObjectServer) -> None:
+    store.push("models", FIXTURES / "checkpoints" / "tiny-llama-sharded", "sharded")
+    index = ckptcheck.scan("s3://models/sharded/model.safetensors.index.json")
+    assert index.counts == ckptcheck.scan("s3://models//sharded/").counts
+    assert index.counts["files"] > 1
+    assert ckptcheck.scan("s3://models/runs/step_1/model.safetensors").counts["files"] == 1
+    with pytest.raises(CkptcheckError, match="does not exist"):
+        ckptcheck.scan("s3://models/runs/step_1/other.safetensors")
+
+
+def test_a_file_address_is_a_path() -> None:
+    assert form(ckptcheck.scan(f"file://{LLAMA}")) == form(ckptcheck.scan(LLAMA))
+
+
+def test_manifest_verify_and_diff(store: ObjectServer, tmp_path: Path) -> None:
+    manifest = ckptcheck.manifest(TARGET, tmp_path / "manifest.json")
+    assert manifest.tensors == ckptcheck.manifest(LLAMA).tensors
+    assert ckptcheck.verify(TARGET, tmp_path / "manifest.json").verdict == "clean"
+    assert ckptcheck.diff(LLAMA, TARGET).verdict == "clean"
+    content = bytearray(store.buckets["models"]["runs/step_1/model.safetensors"])
+    content[-1] ^= 1
+    store.buckets["models"]["runs/step_1/model.safetensors"] = bytes(content)
+    assert [finding.code for finding in ckptcheck.verify(TARGET, tmp_path / "manifest.json").findings] == ["MAN001"]
+    assert [finding.code for finding in ckptcheck.diff(TARGET, LLAMA).findings] == ["CMP005"]
+
+
+def test_a_manifest_beside_the_objects(store: ObjectServer, tmp_path: Path) -> None:
+    ckptcheck.manifest(TARGET, tmp_path / "manifest.json")
+    store.buckets["models"]["runs/manifest.json"] = (tmp_path / "manifest.json").read_bytes()
+    assert ckptcheck.verify(TARGET, "s3://models/runs/manifest.json").verdict == "clean"
+    with pytest.raises(CkptcheckError, match=r"cannot read the manifest s3://models/runs/none\.json"):
+        ckptcheck.verify(TARGET, "s3://models/runs/none.json")
+
+
+@pytest.mark.parametrize("run", ["critic", "tp2-pp2", "legacy-tp2"])
+def test_a_megatron_run(store: ObjectServer, run: str) -> None:
+    folder = FIXTURES / "megatron" / run
+    store.push("models", folder, "megatron")
+    here = ckptcheck.scan(folder)
+    assert "values" in {rule.on for rule in here.rules if rule.code in here.passed}
+    assert form(ckptcheck.scan("s3://models/megatron", values=True)) == form(here)
+    assert ckptcheck.diff(folder, "s3://models/megatron").verdict == "clean"
+
+
+def test_a_fleet(store: ObjectServer) -> None:
+    store.page = 2  # every listing has several pages
+    for number in (2, 10):
+        store.push("models", LLAMA, f"runs/step_{number}")
+    fleet = [f"s3://models/runs/step_{number}" for number in (1, 2, 10)]
+    assert resolve_targets(["s3://models/runs/*/"], log=print) == fleet
+    assert resolve_targets(["s3://models/runs"], recursive=True, log=print) == fleet
+    assert [report.target for report in ckptcheck.scan_all("s3://models/r*/step_?")] == fleet[:2]
+    with pytest.raises(CkptcheckError, match="matches no folder"):
+        ckptcheck.scan_all("s3://models/runs/epoch_*")
+    with pytest.raises(CkptcheckError, match=r"holds 3 checkpoints: step_1, step_2, step_10"):
+        ckptcheck.scan("s3://models/runs")
+
+
+def test_a_job_that_names_one(store: ObjectServer, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f"vllm serve {TARGET}\n")
+    damaged = dict(store.buckets["models"])
+    assert ckptcheck.preflight(tmp_path / "job.sh").verdict == "clean"
+    damaged["runs/step_1/model.safetensors"] = damaged["runs/step_1/model.safetensors"][:-4]
+    store.buckets["models"] = damaged
+    found = [finding for finding in ckptcheck.preflight(tmp_path / "job.sh").findings if finding.code == "JOB017"]
+    assert f"ckptcheck scan {TARGET} --headers-only" in (found[0].hint or "")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_refusal_that_passes(store: ObjectServer, status: int) -> None:
+    store.fail("model.safetensors", status, times=2)
+    store.fail("list", status, times=1)
+    assert ckptcheck.scan(TARGET, values=True).verdict == "clean"
+
+
+@pytest.mark.parametrize("way", ["cut", "drop"])
+def test_an_answer_that_breaks_off_once(store: ObjectServer, way: Any) -> None:
+    store.fail("model.safetensors", way=way, times=1)
+    assert ckptcheck.scan(TARGET, values=True).verdict == "clean"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"status": 503}, "s3://models accepts no more requests for now (503)"),
+        ({"status": 500}, "s3://models is out of order (500)"),
+        ({"status": 403}, "s3://models does not let you read it (403)"),
+        ({"way": "cut"}, "s3://models cannot be reached, or broke off its answer"),
+        ({"way": "replace"}, "it was replaced while it was being read"),
+        ({"way": "other-etag"}, "it was replaced while it was being read"),
+    ],
+)
+def test_an_object_that_cannot_be_read_is_incomplete(store: ObjectServer, fault: Any, reason: str) -> None:
+    store.fail("model.safetensors", **fault)
+    report = ckptcheck.scan(TARGET, values=True)
+    assert report.verdict == "incomplete"
+    assert report.error == f"could not read model.safetensors: {reason}"
+    assert not report.passed
+
+
+def test_an_object_replaced_between_two_reads(store: ObjectServer) -> None:
+    """The header is of the old object; the values would be of the new one."""
+    run = open_target(TARGET)
+    assert isinstance(run, Checkpoint)
+    assert run.shards
+    store.buckets["models"]["runs/step_1/model.safetensors"] = bytes(len(run.shards["model.safetensors"].tensors))
+    with pytest.raises(OSError, match="it was replaced while it was being read"):
+        run.source.read("model.safetensors", 8, 8)
+
+
+def test_a_deadline_for_each_request(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(bucket, "RETRIES", 0)
+    store.fail("model.safetensors", way="slow")
+    report = ckptcheck.scan(TARGET)
+    assert report.error == "could not read model.safetensors: s3://models did not answer in time"
+
+
+def test_a_long_read_in_pieces(store: ObjectServer) -> None:
+    content = bytes(range(256)) * (PIECE // 100)
+    store.buckets["models"]["big/x.bin"] = content
+    source = ObjectTree("s3://models/big", parse_object_address("s3://models/big")).open_folders([""])
+    assert source.read("x.bin", 5, 1 << 40) == content[5:]
+    assert source.read("x.bin", len(content), 10) == b""
+    assert len(store.reads) == -(-(len(content) - 5) // PIECE)
+
+
+@pytest.mark.parametrize(
+    ("target", "message", "hint"),
+    [
+        ("s3://none/x", "there is no bucket s3://none", "check its name, its region and the endpoint"),
+        ("s3://models/nothing", "s3://models/nothing holds no object", "name the folder that holds the checkpoint"),
+        ("s3://", "s3:// names no bucket", "write it as s3://bucket/folder"),
+    ],
+)
+def test_what_is_not_there(store: ObjectServer, target: str, message: str, hint: str) -> None:
+    with pytest.raises(CkptcheckError) as caught:
+        open_target(target)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_a_bucket_without_rights(store: ObjectServer) -> None:
+    store.fail("list", 403)
+    with pytest.raises(CkptcheckError, match=r"s3://models does not let you read it \(403\)") as caught:
+        open_target(TARGET)
+    assert not isinstance(caught.value, EvidenceError)
+
+
+def test_a_server_that_cannot_be_reached(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(EvidenceError, match="s3://models cannot be reached"):
+        open_target(TARGET)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "find_spec", lambda name: None)
+    with pytest.raises(CkptcheckError) as caught:
+        open_target(TARGET)
+    assert caught.value.message == "s3:// is read with the package obstore, which is not installed"
+    assert caught.value.hint == "pip install 'ckptcheck[cloud]'"
+
+
+def test_without_credentials(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
+    monkeypatch.setattr(bucket, "RETRIES", 0)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # where the role of the machine is asked for
+    with pytest.raises(CkptcheckError, match="there are no credentials for s3://models"):
+        open_target(TARGET)
+
+
+def test_a_scan_of_a_folder_loads_no_store() -> None:
+    code = f"import sys, ckptcheck; ckptcheck.scan({str(LLAMA)!r}); print('obstore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
