@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.pictures import make_pictures
+from ckptcheck.linter.pictures import are_asked_for, make_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
@@ -98,6 +98,7 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
         use_mmap=request.use_mmap,
         device=request.device,
         read_remote=request.remote_values,
+        takes_samples=request.stats is not None or are_asked_for(),
         progress=progress,
     )
 

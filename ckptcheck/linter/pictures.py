@@ -248,13 +248,18 @@ def ask_for_pictures() -> Iterator[None]:
         _ARE_ASKED_FOR.reset(token)
 
 
+def are_asked_for() -> bool:
+    """Return whether reports that are made now have pictures."""
+    return _ARE_ASKED_FOR.get()
+
+
 def make_pictures(makers: Callable[[], Iterable[tuple[str, PictureMaker]]]) -> tuple[Picture, ...]:
     """Return the pictures, () where nobody asked for them. One that cannot be made is replaced by the reason.
 
     makers: returns (title, maker) of each picture, in the order of the page; the title stands above a reason. It is called only
     where pictures are asked for.
     """
-    if not _ARE_ASKED_FOR.get():
+    if not are_asked_for():
         return ()
     pictures: list[Picture] = []
     for title, maker in makers():

@@ -38,6 +38,8 @@ class ChunkStats(msgspec.Struct):
     """float64: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
     column_squares: bytes = b""
     """The same of the sampled columns."""
+    elements: bytes = b""
+    """What `sketch.take_sample` returns, if the piece asks for a sample."""
 
 
 def scan_chunk(raw: NDArray[np.uint8], dtype: str) -> ChunkStats:

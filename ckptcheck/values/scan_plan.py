@@ -10,6 +10,7 @@ from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.values.channel_sample import is_sampled
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.sketch import SKETCHED, choose_sample_size
 from ckptcheck.values.worker import Batch, Piece
 
 MAX_BATCH_BYTES = 1 << 27
@@ -35,15 +36,19 @@ class ScanPlan:
     """Bytes of all tensors."""
 
 
-def plan_scan(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> ScanPlan:
+def plan_scan(
+    source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int, *, takes_samples: bool = False
+) -> ScanPlan:
     """Cut shards into batches of about `most` bytes at most.
 
     rows: matrix → bytes of a row, for the matrices whose rows get statistics of their own.
+    takes_samples: take a sample of every tensor of numbers, for sketches.
     """
     whole = {name: shard for name, shard in shards.items() if shard.readable and _lies_in_file(shard)}
     identities = {name: file_identity(source, name) for name in whole}
     nbytes = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
-    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most)), rows, identities, nbytes)
+    sample = choose_sample_size(sum(len(shard.tensors) for shard in whole.values())) if takes_samples else 0
+    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most, sample)), rows, identities, nbytes)
 
 
 def _lies_in_file(shard: Shard) -> bool:
@@ -57,8 +62,13 @@ def _lies_in_file(shard: Shard) -> bool:
     )
 
 
-def _cut_batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int) -> Iterator[Batch]:
-    """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows."""
+def _cut_batches(
+    source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int, sample: int
+) -> Iterator[Batch]:
+    """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows.
+
+    sample: elements of each tensor that are sampled; each piece has its share of them.
+    """
     number = 0
     for shard in shards.values():
         path = source.files[shard.name].path or shard.name
@@ -71,10 +81,14 @@ def _cut_batches(source: Source, shards: Mapping[str, Shard], rows: Mapping[str,
             unit = row or (sampled[1] * width if sampled else width)
             begin, end = tensor.data_offsets
             start = begin
+            size = sample if tensor.dtype in SKETCHED else 0
             while start < end:
                 nbytes = min(end - start, room // unit * unit or unit)
                 offset = (start - begin) // width
-                pieces.append(Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled))
+                share = -(-size * nbytes // (end - begin))
+                pieces.append(
+                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled, share)
+                )
                 start += nbytes
                 room -= nbytes
                 if room < 8 or len(pieces) == MAX_PIECES:

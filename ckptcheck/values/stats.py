@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptcheck.values.dtypes import decode_magnitude
+from ckptcheck.values.sketch import Sketch, sketch_samples
 
 if TYPE_CHECKING:
     from ckptcheck.values.channel_sample import ChannelSample
@@ -58,10 +60,17 @@ class ValueStats:
     """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
     samples: dict[str, ChannelSample] = field(default_factory=dict)
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
+    element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """Tensor of numbers → dtype and patterns of a sample of its elements; {} where the pass takes none."""
     shrunk: dict[str, str] = field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)
     """Shard → why it could not be read to the end."""
+
+    @cached_property
+    def sketches(self) -> dict[str, Sketch]:
+        """Tensor → what its sample says of its values."""
+        return sketch_samples(self.element_samples)
 
 
 @dataclass
@@ -81,6 +90,8 @@ class StatsAccumulator:
     """First element of a piece → the fingerprints of its rows."""
     squares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """First element of a piece → its sums of squares of the sampled rows and columns."""
+    elements: dict[int, bytes] = field(default_factory=dict)
+    """First element of a piece → its sample."""
 
     def add(self, chunk: ChunkStats, offset: int) -> None:
         """Add the statistics of a piece that begins `offset` elements into the tensor."""
@@ -93,6 +104,8 @@ class StatsAccumulator:
             self.row_fingerprints[offset] = chunk.row_fingerprints
         if chunk.row_squares:
             self.squares[offset] = chunk.row_squares, chunk.column_squares
+        if chunk.elements:
+            self.elements[offset] = chunk.elements
         for name in ("first_nan", "first_inf"):
             position, known = getattr(chunk, name), getattr(self, name)
             if position >= 0 and (known < 0 or position + offset < known):
@@ -130,6 +143,10 @@ class StatsAccumulator:
         from ckptcheck.values.channel_sample import join_sums
 
         return join_sums([self.squares[offset] for offset in sorted(self.squares)], shape)
+
+    def join_elements(self) -> bytes:
+        """Return the sample of the whole tensor, in order."""
+        return b"".join(self.elements[offset] for offset in sorted(self.elements))
 
 
 def merge_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

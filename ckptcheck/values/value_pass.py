@@ -97,6 +97,8 @@ def run_value_pass(
         if name in plan.rows:
             values.row_max[name] = accumulator.join_row_max()
             values.row_fingerprints[name] = accumulator.join_row_fingerprints()
+        if accumulator.elements:
+            values.element_samples[name] = tensor.dtype, accumulator.join_elements()
     return values
 
 
@@ -189,6 +191,7 @@ class ValuePass:
         use_mmap: bool = True,
         device: str = "cpu",
         read_remote: bool = True,
+        takes_samples: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Choose how to read.
@@ -198,6 +201,7 @@ class ValuePass:
             use_mmap: map large local files into memory, in worker processes; False to read them in threads.
             device: where to scan, as torch names it.
             read_remote: read the values of checkpoints on the Hub too.
+            takes_samples: take a sample of every tensor on the way, for `ValueStats.sketches`.
             progress: called with the bytes scanned so far and the bytes in all.
 
         Raises CkptcheckError if torch has no such device.
@@ -205,6 +209,7 @@ class ValuePass:
         self._jobs = jobs or os.cpu_count() or 1
         self._use_mmap = use_mmap
         self._read_remote = read_remote
+        self._takes_samples = takes_samples
         self._progress = progress
         self._device_scanner = DeviceScanner(device) if device != "cpu" else None
         self._pool: WorkerPool | None = None
@@ -262,7 +267,7 @@ class ValuePass:
         if self._is_mapped(ckpt):
             share = _count_tensor_bytes(ckpt) // (BATCHES_PER_WORKER * self._jobs)
             most = min(MAX_BATCH_BYTES, max(READ_BYTES, share))
-        return plan_scan(ckpt.source, ckpt.shards, _row_sizes(ckpt), most)
+        return plan_scan(ckpt.source, ckpt.shards, _row_sizes(ckpt), most, takes_samples=self._takes_samples)
 
 
 def _count_tensor_bytes(ckpt: Checkpoint) -> int:

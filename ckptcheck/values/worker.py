@@ -21,6 +21,7 @@ from ckptcheck.text.file_io import open_regular_file
 from ckptcheck.values.channel_sample import sum_squares
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
+from ckptcheck.values.sketch import take_sample
 
 LENGTH = struct.Struct("<I")
 """The head of every message: the number of bytes that follow."""
@@ -41,6 +42,8 @@ class Piece(msgspec.Struct, array_like=True):
     """Bytes of a row if every row gets statistics of its own; the piece is then a whole number of rows. Else 0."""
     sampled: tuple[int, int] | None = None
     """Rows and columns of the matrix if its channels are sampled; the piece is then a whole number of rows."""
+    elements: int = 0
+    """How many elements of the piece are sampled, for a sketch; 0 for none."""
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -62,7 +65,7 @@ ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 
 
 def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
-    """Scan the bytes of a piece, each of its rows if the piece asks for that, and a sample of its channels."""
+    """Scan the bytes of a piece, each of its rows if the piece asks for that, and samples of its channels and elements."""
     stats = scan(raw, piece.dtype)
     if piece.row:
         stats.row_max = max_row_patterns(raw, piece.dtype, piece.row)
@@ -70,6 +73,8 @@ def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> Chun
     if piece.sampled:
         sums = sum_squares(raw, piece.dtype, piece.offset // piece.sampled[1], piece.sampled)
         stats.row_squares, stats.column_squares = (part.tobytes() for part in sums)
+    if piece.elements:
+        stats.elements = take_sample(raw, piece.dtype, piece.elements)
     return stats
 
 

@@ -10,6 +10,7 @@ from ckptcheck.values.pictures.byte_map import draw_byte_map
 from ckptcheck.values.pictures.magnitudes import draw_magnitudes
 from ckptcheck.values.pictures.norm_curves import draw_norm_curves
 from ckptcheck.values.pictures.quantized_modules import draw_quantized_modules
+from ckptcheck.values.pictures.spreads import draw_spreads, draw_zeros
 from ckptcheck.values.pictures.vocabulary_rows import draw_vocabulary_rows
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def list_scan_pictures(ckpt: Checkpoint) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture. They use what the rules have read; only the norms read a sample again."""
+    """Return title and maker of each picture. They use what the value pass has read, and its samples."""
     makers = {
         "Values by layer": draw_magnitudes,
         "Norms over the layers": draw_norm_curves,
+        "Spread by layer": draw_spreads,
+        "Zeros and NaN by layer": draw_zeros,
         "Quantization: stored, and as consumers build it": draw_quantized_modules,
         "Rows of the vocabulary": draw_vocabulary_rows,
         "Bytes of the files": draw_byte_map,

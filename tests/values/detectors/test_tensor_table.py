@@ -10,6 +10,7 @@ import numpy as np
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.tensor_table import encode_records, tensor_records
+from ckptcheck.values.sketch import SHARES
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.value_cases import (
@@ -32,8 +33,12 @@ def test_stats_are_a_table(folder: Path, tmp_path: Path) -> None:
         "target": str(folder), "name": "lm_head.weight", "shard": "model-00001-of-00003.safetensors", "dtype": "F32",
         "shape": [32, 8], "absmax": head["absmax"], "nan": 0, "inf": 0, "first_nan": -1, "first_inf": -1, "zero": False,
         "constant": False, "row_mean_abs": head["row_mean_abs"], "row_max_abs": head["row_max_abs"], "row_std": head["row_std"],
+        "sampled": 256, "mean": head["mean"], "std": head["std"], "rms": head["rms"], "quantiles": head["quantiles"],
     }  # fmt: skip
     weight = load_file(folder / head["shard"])["lm_head.weight"]
+    sample = (weight.mean(), weight.std(), np.sqrt(np.square(weight).mean()))
+    assert np.allclose([head["mean"], head["std"], head["rms"]], sample, rtol=1e-4)
+    assert np.allclose(head["quantiles"], np.quantile(weight, SHARES), atol=0.01)
     assert np.allclose(head["row_mean_abs"], np.abs(weight).mean(1), rtol=1e-5)
     assert np.allclose(head["row_max_abs"], np.abs(weight).max(1), rtol=1e-5)
     assert np.allclose(head["row_std"], weight.std(1, ddof=1), rtol=1e-5)

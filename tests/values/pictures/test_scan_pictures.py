@@ -78,6 +78,27 @@ def test_a_layer_that_is_much_larger_is_named_in_the_curves(model: Path) -> None
     assert series["mlp.experts.*.up_proj"].values[0] == pytest.approx(1, rel=0.1)
 
 
+def test_spread_and_zeros_of_each_tensor(model: Path) -> None:
+    assert not [picture for picture in scan(model).pictures if picture.title.startswith("Zeros")]
+    pruned, broken = "model.layers.2.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"
+    change(model, pruned, lambda tensor: np.where(np.arange(32) % 4 == 0, 0, tensor))
+    change(model, broken, lambda tensor: np.where(np.arange(32) == 5, np.nan, tensor))
+    change(model, "model.layers.4.mlp.experts.0.up_proj.weight", np.zeros_like)
+    report = scan(model)
+    zeros = find(report, "Zeros")
+    assert isinstance(zeros, HeatMap)
+    cells = {cell.name: cell for cell in zeros.cells.values() if not cell.members}
+    assert {name: (cell.value, cell.state) for name, cell in cells.items()} == {
+        pruned: (0.25, "some zeros"), broken: (0.0, "NaN or Inf"),
+    }  # fmt: skip
+    assert [cell.members["0"].state for cell in zeros.cells.values() if cell.members] == ["zero"]
+    spread = find(report, "Spread")
+    assert isinstance(spread, HeatMap)
+    by_name = {cell.name: cell for cell in spread.cells.values() if not cell.members}
+    assert by_name["model.layers.1.mlp.up_proj.weight"].value == pytest.approx(1, rel=0.1)
+    assert by_name["model.layers.1.mlp.up_proj.weight"].note.startswith("mean ")
+
+
 def find_curves(model: Path) -> Curves:
     curves = find(scan(model), "Norms")
     assert isinstance(curves, Curves)
