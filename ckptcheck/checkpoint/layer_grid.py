@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.linter.evidence import remembered
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 OUTSIDE = "–"
 """The column of tensors that belong to no layer."""
@@ -34,6 +39,12 @@ class LayerGrid:
     places: dict[str, GridPlace]
     left_out: int = 0
     """Tensors that have no place, for there are too many rows or columns."""
+
+
+@remembered
+def place_tensors(ckpt: Checkpoint) -> LayerGrid:
+    """Place every tensor of a checkpoint."""
+    return build_layer_grid(ckpt.tensors)
 
 
 def build_layer_grid(names: Iterable[str]) -> LayerGrid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.layer_grid import LayerGrid, build_layer_grid
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 from ckptcheck.text.formatting import count
 
@@ -17,6 +17,7 @@ def draw_layer_map(
     *,
     value_label: str = "",
     member_label: str = "expert",
+    grid: LayerGrid | None = None,
 ) -> HeatMap | None:
     """Return the heat map; None for no cells.
 
@@ -27,15 +28,17 @@ def draw_layer_map(
         states: what the cells can be in.
         value_label: what their values are.
         member_label: what shares a place.
+        grid: where these tensors stand, and maybe others, where that is known already.
 
     """
-    grid = build_layer_grid(cells)
-    if not grid.places:
+    grid = grid or build_layer_grid(cells)
+    if not grid.places or not cells:
         return None
     drawn: dict[tuple[int, int], HeatCell] = {}
     members: dict[tuple[int, int], dict[str, HeatCell]] = {}
     for name, place in grid.places.items():
-        given = cells[name]
+        if (given := cells.get(name)) is None:
+            continue
         for label, cell in ({"": given} if isinstance(given, HeatCell) else given).items():
             member = f"{place.member}, {member_label} {label}" if place.member and label else place.member or label
             if member:

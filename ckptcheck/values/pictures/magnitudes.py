@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.layer_grid import place_tensors
 from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
@@ -31,6 +32,7 @@ def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
         {name: _draw_tensor(name, stats.get(name)) for name in ckpt.tensors},
         STATES,
         value_label="largest magnitude",
+        grid=place_tensors(ckpt),
     )
 
 

@@ -6,7 +6,7 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.layer_grid import OUTSIDE, build_layer_grid
+from ckptcheck.checkpoint.layer_grid import OUTSIDE, place_tensors
 from ckptcheck.linter.pictures import Curves, Mark, Series
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.detectors.matrix_samples import FLOATS
@@ -27,16 +27,18 @@ def draw_norm_curves(ckpt: Checkpoint, title: str) -> Curves | None:
     """
     if "values" not in vars(ckpt):
         raise Skip("values are not read")
-    names = [
-        name for name, stats in ckpt.values.tensors.items() if stats.dtype in FLOATS and name in ckpt.tensor_to_file
-    ]
-    grid = build_layer_grid(name for name in names if name.endswith("weight") or ".experts." in name)
+    names = {
+        name
+        for name, stats in ckpt.values.tensors.items()
+        if stats.dtype in FLOATS and (name.endswith("weight") or ".experts." in name)
+    }
+    grid = place_tensors(ckpt)
     first = 1 if grid.columns[:1] == (OUTSIDE,) else 0
     if len(grid.columns) - first < MIN_LAYERS:
         return None
     sketches = ckpt.values.sketches
     series = []
-    for row, layers in _group_names(grid, first).items():
+    for row, layers in _group_names(grid, names, first).items():
         columns = range(first, len(grid.columns))
         sizes = [[sketches[name].rms for name in layers.get(column, ()) if name in sketches] for column in columns]
         keys = tuple(layers[column][0] if len(layers.get(column, ())) == 1 else "" for column in columns)
@@ -55,11 +57,11 @@ def draw_norm_curves(ckpt: Checkpoint, title: str) -> Curves | None:
     )
 
 
-def _group_names(grid: LayerGrid, first: int) -> dict[int, dict[int, list[str]]]:
+def _group_names(grid: LayerGrid, names: set[str], first: int) -> dict[int, dict[int, list[str]]]:
     """Return row → column → tensors, for the kinds of weight that most layers have."""
     kinds: dict[int, dict[int, list[str]]] = {}
     for name, place in grid.places.items():
-        if place.column >= first:
+        if place.column >= first and name in names:
             kinds.setdefault(place.row, {}).setdefault(place.column, []).append(name)
     chosen = sorted((row for row in kinds if len(kinds[row]) >= MIN_LAYERS), key=lambda row: -len(kinds[row]))
     return {row: kinds[row] for row in sorted(chosen[:MOST_SERIES])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.layer_grid import place_tensors
 from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 
@@ -35,7 +36,7 @@ def draw_spreads(ckpt: Checkpoint, title: str) -> HeatMap | None:
         if name in sketches
     }
     caption = "The standard deviation of each tensor, as stored, from a sample of its elements."
-    return draw_layer_map(title, caption, cells, (), value_label="standard deviation")
+    return draw_layer_map(title, caption, cells, (), value_label="standard deviation", grid=place_tensors(ckpt))
 
 
 def _describe_quantiles(sketch: Sketch) -> str:

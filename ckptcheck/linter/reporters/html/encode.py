@@ -166,24 +166,24 @@ def _encode_cells(
     if notes := {at: cell.note for at, cell in enumerate(cells) if cell is not None and cell.note}:
         form["notes"] = notes
     codes = [names.encode(cell.name) if cell is not None and cell.name else None for cell in cells]
+    numbers = [*map(_number, labels)]
     if any(codes):
-        form["n"] = _join_codes(codes, labels, outer)
+        form["n"] = _join_codes(codes, numbers, outer)
     if outer:
-        numbers = [_number(label) for label in labels]
         form["l"] = len(labels) if numbers == list(range(len(labels))) else list(labels)
     return form
 
 
 def _join_codes(
-    codes: Sequence[Code | None], labels: Sequence[str], outer: tuple[int | None, ...]
+    codes: Sequence[Code | None], numbers: Sequence[int | None], outer: tuple[int | None, ...]
 ) -> int | list[Code | None] | dict[int, Code]:
-    """Return the one template of all names where the labels are the numbers in them, else the code of every name.
+    """Return the one template of all names where `numbers`, those of the labels, stand in them; else the code of every name.
 
     Where few cells have a name, it is place → code.
     """
     known = {at: code for at, code in enumerate(codes) if code is not None}
     templates = {code[0] for code in known.values()}
-    is_regular = len(templates) == 1 and all(code[1:] == [*outer, _number(labels[at])] for at, code in known.items())
+    is_regular = len(templates) == 1 and all(code[1:] == [*outer, numbers[at]] for at, code in known.items())
     if is_regular:
         return templates.pop()
     return known if 2 * len(known) < len(codes) else list(codes)

@@ -17,6 +17,7 @@ class NameTable:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, ...], int] = {}
+        self._codes: dict[str, Code] = {}
 
     def encode(self, name: str) -> Code:
         """Return the template and the numbers of a name, whose control characters become visible.
@@ -25,9 +26,13 @@ class NameTable:
         >>> table.encode("layers.3.experts.17.up"), table.encode("layers.4.experts.0.up"), table.to_json()
         ([0, 3, 17], [0, 4, 0], [['layers.', '.experts.', '.up']])
         """
-        parts = NUMBER.split(printable(name))
-        template = tuple(parts[::2])
-        return [self._numbers.setdefault(template, len(self._numbers)), *map(int, parts[1::2])]
+        code = self._codes.get(name)  # several pictures show the same tensors
+        if code is None:
+            parts = NUMBER.split(printable(name))
+            template = tuple(parts[::2])
+            code = [self._numbers.setdefault(template, len(self._numbers)), *map(int, parts[1::2])]
+            self._codes[name] = code
+        return code
 
     def to_json(self) -> list[list[str]]:
         """Return the pieces of every template; numbers stand between them."""
