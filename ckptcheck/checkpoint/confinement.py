@@ -1,9 +1,9 @@
 """Reads what is dangerous to read in a forked child that can compute and answer, and nothing else.
 
-The child inherits the bytes in memory, so it needs no file. Before it reads them it gives up, for good: processor time, memory,
-new files, processes and sockets (limits of the system), and every system call that computing does not need (seccomp). A hang, a
-crash or memory without end is then the child's, and one sentence in the report. Limits bind root as well: what could raise them is
-among the calls that the filter refuses.
+The child inherits the bytes in memory, so it needs no file. Before it reads them it gives up, for good: every file and connection
+that its parent holds, processor time, memory, new files, processes and sockets (limits of the system), and every system call that
+computing does not need (seccomp). A hang, a crash or memory without end is then the child's, and one sentence in the report. Limits
+bind root as well: what could raise them is among the calls that the filter refuses.
 
 Where the system cannot fork (Windows) or forking is unsafe (macOS), `run_confined` returns None, and the caller reads by itself
 within its own budgets. Sources: seccomp(2), linux/filter.h, linux/seccomp.h, linux/audit.h; numbers of calls from the tables of
@@ -26,7 +26,11 @@ BUSY = 10
 """Seconds of the clock for each second of processor time, on a machine that runs other programs too."""
 MOST_ANSWER = 1 << 30
 """Bytes of an answer that are read."""
-PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+MOST_DESCRIPTORS = 1 << 20
+"""Open files and connections that the child closes: as many as a process may have on most systems."""
+NO_MEMORY, NOT_CONFINED = 2, 3
+"""Exit codes of a child that got no more memory, and of one that could not be confined."""
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001
 """What the filter returns: the call is made, or fails with EPERM."""
 _CALLS = {
@@ -54,18 +58,26 @@ def is_confined() -> bool:
     return _is_confined
 
 
+def can_confine() -> bool:
+    """Whether this process may fork a confined one."""
+    return sys.platform.startswith("linux") and not _is_confined
+
+
 def run_confined(function: Callable[[], bytes], *, seconds: int, memory: int) -> bytes | None:
-    """Return what a function returns that runs in a confined child; None where there is no child, or the function raised.
+    """Return what a function returns that runs in a confined child; None where there can be no such child.
 
     Args:
         function: reads what it holds in memory already, and returns bytes.
         seconds: limit of processor time.
         memory: limit of memory in bytes, beyond what this process has.
 
-    Raises Ended.
+    Raises Ended, also where the function raised.
     """
-    if not sys.platform.startswith("linux") or _is_confined:
+    if not can_confine():
         return None
+    import ctypes  # noqa: F401 - what the child needs: another thread may hold the lock of an import while it is forked
+    import resource  # noqa: F401
+
     read_end, write_end = os.pipe()
     try:
         try:
@@ -89,16 +101,19 @@ def run_confined(function: Callable[[], bytes], *, seconds: int, memory: int) ->
 def _run_child(function: Callable[[], bytes], out: int, seconds: int, memory: int) -> None:
     """Confine this process, run the function, write its answer, and end."""
     global _is_confined
-    code = 1
+    code = NOT_CONFINED
     try:
         _is_confined = True
+        os.closerange(0, out)
+        os.closerange(out + 1, MOST_DESCRIPTORS)
         confine_process(seconds, memory)
-        answer = memoryview(b"+" + function())
+        code = 1
+        answer = memoryview(function())
         while answer:
             answer = answer[os.write(out, answer) :]
         code = 0
     except MemoryError:
-        code = 2
+        code = NO_MEMORY
     finally:
         os._exit(code)
 
@@ -107,8 +122,10 @@ def _receive(child: int, stream: int, seconds: int) -> bytes | None:
     """Read the child's answer until it ends. Raises Ended."""
     parts: list[bytes] = []
     length, end = 0, time.monotonic() + seconds * BUSY
+    waiting = select.poll()  # a select takes no descriptor beyond 1,023
+    waiting.register(stream, select.POLLIN)
     try:
-        while select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+        while waiting.poll(max(0.0, end - time.monotonic()) * 1000):
             part = os.read(stream, 1 << 20)
             if not part or (length := length + len(part)) > MOST_ANSWER:
                 break
@@ -119,12 +136,14 @@ def _receive(child: int, stream: int, seconds: int) -> bytes | None:
         with suppress(ProcessLookupError):
             os.kill(child, 9)  # it has ended, or never would
         _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) and not parts:
-        raise Ended(_describe_signal(os.WTERMSIG(status), seconds))
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 2:
+    code = os.waitstatus_to_exitcode(status)
+    if code == NOT_CONFINED:
+        return None
+    if code == NO_MEMORY or length > MOST_ANSWER:
         raise Ended("it takes too much memory")
-    whole = b"".join(parts)
-    return whole[1:] if whole[:1] == b"+" and os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else None
+    if code:
+        raise Ended(_describe_signal(-code, seconds) if code < 0 else "its reader gave no answer")
+    return b"".join(parts)
 
 
 def _describe_signal(number: int, seconds: int) -> str:
@@ -141,6 +160,7 @@ def confine_process(seconds: int, memory: int) -> None:
     import resource
 
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, 9)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (mapped + memory, mapped + memory))
@@ -172,13 +192,13 @@ def filter_calls(libc: Any) -> bool:
 def describe_confinement() -> tuple[bool, str]:
     """Return whether pickles are read in a confined child here, and by what, for ``ckptcheck doctor``."""
     if not sys.platform.startswith("linux"):
-        return False, "tables of contents are read without a confined process: it needs Linux"
+        return False, "pickles are read without a confined process: it needs Linux"
     try:
         answer = run_confined(_try_to_open, seconds=5, memory=1 << 28)
     except Ended as ended:
         return False, f"no confined process could run: {ended}"
     if answer == b"EPERM":
-        return True, "tables of contents are read in a process without files and network (seccomp, limits)"
+        return True, "pickles are read in a process without files and network (seccomp, limits)"
     if answer is None:
         return False, "no confined process could be started"
     return (

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
+from ckptcheck.checkpoint.confined_pickle import unpickle_confined
+from ckptcheck.checkpoint.unpickle import UnreadablePickle
 
 Read = Callable[[int, int], bytes]
 """Reads (start, length) of the archive; returns fewer bytes where it ends."""
@@ -55,7 +56,7 @@ class Archive:
     ) -> tuple[Any, tuple[str, ...]]:
         """Return the object that data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
         try:
-            unpickled = unpickle(self.pickle, known, load_persistent)
+            unpickled = unpickle_confined(self.pickle, known, load_persistent)
         except UnreadablePickle as error:
             raise UnreadableArchive(f"its data.pkl cannot be read: {error}") from error
         return unpickled.value, unpickled.unexpected_globals
@@ -86,6 +87,8 @@ class _View(io.RawIOBase):
         if size > MAX_DIRECTORY:
             raise UnreadableArchive("its directory is absurdly long")
         raw = self._read(self._at, size)
+        if raw.count(b"PK\x01\x02") > MAX_RECORDS:  # each becomes an object of half a kilobyte
+            raise UnreadableArchive("its directory is absurdly long")
         self._at += len(raw)
         return raw
 

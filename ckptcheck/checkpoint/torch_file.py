@@ -15,13 +15,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.confined_pickle import unpickle_confined
 from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse_distributed_tensor
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
 from ckptcheck.checkpoint.pickled_storage import HEAD, PickledStorage, PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub, unpickle
+from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import open_regular_file
 
@@ -77,7 +78,7 @@ def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
 
 
 def _pickled(raw: bytes) -> Any:
-    unpickled = unpickle(raw, _KnownGlobals(len(raw)).stub_for)
+    unpickled = unpickle_confined(raw, _KnownGlobals(len(raw)).stub_for)
     _refuse(unpickled.unexpected_globals)
     empty = Archive({}, b"")
     return _convert(

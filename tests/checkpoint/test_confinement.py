@@ -30,7 +30,9 @@ def test_an_answer_comes_back_whole() -> None:
 
 
 def test_a_function_that_raises_has_no_answer() -> None:
-    assert run_confined(lambda: b"%d" % (1 // 0), seconds=5, memory=MEMORY) is None
+    """And its caller must not do by itself what failed there."""
+    with pytest.raises(Ended, match="its reader gave no answer"):
+        run_confined(lambda: b"%d" % (1 // 0), seconds=5, memory=MEMORY)
 
 
 def _hang() -> bytes:
@@ -81,15 +83,45 @@ REACHES: dict[str, Callable[[Path], bytes]] = {
     "become another program": lambda _: str(os.execv(sys.executable, ["x"])).encode(),
     "list a folder": lambda _: str(os.listdir("/")).encode(),
     "raise its limits": lambda _: _raise_limits(),
+    "write to a file that its parent holds": lambda _: str(os.write(_HELD[0], b"x")).encode(),
 }
+_HELD: list[int] = []
 
 
 @FILTERED
 @pytest.mark.parametrize("name", REACHES)
 def test_nothing_is_within_reach(name: str, tmp_path: Path) -> None:
     """Also for root."""
-    assert run_confined(lambda: REACHES[name](tmp_path), seconds=5, memory=MEMORY) is None
-    assert not list(tmp_path.iterdir())
+    own = tmp_path / "own"
+    with own.open("wb") as file:
+        _HELD[:] = [file.fileno()]
+        with pytest.raises(Ended, match="its reader gave no answer"):
+            run_confined(lambda: REACHES[name](tmp_path), seconds=5, memory=MEMORY)
+    assert own.read_bytes() == b""
+    assert list(tmp_path.iterdir()) == [own]
+
+
+def test_a_process_that_cannot_be_confined_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no /proc, say: the caller reads by itself, within its own budgets."""
+    monkeypatch.setattr(confinement, "confine_process", lambda *_: 1 // 0)
+    assert run_confined(lambda: b"x", seconds=5, memory=MEMORY) is None
+
+
+def test_a_descriptor_that_select_does_not_take_is_waited_for() -> None:
+    """A trainer that loads ckptcheck may hold thousands of connections."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1100:
+        pytest.skip("this machine gives no process 1,100 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1050)]
+    try:
+        assert run_confined(lambda: b"x", seconds=5, memory=MEMORY) == b"x"
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_table_is_read_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +149,4 @@ def test_a_table_that_hangs_its_reader_is_a_finding(monkeypatch: pytest.MonkeyPa
 def test_where_nothing_can_be_forked_the_caller_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement.sys, "platform", "darwin")
     assert run_confined(lambda: b"x", seconds=5, memory=MEMORY) is None
-    assert describe_confinement() == (False, "tables of contents are read without a confined process: it needs Linux")
+    assert describe_confinement() == (False, "pickles are read without a confined process: it needs Linux")

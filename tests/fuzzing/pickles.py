@@ -103,9 +103,9 @@ def random_pickle(dice: random.Random) -> bytes:
         last = b"j" + struct.pack("<I", dice.randrange(memo[0]))
         call = dice.choice(GLOBALS)
         uses = [b"}" + last + b"Ns", b"\x8f(" + last + b"\x90", call + last + b"R", call + b")\x81" + last + b"b"]
-        parts.append(dice.choice(uses) * dice.choice([1, 1, 1000, 10_000]))
+        parts.append(dice.choice(uses) * dice.choice([1] * 12 + [1000, 1000, 10_000]))
     parts += [random_value(dice, memo) for _ in range(dice.choice([1, 2, 5, 20]))]
-    if dice.random() < 0.1:
+    if dice.random() < 0.03:
         piece = dice.choice([*parts, *ODD, b"}", b"\x8f", b")\x85", b"\x85", b"("])
         parts.append(piece * min(dice.choice([100, 10_000, 900_000]), 900_000 // len(piece)))
     raw = b"\x80\x04](" + b"".join(parts) + b"e."

@@ -11,8 +11,10 @@ import os
 import random
 import shutil
 from contextlib import suppress
+from importlib import import_module
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -62,6 +64,87 @@ class _ChangedHandler(hub_server._Handler):
         super()._send(status, changed, body)
 
 
+REAL_CONNECTIONS = 100
+"""One input of so many goes over real connections, which take a tenth of a second."""
+
+
+class InMemoryHub(hub_server.HubServer):
+    """A Hub to which no connection leads: `InMemoryNetwork` hands it requests."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers.values():
+            server.server_close()
+        if self.bugs:
+            raise self.bugs[0]
+
+
+class InMemoryNetwork:
+    """The network under the HTTP client: what is written to a connection is answered by the Hub at once, without any wait."""
+
+    def __init__(self, hub: hub_server.HubServer, errors: Any) -> None:
+        self.hub, self.errors = hub, errors
+
+    def connect_tcp(self, host: str, port: int, *_: object, **__: object) -> InMemoryConnection:
+        """Return a connection to the Hub or its CDN. Raises ConnectError for any other address."""
+        name = {self.hub.host: "hub", self.hub.cdn_host: "cdn"}.get(f"{host}:{port}")
+        if name is None:
+            raise self.errors.ConnectError("nothing listens there")
+        return InMemoryConnection(self, name)
+
+
+class InMemoryConnection:
+    """A connection; also the socket that the server's handler sees."""
+
+    def __init__(self, network: InMemoryNetwork, name: str) -> None:
+        self.network, self.name = network, name
+        self.asked, self.answer, self.is_closed = b"", b"", False
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Keep a request; answer it once it is whole."""
+        self.asked += buffer
+        if self.asked.endswith(b"\r\n\r\n"):
+            connection = self
+
+            class Handler(_ChangedHandler):
+                def handle(self) -> None:
+                    self.handle_one_request()
+                    connection.is_closed |= self.close_connection
+
+            try:
+                Handler(self.network.hub, self.name, self, ("127.0.0.1", 1), None)
+            except OSError:
+                self.is_closed = True
+            except Exception as error:
+                self.network.hub.bugs.append(error)
+            self.asked = b""
+
+    def read(self, most: int, timeout: float | None = None) -> bytes:
+        """Return the next bytes of the answer; b"" where the server has closed. Raises ReadTimeout where nothing comes."""
+        part, self.answer = self.answer[:most], self.answer[most:]
+        if not part and not self.is_closed:
+            raise self.network.errors.ReadTimeout("nothing comes")
+        return part
+
+    def makefile(self, *_: object) -> BytesIO:
+        """Return what was asked, for the handler."""
+        return BytesIO(self.asked)
+
+    def sendall(self, raw: bytes) -> None:
+        """Take a part of the answer from the handler."""
+        self.answer += bytes(raw)
+
+    def close(self) -> None:
+        """Keep no more."""
+        self.is_closed = True
+
+    def get_extra_info(self, info: str) -> Any:
+        """Say whether the connection has ended, as the pool asks."""
+        return self.is_closed if info == "is_readable" else None
+
+
 def check_hub(seed: int, folder: Path) -> None:
     """Serve a checkpoint as a Hub does that lies, and run every rule that reads headers and configurations."""
     import huggingface_hub
@@ -78,16 +161,21 @@ def check_hub(seed: int, folder: Path) -> None:
         if name.upper().startswith(("HF_", "HUGGING")) or name.lower().endswith("_proxy"):
             del os.environ[name]
     os.environ["NO_PROXY"] = "*"
-    huggingface_hub.close_session()
+    if through_system := seed % REAL_CONNECTIONS == 0:
+        huggingface_hub.close_session()
     with (
         mock.patch.object(hub_server, "_Handler", _ChangedHandler),
         mock.patch.multiple(
             hub, sleep=id, READ_TIMEOUT=0.2, CONNECT_TIMEOUT=0.5, HEAD_SECONDS=0.3, MAX_LOST_SECONDS=2.0
         ),
-        hub_server.HubServer() as server,
+        hub_server.HubServer() if through_system else InMemoryHub() as server,
         mock.patch.dict(os.environ, {"HF_ENDPOINT": server.url}),
         suppress(CkptcheckError),
     ):
+        if not through_system:
+            pool = huggingface_hub.get_session()._transport._pool  # type: ignore[attr-defined]
+            pool._connections = []
+            pool._network_backend = InMemoryNetwork(server, import_module(type(pool).__module__.partition(".")[0]))
         server.push("acme/tiny", path)
         server.page = dice.choice([1, 2, 1000, 1000])
         server.deep = dice.random() < 0.1
@@ -102,7 +190,8 @@ def check_hub(seed: int, folder: Path) -> None:
             if dice.random() < 0.1:
                 server.listed_sizes[file.name] = dice.choice([0, 1, 8, 9, 1 << 40, -1, file.stat().st_size - 1])
         require_no_crash(open_checkpoint("hf://acme/tiny", jobs=1), "checkpoint", "config", "layers", "index")
-    huggingface_hub.close_session()
+    if through_system:
+        huggingface_hub.close_session()
 
 
 def check_engine_server(seed: int, folder: Path) -> None:

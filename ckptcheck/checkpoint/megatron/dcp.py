@@ -140,12 +140,13 @@ def read_contents(raw: bytes) -> Contents:
         )
     except Ended as ended:
         return Contents(defects=(Defect("unreadable-metadata", f"this file cannot be read: {ended}"),))
-    if answer is None:  # no such process, or one that met what cannot be written: each takes its own care below
+    if answer is None:
         return _read_pickle(raw)
     try:
         return msgspec.msgpack.decode(answer, type=Contents)
     except (msgspec.MsgspecError, ValueError):
-        return _read_pickle(raw)
+        text = "this file cannot be read: its reader gave no answer that can be read"
+        return Contents(defects=(Defect("unreadable-metadata", text),))
 
 
 def _read_pickle(raw: bytes) -> Contents:

@@ -83,12 +83,16 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return True
 
 
-class _Storage(msgspec.Struct, frozen=True):
+class Storage(msgspec.Struct, frozen=True):
+    """A storage that a persistent id names."""
+
     dtype: str
     record: str
 
 
-class _StorageType(msgspec.Struct, frozen=True):
+class StorageType(msgspec.Struct, frozen=True):
+    """A class of storages: it says the dtype."""
+
     name: str
 
 
@@ -110,10 +114,10 @@ def load_persistent(pid: Any) -> Any:
         type(pid) is tuple
         and len(pid) == 5
         and pid[0] == "storage"
-        and type(pid[1]) is _StorageType
+        and type(pid[1]) is StorageType
         and type(pid[2]) is str
     ):
-        return _Storage(STORAGES[pid[1].name], f"data/{pid[2]}")
+        return Storage(STORAGES[pid[1].name], f"data/{pid[2]}")
     raise UnreadablePickle("it names a storage in a way that torch.save does not")
 
 
@@ -122,7 +126,7 @@ def stub_for(module: str, name: str) -> Any:
     if module == "torch" and name in TORCH_DTYPES:
         return TORCH_DTYPES[name]
     if module in ("torch", "torch.storage") and name in STORAGES:
-        return _StorageType(name)
+        return StorageType(name)
     if (module, name) in _MADE:
         return _MADE[module, name]
     if (module, name) in ORDINARY or (OWN.match(module) and name[:1].isupper()) or FUNCTIONS.match(module):
@@ -155,7 +159,7 @@ def _plain(value: Any) -> bool:
 
 def _rebuild(storage: Any, skip: Any, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
     """Stand for torch._utils._rebuild_tensor_v2 and, with a dtype among the rest, _v3."""
-    if type(storage) is not _Storage or type(skip) is not int or type(shape) is not tuple or type(stride) is not tuple:
+    if type(storage) is not Storage or type(skip) is not int or type(shape) is not tuple or type(stride) is not tuple:
         raise UnreadablePickle("it describes a tensor in a way that torch.save does not")
     numbers = (skip, *shape, *stride)
     if (

@@ -1,0 +1,151 @@
+"""A pickle that a confined process read is the same as one that this process reads, and whatever it holds comes to an end."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck.checkpoint import confined_pickle, confinement
+from ckptcheck.checkpoint.confined_pickle import decode_tree, encode_tree, unpickle_confined
+from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
+from ckptcheck.checkpoint.torch_bin import describe_pickles
+from ckptcheck.checkpoint.torch_file import read_torch_file
+from ckptcheck.checkpoint.unpickle import ObjectStub, Unpickled, UnreadablePickle, unpickle
+from tests.factories.torch_archives import open_bytes, write_archive
+from tests.paths import DATA
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is forked")
+ROLLOUTS = [path for path in sorted((DATA / "rollouts").iterdir()) if path.suffix in (".pt", ".pkl")]
+INNER: list[Any] = [1, "é", "\ud800", 1 << 200, -(1 << 63), b"x" * 200, "y" * 200, 1e300, None, True]
+VALUES: dict[str, Any] = {
+    "plain values": INNER,
+    "a list that stands twice": {"a": INNER, "b": INNER, (1, (2, "k")): {3, (4, 5)}},
+    "tuples in tuples": ((), ((1,), [((),)]), frozenset((1, "a"))),
+    "a number": 7,
+    "many numbers": [list(range(5000)), [0.5] * 3000],
+    "nested deep": eval("[" * 90 + "]" * 90),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_the_same(name: str) -> None:
+    raw = pickle.dumps(VALUES[name], 4)
+    assert unpickle_confined(raw, stub_for).value == VALUES[name] == unpickle(raw, stub_for).value
+
+
+def test_what_is_shared_stays_shared_and_what_holds_itself_does() -> None:
+    inner: list[Any] = []
+    inner.append((inner, {"me": inner}))
+    found = unpickle_confined(pickle.dumps([inner, inner], 4), stub_for).value
+    assert found[0] is found[1]
+    assert found[0][0][0] is found[0]
+    assert found[0][0][1]["me"] is found[0]
+
+
+def test_an_object_keeps_its_name_its_arguments_and_its_state() -> None:
+    raw = b"\x80\x04cargparse\nNamespace\n)\x81}\x8c\x01aK\x05sb."
+    found = unpickle_confined(raw, stub_for).value
+    assert isinstance(found, ObjectStub)
+    assert (found.name, found.arguments, found.state) == ("argparse.Namespace", (), {"a": 5})
+    assert unpickle_confined(b"\x80\x04cos\nsystem\n.", stub_for).unexpected_globals == ("os.system",)
+
+
+@pytest.mark.parametrize("path", ROLLOUTS, ids=lambda path: path.name)
+def test_rollouts_are_read_the_same_with_and_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    confined = read_torch_file(path)
+    confined_pickle._read_short.cache_clear()
+    monkeypatch.setattr(confinement, "can_confine", lambda: False)
+    assert _show(read_torch_file(path)) == _show(confined)
+
+
+def _show(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(key, _show(entry)) for key, entry in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_show(entry) for entry in value]
+    if isinstance(value, ObjectStub):
+        return value.name, _show(value.arguments), _show(value.state)
+    if isinstance(value, type):
+        return value.name  # type: ignore[attr-defined]
+    return (value.dtype, value.shape, value.tobytes()) if hasattr(value, "tobytes") else value
+
+
+@pytest.mark.parametrize("door", ["an archive", "a pickle"])
+def test_this_process_never_runs_the_unpickler(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = pickle.dumps({"w": [1, 2, door]}, 4)
+    seen: list[bool] = []
+    real = confined_pickle.unpickle
+
+    def watch(*arguments: Any) -> Unpickled:
+        seen.append(True)
+        return real(*arguments)
+
+    monkeypatch.setattr(confined_pickle, "unpickle", watch)
+    described = describe_pickles(*open_bytes(write_archive({"data.pkl": raw}) if door == "an archive" else raw))
+    assert described is not None
+    assert described.unreadable_reason is None
+    assert seen == []
+
+
+ENDS = {
+    "a crash": "it brought a process down",
+    "a hang": "it came to no end within 1 seconds",
+    "memory": "it takes too much memory",
+    "an answer that cannot be written": "it describes what no checkpoint holds",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_the_reader_is_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Unpickled:
+        if name == "a crash":
+            import ctypes
+            import faulthandler
+
+            faulthandler.disable()
+            ctypes.string_at(0)
+        if name == "memory":
+            bytearray(1 << 32)
+        while name == "a hang":
+            pass
+        raise LookupError
+
+    monkeypatch.setattr(confined_pickle, "unpickle", fail)
+    monkeypatch.setattr(confined_pickle, "LEAST_SECONDS", 1)
+    with pytest.raises(UnreadablePickle, match=ENDS[name]):
+        unpickle_confined(b"\x80\x04" + name.encode(), stub_for, load_persistent)
+
+
+ANSWERS = {
+    "nothing": b"",
+    "no tree": b"\x90",
+    "a node that is not there": encode_tree(Unpickled([[1]])).replace(b"\x91\x01", b"\x91\x7f"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UnreadablePickle):
+        decode_tree(ANSWERS[name])
+
+
+def test_keys_of_an_answer_that_unfold_without_end_are_refused() -> None:
+    key: tuple[Any, ...] = ()
+    for _ in range(40):
+        key = (key, key)
+    with pytest.raises(UnreadablePickle, match="take long to compare"):
+        decode_tree(encode_tree(Unpickled(_Pairs(key))))
+
+
+class _Pairs(dict[Any, Any]):
+    """A dictionary whose key is not hashed: hashing it would take for ever."""
+
+    def __init__(self, key: Any) -> None:
+        self._pairs = [(key, 1)]
+
+    def items(self) -> Any:
+        return self._pairs
