@@ -5,45 +5,55 @@ Both sides digest: the trainer what it exports, the engine what its model's own 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.weight_names import join_names, trainer_weights
-from ckptcheck.runtime.engines.base import Arrival
+from ckptcheck.runtime.engines.base import Arrival, LoadedParameter, LoadedWeights, TensorDigests
 
 
 @runtime_checkable
 class ArrivalRecorder(Protocol):
-    """An engine that can note what reaches its model's load_weights, which costs an update a pass over its bytes."""
+    """An engine that can note what passes through its model's load_weights."""
 
-    def record_arrivals(self) -> None:
-        """Note it from now on."""
+    def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
+        """Note it from now on; is_brief: not the bytes that come, only those that it leaves when all of `expected` came."""
         ...
 
-    def read_arrivals(self) -> tuple[Arrival, ...]:
-        """Return what has reached it since then, in order, and note nothing any more."""
+    def read_arrivals(self) -> LoadedWeights:
+        """Return what has passed through it since then, and note nothing any more."""
         ...
 
 
 class NotedArrivals:
-    """What arrived during one update: None where nothing was noted."""
+    """What passed through the loader during one update: nothing where nothing was noted."""
 
     def __init__(self) -> None:
         self.arrived: tuple[Arrival, ...] | None = None
+        self.loaded: Mapping[Key, LoadedParameter] = {}
+        self.seconds = 0.0
+        """Seconds of the update that were spent on digests of what the loader left."""
 
 
 @contextmanager
-def noted_arrivals(engine: object, is_wanted: bool) -> Iterator[NotedArrivals]:
-    """Note what reaches the engine's loader during an update, if the engine can."""
+def noted_arrivals(
+    engine: object, expected: Sequence[str], *, is_wanted: bool, is_timed: bool
+) -> Iterator[NotedArrivals]:
+    """Note what passes through the engine's loader during an update, if the engine can.
+
+    is_timed: the update runs at the engine's own speed: what comes is not digested, and the time for what it leaves is measured.
+    """
     noted = NotedArrivals()
     if not is_wanted or not isinstance(engine, ArrivalRecorder):
         yield noted
         return
-    engine.record_arrivals()
+    engine.record_arrivals(expected, is_brief=is_timed)
     yield noted
-    noted.arrived = engine.read_arrivals()
+    found = engine.read_arrivals()
+    noted.arrived, noted.loaded = None if is_timed else found.arrived, found.parameters
+    noted.seconds = found.seconds if is_timed else 0.0
 
 
 def describe_arrival(
@@ -58,6 +68,9 @@ def describe_arrival(
     names = [name for name in parts if name in weights] or list(
         dict.fromkeys(source.name for _, own in sorted(keys) for source in trainer_weights(own, weights))
     )
+    if not was_skipped and _was_right_when_loaded(sync, keys):
+        pronoun = "it was" if len({own for _, own in keys}) == 1 else "they were"
+        return f"; {pronoun} right when the engine's load_weights returned: something else changed {pronoun[:-4]} afterwards"
     recorded = _find_recorded(trace, sync, keys)
     if recorded is None or not names or not set(names) <= recorded.sent.keys():
         return ""
@@ -81,9 +94,26 @@ def describe_arrival(
     culprit = (
         "the engine's loader skipped it, or wrote it into a copy or another tensor"
         if was_skipped
+        else "the engine's loader is at fault"
+        if _was_as_wrong_when_loaded(recorded, keys)
         else "the engine's loader, or what ran after it, is at fault"
     )
     return f"; {again}{whole} arrived at the engine's load_weights unchanged: {culprit}"
+
+
+def _was_right_when_loaded(sync: Sync, keys: Collection[Key]) -> bool:
+    """Return whether each of these was what a cold load holds when the loader returned."""
+    return _loader_left(sync, sync.reference, keys)
+
+
+def _was_as_wrong_when_loaded(sync: Sync, keys: Collection[Key]) -> bool:
+    """Return whether each of these already was what it is now when the loader returned."""
+    return _loader_left(sync, sync.manifest, keys)
+
+
+def _loader_left(sync: Sync, found: TensorDigests, keys: Collection[Key]) -> bool:
+    """Return whether each of these had the numbers of these digests when the loader returned."""
+    return all(key in found and key in sync.loaded and sync.loaded[key].digest == found[key].digest for key in keys)
 
 
 def _find_recorded(trace: RefitTrace, sync: Sync, keys: Collection[Key]) -> Sync | None:

@@ -23,6 +23,7 @@ from ckptcheck.runtime.engines.base import (
     Arrival,
     EngineInfo,
     HostScalars,
+    LoadedParameter,
     ScrambleResult,
     SequenceScores,
     TensorDigest,
@@ -84,6 +85,8 @@ class Sync:
     """Copies of experts that are not those of a cold load, where the engine holds copies."""
     slots: int = 0
     """How many slots for experts were compared."""
+    loaded: Mapping[Key, LoadedParameter] = field(default_factory=dict)
+    """The parameters at the moment when the loader had loaded all that was sent; {} where that was not noted."""
     was_marked: bool = False
     """Whether marks were written before it, so that `unwritten_parts` shows all that it did not write."""
     time: str = ""

@@ -380,13 +380,14 @@ class RefitTrial:
             )
             with (
                 timed_update(engine, step, observations.syncs) as is_timed,
-                noted_arrivals(engine, compares_weights and not is_timed) as noted,
+                noted_arrivals(engine, tuple(sent), is_wanted=compares_weights, is_timed=is_timed) as noted,
             ):
                 sync_start_time = time.monotonic()
                 buckets, result = send_weights(
                     self._trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
                 )
                 sync_end_time = time.monotonic()
+            result = replace(result, seconds=result.seconds - noted.seconds)
             sync = Sync(
                 number=number,
                 step=step,
@@ -398,11 +399,12 @@ class RefitTrial:
                 answer=result,
                 sent=sent,
                 arrived=noted.arrived,
+                loaded=noted.loaded,
                 manifest=self._digest(engine) if compares_weights else {},
                 reference=reference.manifest if compares_weights else {},
                 scalars=self._scalars.read(engine) if compares_weights else {},
                 reference_scalars=reference.scalars if compares_weights else {},
-                seconds=sync_end_time - sync_start_time,
+                seconds=sync_end_time - sync_start_time - noted.seconds,
                 sent_seconds=sent_seconds,
                 inflight_request=request.request if request else None,
             )

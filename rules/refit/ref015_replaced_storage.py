@@ -17,10 +17,10 @@
 vllm-project/vllm#48941, PrimeIntellect-ai/prime-rl#3543, sgl-project/sglang#27140
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace import RefitTrace, Sync
 from ckptcheck.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -44,9 +44,22 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         if names:
             yield Problem(
                 f"sync {sync.number} moved {count(len(names), 'parameter')} to another place in memory:"
-                f" {join_truncated(names)}{describe_origin(trace, names)}",
+                f" {join_truncated(names)}{describe_origin(trace, names)}{_name_mover(trace, sync, names)}",
                 key=names[0],
                 hint="CUDA graphs hold old pointers: capture them again, or run eager",
                 names=tuple(names),
             )
             return
+
+
+def _name_mover(trace: RefitTrace, sync: Sync, names: Sequence[str]) -> str:
+    """Say whether the engine's loader put them there, where that was noted."""
+    keys = [key for key in sync.manifest if key[1] in set(names)]
+    if not all(key in sync.loaded for key in keys):
+        return ""
+    it = "it" if len(names) == 1 else "them"
+    if all(sync.loaded[key].storage == sync.manifest[key].storage for key in keys):
+        return f"; the engine's loader put {it} there"
+    if all(sync.loaded[key].storage == trace.cold_manifest[key].storage for key in keys if key in trace.cold_manifest):
+        return f"; what ran after the engine's load_weights put {it} there"
+    return ""

@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import Arrival, Bucket, EngineInfo, SequenceScores, UpdateResult
+from ckptcheck.runtime.engines.base import (
+    Arrival,
+    Bucket,
+    EngineInfo,
+    LoadedParameter,
+    LoadedWeights,
+    SequenceScores,
+    UpdateResult,
+)
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.transports import Transport
 from tests.doubles import fake_model as model
@@ -67,6 +75,7 @@ class FakeEngine(FakeMemory):
         self._live("refit")
         self._updates += 1
         self._arrived: list[Arrival] = []
+        self._loaded: dict[tuple[int, str], LoadedParameter] = {}
         version = str(self._updates - 2 * len(list(self._has("version")))) if transport == "gloo" else None
         if any(self._has("silent")):
             return UpdateResult(True, "", 0.0, None, version)
@@ -87,6 +96,11 @@ class FakeEngine(FakeMemory):
                     continue
                 self._write(name, np.asarray(values, np.float32), faulty=True)
                 returned.append(self._spans[name][0])
+        self._loaded = {
+            (rank, name): LoadedParameter(digest(values), f"{id(values):x}+{self._moves.get(name, 0)}")
+            for rank, held in enumerate(self._ranks)
+            for name, values in held.items()
+        }
         self._finish()
         if any(self._has("lying")):
             return UpdateResult(False, "TimeoutError: the update did not finish in time", 0.0, None, version)
@@ -198,12 +212,12 @@ class FakeEngine(FakeMemory):
 class ReceivingEngine(FakeEngine):
     """A fake engine that can say what reached its loader."""
 
-    def record_arrivals(self) -> None:
+    def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
         """Every update notes it anyway."""
 
-    def read_arrivals(self) -> tuple[Arrival, ...]:
-        """Return what the last update got."""
-        return tuple(self._arrived)
+    def read_arrivals(self) -> LoadedWeights:
+        """Return what the last update got, and what it held when all of it was written."""
+        return LoadedWeights(tuple(self._arrived), self._loaded)
 
 
 def _opened(parcel: Bucket) -> Iterator[tuple[str, NDArray[Any]]]:

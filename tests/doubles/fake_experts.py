@@ -22,7 +22,7 @@ class BalancingFakeEngine(ReceivingEngine):
     """Three experts and some copies, a rank. What an expert is changes with the embedding."""
 
     def __init__(
-        self, tensors: Mapping[str, NDArray[Any]], faults: Sequence[Fault], *, copies: int, **more: Any
+        self, tensors: Mapping[str, NDArray[Any]], faults: Sequence[Fault] = (), *, copies: int, **more: Any
     ) -> None:
         self._size = EXPERTS + copies
         super().__init__(tensors, faults, **more)

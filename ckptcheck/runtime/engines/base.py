@@ -106,6 +106,27 @@ class Arrival:
     """As that of a `TensorDigest`."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedParameter:
+    """A parameter as the model's own load_weights left it."""
+
+    digest: str
+    """As that of a `TensorDigest`; likewise the storage."""
+    storage: str
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """What passed through the model's own load_weights in an update, on every rank."""
+
+    arrived: tuple[Arrival, ...]
+    """What it was called with, in order."""
+    parameters: Mapping[tuple[int, str], LoadedParameter] = field(default_factory=dict)
+    """(rank, name) → the parameter at the moment when all that was sent had been loaded; {} if not all came."""
+    seconds: float = 0.0
+    """Seconds that the update waited for the digests of the parameters."""
+
+
 @dataclass(frozen=True)
 class Bucket:
     """A bucket of weights, in the order in which they are sent, under their Hugging Face names."""

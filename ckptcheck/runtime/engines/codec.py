@@ -9,6 +9,8 @@ from ckptcheck.runtime.engines.base import (
     Arrival,
     Bucket,
     ExpertSlots,
+    LoadedParameter,
+    LoadedWeights,
     ScrambleResult,
     SequenceScores,
     TensorDigest,
@@ -56,12 +58,21 @@ def decode_unwritten(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, st
     }
 
 
-def decode_arrivals(reports: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]:
-    """Decode what reached the loader of every rank, in rank order and in the order in which it arrived."""
-    return tuple(
-        Arrival(name, report["rank"], dtype, tuple(shape), digest)
-        for report in sorted(reports, key=lambda report: report["rank"])
-        for name, dtype, shape, digest in report["entries"]
+def decode_arrivals(reports: Iterable[Mapping[str, Any]]) -> LoadedWeights:
+    """Decode what reached the loader of every rank, in rank order and in the order in which it arrived, and what it left."""
+    ordered = sorted(reports, key=lambda report: report["rank"])
+    return LoadedWeights(
+        tuple(
+            Arrival(name, report["rank"], dtype, tuple(shape), digest)
+            for report in ordered
+            for name, dtype, shape, digest in report["entries"]
+        ),
+        {
+            (report["rank"], name): LoadedParameter(digest, storage)
+            for report in ordered
+            for name, digest, storage in report["loaded"]
+        },
+        max((report["seconds"] for report in ordered), default=0.0),
     )
 
 

@@ -13,10 +13,10 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.runtime.engines.base import (
-    Arrival,
     Bucket,
     ExpertSlots,
     HostScalars,
+    LoadedWeights,
     ScrambleResult,
     SequenceScores,
     TensorDigests,
@@ -195,12 +195,15 @@ class RemoteEngine(ABC, Generic[Options]):
         """Have the engine move experts between its slots, with the map of where they lie. Needs the switch `redundant_experts`."""
         self._call_ranks("rebalance_experts")
 
-    def record_arrivals(self) -> None:
-        """Note from now on what reaches the model's load_weights on every rank. This costs an update a pass over its bytes."""
-        self._call_ranks("record_arrivals")
+    def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
+        """Note from now on what reaches the model's load_weights on every rank, and what it leaves when all of `expected` came.
 
-    def read_arrivals(self) -> tuple[Arrival, ...]:
-        """Return what has reached it since then, in order, and note nothing any more."""
+        This costs an update two passes over its bytes; is_brief: the second one only.
+        """
+        self._call_ranks("record_arrivals", list(expected), is_brief)
+
+    def read_arrivals(self) -> LoadedWeights:
+        """Return what has passed through it since then, and note nothing any more."""
         return codec.decode_arrivals(self._call_ranks("read_arrivals"))
 
     def update_weights(

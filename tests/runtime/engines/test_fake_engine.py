@@ -8,11 +8,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from ckptcheck.refit.expert_slots import count_moves, find_wrong_slots
 from ckptcheck.runtime.engines.base import UpdateResult
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
 from ckptcheck.runtime.process.exchange import TensorExchange
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
+from tests.doubles.fake_experts import BalancingFakeEngine
 from tests.doubles.fake_fault import Fault, FaultKind
 from tests.doubles.fake_model import SCALE_BUFFER
 from tests.factories import sent_buckets
@@ -140,12 +142,12 @@ def test_a_second_update_may_differ_from_the_first(kind: FaultKind) -> None:
 def test_what_arrives_is_told_from_what_is_written() -> None:
     engine = ReceivingEngine(weights(0), [Fault("lost", K), Fault("altered", OUT), Fault("dropped", DOWN)])
     refit(engine)
-    arrived = {arrival.name: arrival.digest for arrival in engine.read_arrivals()}
+    arrived = {arrival.name: arrival.digest for arrival in engine.read_arrivals().arrived}
     sent = {name: digest(values) for name, values in weights(1).items()}
     assert sent.keys() - arrived.keys() == {K}
     assert {name for name in arrived if arrived[name] != sent[name]} == {OUT}
     refit(engine, 2)
-    assert {arrival.digest for arrival in engine.read_arrivals() if arrival.name == OUT} == {arrived[OUT]}
+    assert {arrival.digest for arrival in engine.read_arrivals().arrived if arrival.name == OUT} == {arrived[OUT]}
 
 
 def test_faults_of_ranks_drafts_buckets_and_places() -> None:
@@ -271,6 +273,25 @@ def test_it_keeps_its_memory_in_sleep_or_follows_the_trainer() -> None:
         engine.follow(weights(1))
         changed = {place for place, entry in engine.digest_tensors().items() if entry.digest != held[place].digest}
         assert changed == {(0, name)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [("", 0), ("copy", 1), ("places", 5), ("misplaced", 2), ("misrouted", 0), ("unmoved", 0), ("mapless", 0)],
+)
+def test_copies_of_experts_may_be_wrong(kind: FaultKind, wrong: int) -> None:
+    """The loader leaves one, or writes to the places of the start; the balancer exchanges two, moves none, or misroutes."""
+    engine = BalancingFakeEngine(weights(0), [Fault(kind, "3", since=0)] if kind else [], copies=2)
+    start = engine.digest_expert_slots()
+    assert bool(start) is (kind != "mapless")
+    engine.rebalance_experts()
+    assert bool(count_moves(start, engine.digest_expert_slots())) is (kind not in ("unmoved", "mapless"))
+    assert engine.is_misrouted is (kind == "misrouted")
+    moved = find_wrong_slots(engine.digest_expert_slots(), start, {})
+    refit(engine)
+    cold = BalancingFakeEngine(weights(1), copies=2)
+    after = find_wrong_slots(engine.digest_expert_slots(), cold.digest_expert_slots(), {})
+    assert len(moved if kind == "misplaced" else after) == wrong
 
 
 def test_every_fault_is_tested_here() -> None:

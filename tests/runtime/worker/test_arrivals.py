@@ -44,7 +44,7 @@ def test_what_arrives_is_noted_before_it_is_used(form: Callable[[Any], Any]) -> 
     model = Model()
     arrivals.record(model)
     assert model.load_weights(form(copies()), strict=False) == {"a", "b"}
-    assert arrivals.read(3) == {"rank": 3, "entries": EXPECTED}
+    assert arrivals.read(3) == {"rank": 3, "entries": EXPECTED, "loaded": [], "seconds": 0.0}
     kind, found, strict = model.calls[0]
     assert kind is (form if form is not iter else kind)
     assert not strict
@@ -94,3 +94,41 @@ def test_a_new_record_forgets_the_old_one() -> None:
     assert "load_weights" not in vars(old)
     new.load_weights(copies())
     assert len(arrivals.read(0)["entries"]) == 2
+
+
+class Layer(torch.nn.Module):
+    """Copies what it is sent into its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in WEIGHTS.values())
+
+    def load_weights(self, weights: Any) -> None:
+        with torch.no_grad():
+            for name, tensor in weights:
+                getattr(self, name).copy_(tensor)
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+@pytest.mark.parametrize("form", [list, iter])
+def test_what_the_loader_leaves_is_noted_when_all_came(is_brief: bool, form: Callable[[Any], Any]) -> None:
+    model = Layer()
+    arrivals.record(model, list(WEIGHTS), is_brief)
+    for name, tensor in copies():
+        model.load_weights(form([(name, tensor)]))
+    model.a.data.add_(1)  # what runs after the loader
+    found = arrivals.read(0)
+    assert found["entries"] == ([] if is_brief else EXPECTED)
+    assert [entry[:2] for entry in found["loaded"]] == [[name, digest(tensor)] for name, tensor in WEIGHTS.items()]
+    assert all(storage for _, _, storage in found["loaded"])
+
+
+def test_what_comes_after_the_last_tensor_counts_too() -> None:
+    model = Layer()
+    arrivals.record(model, list(WEIGHTS))
+    model.load_weights(copies())
+    model.load_weights([("a", torch.ones(6))])
+    assert arrivals.read(0)["loaded"][0][1] == digest(torch.ones(6))
+    arrivals.record(model, [*WEIGHTS, "c"])
+    model.load_weights(copies())
+    assert arrivals.read(0)["loaded"] == [], "a tensor never came"

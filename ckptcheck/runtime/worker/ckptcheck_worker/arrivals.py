@@ -1,12 +1,14 @@
 """Notes what reaches a model's own load_weights during an update: name, dtype, shape and digest of each tensor, in order.
 
 Every transport of vLLM and SGLang ends in that method of the served model, so it is the border between the transport and the
-loader. Between `record` and `read` a recorder stands in the method's place. Runs in the process of a rank.
+loader. What the parameters are when it has everything and returns is the border between the loader and what runs after it.
+Between `record` and `read` a recorder stands in the method's place. Runs in the process of a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from . import tensors
@@ -17,10 +19,17 @@ _recorders: list[Recorder] = []
 
 
 class Recorder:
-    """A model's load_weights that notes what it is called with, and changes nothing of it."""
+    """A model's load_weights that notes what it is called with, and changes nothing of it.
 
-    def __init__(self, model: Any) -> None:
+    expected: the names that will come; when the last of them was loaded, the parameters are digested. is_brief: what comes is not
+    digested.
+    """
+
+    def __init__(self, model: Any, expected: Collection[str] = (), is_brief: bool = False) -> None:
         self.load = getattr(model, METHOD)
+        self._awaited, self._is_brief = set(expected), is_brief
+        self.loaded: list[list[str]] = []
+        self.seconds = 0.0
         self._model, self._is_own = model, METHOD in vars(model)
         self._entries: list[list[Any]] = []
         self._words: list[Any] = []
@@ -30,12 +39,30 @@ class Recorder:
         """Note (name, tensor) of the weights, and load them."""
         if not self._is_on:
             return self.load(weights, *arguments, **named)
+        awaited = bool(self._awaited)
         if isinstance(weights, (list, tuple)):
             self._note_all(weights)
-            return self.load(weights, *arguments, **named)
-        return self.load(self._note_each(weights), *arguments, **named)
+            answer = self.load(weights, *arguments, **named)
+        else:
+            answer = self.load(self._note_each(weights), *arguments, **named)
+        # a bucket that comes again after the last one may write once more
+        if self.loaded or (awaited and not self._awaited):
+            self._digest_parameters()
+        return answer
+
+    def _digest_parameters(self) -> None:
+        """Digest the parameters as the loader leaves them, and measure how long the load waits for that."""
+        began = time.monotonic()
+        named = self._model.named_parameters(remove_duplicate=False)
+        held = [(name, tensor) for name, tensor in named if _is_readable(tensor) and tensor.numel()]
+        values = digests([tensor for _, tensor in held])
+        self.loaded = [[name, value, tensors.storage_id(tensor)] for (name, tensor), value in zip(held, values)]
+        self.seconds += time.monotonic() - began
 
     def _note_all(self, weights: Iterable[tuple[str, Any]]) -> None:
+        self._awaited.difference_update(name for name, _ in weights)
+        if self._is_brief:
+            return
         readable = [(name, tensor) for name, tensor in weights if _is_readable(tensor)]
         if any(tensor.device.type != "cpu" for _, tensor in readable):
             for name, tensor in readable:
@@ -46,7 +73,8 @@ class Recorder:
 
     def _note_each(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for name, tensor in weights:
-            if _is_readable(tensor):
+            self._awaited.discard(name)
+            if not self._is_brief and _is_readable(tensor):
                 self._note(name, tensor)
             yield name, tensor
 
@@ -67,21 +95,27 @@ class Recorder:
         ]
 
 
-def record(model: Any) -> None:
-    """Note from now on what reaches a model's load_weights; forget what was noted before."""
+def record(model: Any, expected: Collection[str] = (), is_brief: bool = False) -> None:
+    """Note from now on what reaches a model's load_weights (see `Recorder`); forget what was noted before."""
     for recorder in _recorders:
         recorder.finish()
     _recorders.clear()
-    recorder = Recorder(model)
+    recorder = Recorder(model, expected, is_brief)
     _recorders.append(recorder)
     setattr(model, METHOD, recorder)
 
 
 def read(rank: int) -> dict[str, Any]:
-    """Return [name, dtype, shape, digest] of what arrived since `record`, and note nothing any more."""
+    """Return what was noted since `record`, and note nothing any more.
+
+    entries: [name, dtype, shape, digest] of what arrived. loaded: [name, digest, storage] of the parameters when all had been
+    loaded, [] where not all came. seconds: that the load waited for these digests.
+    """
     entries = [entry for recorder in _recorders for entry in recorder.finish()]
+    loaded = [entry for recorder in _recorders for entry in recorder.loaded]
+    seconds = sum(recorder.seconds for recorder in _recorders)
     _recorders.clear()
-    return {"rank": rank, "entries": entries}
+    return {"rank": rank, "entries": entries, "loaded": loaded, "seconds": seconds}
 
 
 def _is_readable(tensor: Any) -> bool:

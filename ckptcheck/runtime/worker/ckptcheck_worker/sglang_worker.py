@@ -134,9 +134,9 @@ def _rebalance_experts(view: RankView) -> None:
     expert_slots.rotate_sglang(_model_runners(view.scheduler)[0][1], view.model)
 
 
-def _record_arrivals(view: RankView) -> None:
+def _record_arrivals(view: RankView, expected: list[str], is_brief: bool) -> None:
     """Note from now on what reaches the model's load_weights (see `arrivals`)."""
-    arrivals.record(view.model)
+    arrivals.record(view.model, expected, is_brief)
 
 
 def _read_arrivals(view: RankView) -> dict[str, Any]:

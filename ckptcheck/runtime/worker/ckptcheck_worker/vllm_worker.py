@@ -125,9 +125,9 @@ class Extension:
         """Have vLLM place the experts anew, on all ranks together."""
         expert_slots.rearrange_vllm(self.model_runner.eplb_state)
 
-    def ckptcheck_record_arrivals(self) -> None:
+    def ckptcheck_record_arrivals(self, expected: list[str], is_brief: bool) -> None:
         """Note from now on what reaches the model's load_weights (see `arrivals`)."""
-        arrivals.record(self.model_runner.get_model())
+        arrivals.record(self.model_runner.get_model(), expected, is_brief)
 
     def ckptcheck_read_arrivals(self) -> dict[str, Any]:
         """Return what has reached it on this rank, and note nothing any more."""
