@@ -14,7 +14,8 @@ CKPTCHECK_WATCH into vLLM and SGLang; see docs/watch.md.
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.probe import Probe, fixed_sequences, score_with_transformers, score_with_vllm
 from ckptcheck.watch.push_transport import try_transport
-from ckptcheck.watch.syncing import SyncError, Syncing
+from ckptcheck.watch.sync_check import SyncError
+from ckptcheck.watch.syncing import Syncing
 from ckptcheck.watch.tensor_digests import digests
 from ckptcheck.watch.trl_callback import WatchCallback
 from ckptcheck.watch.watch import Watch

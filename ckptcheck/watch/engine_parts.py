@@ -22,11 +22,22 @@ def split_fused(name: str, tensor: Any, module: Any, sent: Collection[str]) -> I
     A tensor whose parts are not certain is yielded whole.
     """
     if name in sent:
-        yield name, tensor
+        yield name, _cut_padding(tensor, module)
         return
     yield from (
         _split_experts(name, tensor, module, sent) or _split_linear(name, tensor, module, sent) or [(name, tensor)]
     )
+
+
+def _cut_padding(tensor: Any, module: Any) -> Any:
+    """Return the rows of the model's own vocabulary: vLLM and SGLang pad embeddings and heads at their end, for the kernels.
+
+    Where a rank has a part of the vocabulary, it has fewer rows than that, and they are returned whole.
+    """
+    own = getattr(module, "org_vocab_size", None)
+    if isinstance(own, int) and not isinstance(own, bool) and len(tensor.shape) and 0 < own < tensor.shape[0]:
+        return tensor.narrow(0, 0, own)
+    return tensor
 
 
 def _split_linear(name: str, tensor: Any, module: Any, sent: Collection[str]) -> list[tuple[str, Any]]:

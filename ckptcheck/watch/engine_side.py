@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.history.record import NO_BYTES
+from ckptcheck.watch.engine_layout import EngineLayout
 from ckptcheck.watch.engine_parts import split_fused
-from ckptcheck.watch.tensor_digests import digest_rows
+from ckptcheck.watch.tensor_digests import SyncDigests
 
 if TYPE_CHECKING:
     from ckptcheck.runtime.servers.base import Server
@@ -41,34 +42,30 @@ class WatchedEngine(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class EngineWeights:
-    """What was read of an engine's weights."""
-
-    digests: Mapping[str, str]
-    """``rank/name`` → digest. A part of a fused tensor has the name under which the trainer sends it."""
-    unseen: Mapping[str, str] = field(default_factory=dict)
-    """``rank/name`` of each weight that could not be read → why."""
-
-
 def read_engine(
     engine: WatchedEngine,
     sent: Collection[str],
+    digests: SyncDigests,
     includes: Callable[[str], bool] = lambda name: True,
     choose_rows: ChooseRows = lambda name, shape: None,
-) -> EngineWeights:
-    """Read the engine's weights.
+) -> Mapping[str, str]:
+    """Read the engine's weights, and return ``rank/name`` of each that could not be read → why.
 
-    sent: the names that the trainer sent, by which a module's fused tensors are told apart. includes: which of these to look at
-    now; what has another name is looked at always. choose_rows: by name and shape, the rows of a tensor to look at, None for all.
+    Args:
+        engine: the engine.
+        sent: the names that the trainer sent, by which a module's fused tensors are told apart.
+        digests: receives ``rank/name`` of each weight. A part of a fused tensor has the name under which the trainer sends it.
+        includes: which of these to look at now; what is built from none of them is looked at always.
+        choose_rows: by name and shape, the rows of a tensor to look at, None for all.
 
     A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
     """
     if isinstance(engine, _ModuleSide):
-        return engine.read(sent, includes, choose_rows)
-    digests = engine.held()
-    empty = {place: EMPTY for place, value in digests.items() if value in NO_BYTES}
-    return EngineWeights({place: value for place, value in digests.items() if place not in empty}, empty)
+        return engine.read(sent, digests, includes, choose_rows)
+    held = engine.held()
+    empty = {place: EMPTY for place, value in held.items() if value in NO_BYTES}
+    digests.add_digests({place: value for place, value in held.items() if place not in empty})
+    return empty
 
 
 class _ModuleSide:
@@ -78,40 +75,71 @@ class _ModuleSide:
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self.name = model, name
+        self._layout: EngineLayout | None = None
 
     def held(self) -> Mapping[str, str]:
         """Digest the parameters on their own devices."""
-        return self.read(()).digests
+        digests = SyncDigests(defers=False)
+        self.read((), digests)
+        return digests.compute()
 
     def read(
         self,
         sent: Collection[str],
+        digests: SyncDigests,
         includes: Callable[[str], bool] = lambda name: True,
         choose_rows: ChooseRows = lambda name, shape: None,
-    ) -> EngineWeights:
+    ) -> Mapping[str, str]:
         """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
 
         A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
         """
-        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
+        names, layout = frozenset(sent), self._layout
+        if (
+            layout is None
+            or not layout.fits(names)
+            or not self._read_parts(layout, digests, names, includes, choose_rows)
+        ):
+            layout = self._layout = EngineLayout(self._model, names)
+            if not self._read_parts(layout, digests, names, includes, choose_rows):
+                raise CkptcheckError("its parameters change while they are read")
+        return self._read_empty(layout, digests, names, includes)
+
+    def _read_parts(
+        self,
+        layout: EngineLayout,
+        digests: SyncDigests,
+        names: frozenset[str],
+        includes: Callable[[str], bool],
+        choose_rows: ChooseRows,
+    ) -> bool:
+        """Digest the parts of a layout that are included, and return whether all are where it says."""
+        for part in layout.parts:
+            if part.sources and not any(map(includes, part.sources)):
+                continue
+            tensor = part.find_tensor()
+            if tensor is None:
+                return False
+            rows = choose_rows(part.name, tensor.shape) if part.name in names else None
+            digests.add(f"0/{part.name}", tensor, rows)
+        return True
+
+    def _read_empty(
+        self, layout: EngineLayout, digests: SyncDigests, names: frozenset[str], includes: Callable[[str], bool]
+    ) -> Mapping[str, str]:
+        """Digest what the layers of emptied weights compute, and return those that cannot be read → why."""
         from ckptcheck.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
 
-        names, digests, unseen = frozenset(sent), dict[str, str](), dict[str, str]()
-        modules = dict(self._model.named_modules(remove_duplicate=False))
-        for name, tensor in self._model.named_parameters():
-            owner, _, last = name.rpartition(".")
-            weight, prefix = tensor, ""
-            if not tensor.numel():
-                weight, prefix = read_packed_weight(modules[owner]) if last == "weight" else None, "computed:"
+        unseen = {}
+        for name, owner in layout.empty:
+            weight = read_packed_weight(owner) if name.rpartition(".")[2] == "weight" else None
             if weight is None:
                 unseen[f"0/{name}"] = EMPTY
                 continue
-            for part, view in split_fused(name, weight, modules[owner], names):
-                if part in names and not includes(part):
-                    continue
-                rows = choose_rows(part, view.shape) if part in names else None
-                digests[f"0/{part}"] = prefix + (digest(view) if rows is None else digest_rows(view, rows))
-        return EngineWeights(digests, unseen)
+            for part, view in split_fused(name, weight, owner, names):
+                if part not in names or includes(part):
+                    digests.add(f"0/{part}", view, prefix="computed:")
+        return unseen
 
     def tensors(self) -> Iterable[tuple[str, Any]]:
         """Yield the name and the tensor of every parameter."""

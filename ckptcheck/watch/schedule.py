@@ -15,8 +15,8 @@ from collections.abc import Sequence
 GROUPS = 5
 """Groups where looking at all tensors is too much: a round takes ten syncs."""
 NEGLIGIBLE = 0.02
-"""Seconds of digests that are never too much."""
-LEAST_SECONDS = 0.002
+"""Seconds of digests that are never too much for a small model, which is checked before its sync ends."""
+LEAST_SECONDS = 0.0002
 """Seconds below which looking at fewer rows gains nothing: the number of tensors counts then."""
 LEAST_ELEMENTS = 1 << 14
 """Elements that are looked at in any case. A step of bfloat16 weights may change one element of a thousand."""
@@ -37,6 +37,8 @@ class Schedule:
         self._number = -1
         self._is_corrected = False
         self._costs: list[tuple[float, float]] = []
+        self._numbers: dict[str, int] = {}
+        """The number of each name, which decides on its group."""
 
     def begin(self) -> None:
         """Begin a sync at which tensors are looked at."""
@@ -60,7 +62,12 @@ class Schedule:
 
     def includes(self, name: str) -> bool:
         """Return whether a tensor belongs to the group of this sync."""
-        return self.groups == 1 or zlib.crc32(name.encode()) % self.groups == self.group
+        if self.groups == 1:
+            return True
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = zlib.crc32(name.encode())
+        return number % self.groups == self.group
 
     def choose_rows(self, shape: Sequence[int]) -> slice | None:
         """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows."""
@@ -72,10 +79,11 @@ class Schedule:
         part = self.part % parts
         return slice(shape[0] * part // parts, shape[0] * (part + 1) // parts)
 
-    def note(self, spent: float, seconds: float) -> None:
+    def note(self, spent: float, seconds: float, negligible: float = NEGLIGIBLE) -> None:
         """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on groups and parts.
 
-        The cheaper of two looks counts: the first one of a process also loads what digests need.
+        The cheaper of two looks counts: the first one of a process also loads what digests need. negligible: the seconds that are
+        never too much.
         """
         if spent == float("inf"):
             self._divide(GROUPS if self.groups == 1 else 2 * self.groups, 8 * self.parts)
@@ -86,7 +94,7 @@ class Schedule:
         spent, seconds = min(self._costs[-2:])
         allowed = max(LEAST_SECONDS, self.share * seconds)
         if self.groups == 1:
-            if spent > max(NEGLIGIBLE, allowed):
+            if spent > max(negligible, allowed):
                 self._divide(GROUPS, math.ceil(SLOWER * spent / GROUPS / allowed))
         elif spent > 2 * allowed and not self._is_corrected:
             # once: what is left then is the cost of so many tensors, whatever their size

@@ -1,4 +1,4 @@
-"""One watched sync: shows the watch what is sent, reads what the engine holds afterwards, and reports what was found.
+"""One watched sync: shows the watch what is sent, and reads what the engine holds afterwards.
 
 Its own failures are warnings: a watch must not end a training run.
 """
@@ -7,35 +7,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.rule import Finding
-from ckptcheck.refit.history.history import tensors_stored_as_sent
 from ckptcheck.refit.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import read_engine
-from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
-from ckptcheck.watch.tensor_digests import Weights, digest_rows, digest_tensor
+from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
+from ckptcheck.watch.sync_check import SyncCheck
+from ckptcheck.watch.tensor_digests import SyncDigests, Weights
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 
-class SyncError(RuntimeError):
-    """A sync has error findings. report: all findings of the sync."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        super().__init__("; ".join(map(_describe_finding, report.findings)))
-
-
 class Syncing:
-    """One watched sync. ``with`` calls `before` and `after`; code without a place for a block calls them itself.
-
-    report: the findings; None until `after`, and if the watch checked nothing.
-    """
+    """One watched sync. ``with`` calls `before` and `after`; code without a place for a block calls them itself."""
 
     def __init__(
         self, watch: WatchState, step: int | None, loss: float | None, version: str | None, *, whole: bool
@@ -45,15 +33,24 @@ class Syncing:
         self._began = self._checking = 0.0
         self._unseen = self._over = False
         self._given = self._taken = 0
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._spent = 0.0
-        self._asked = 0.0
+        self._shapes: dict[str, Sequence[int]] = {}
+        self._asked = self._reading = 0.0
         self._is_over_budget = False
+        self._is_in_background = watch.is_in_background
+        self._sent, self._held = (SyncDigests(defers=self._is_in_background) for _ in range(2))
         if whole:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
         self._added: dict[str, float] = {}
-        self.report: Report | None = None
+        self._checked: SyncCheck | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """The findings; None before `after`, and if the watch checked nothing. Waits for a check in the background."""
+        if self._checked is None:
+            return None
+        self._watch.wait()
+        return self._checked.report
 
     def __enter__(self) -> Syncing:
         self.before()
@@ -162,29 +159,44 @@ class Syncing:
         is_ending = error is not None and not isinstance(error, Exception)
         if self._unseen:
             # a part of the digests would look as if the other weights had not been sent
-            sync.sent, sync.nbytes = {}, 0
+            self._sent.clear()
         has_expected = self._whole and not is_ending and watch.expected is not None
-        if has_expected and not self._quietly("digest what the trainer expects", self._expect):
-            sync.sent, sync.nbytes = {}, 0
+        if has_expected and not watch.attempt("digest what the trainer expects", self._expect):
+            self._sent.clear()
         if watch.engine is not None:
             sync.engine, sync.alike = watch.engine.name, watch.engine.alike
-            if not is_ending and self._version() and self._whole:
-                self._quietly("ask the engine for its weights", self._hold)
+            is_asked = not is_ending and self._version() and self._whole
+            if is_asked and not watch.attempt("ask the engine for its weights", self._hold):
+                self._held.clear()
         probe = watch.probe
         if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
-            self._quietly("compare the logprobs of both sides", self._probe)
+            watch.attempt("compare the logprobs of both sides", self._probe)
+        if self._is_over_budget or not watch.attempt("copy what it looks at", self._copy_to_host):
+            self._sent.clear()
+            self._held.clear()
         sync.checked = self._checking + time.monotonic() - began
-        if self._is_over_budget:
-            sync.sent, sync.held, sync.nbytes = {}, {}, 0
         if self._whole and error is None:
-            watch.schedule.note(float("inf") if self._is_over_budget else self._spent, sync.seconds)
-        self._quietly("write the record", lambda: watch.append(sync), once=True)
-        previous = next((last for last in reversed(watch.last) if last.ok and (last.sent or last.held)), None)
-        self._quietly("judge the sync", self._judge)
-        for sink in watch.sinks:
-            self._quietly("send its numbers", partial(self._measure, sink, previous))
-        if self.report is not None:
-            self._tell(self.report, error)
+            spent = float("inf") if self._is_over_budget else self._checking + self._reading
+            watch.schedule.note(spent, sync.seconds, LEAST_SECONDS if self._is_in_background else NEGLIGIBLE)
+        self._check(error, is_ending)
+
+    def _check(self, error: BaseException | None, is_ending: bool) -> None:
+        """Have the sync checked, here or in the background."""
+        watch = self._watch
+        self._checked = SyncCheck(
+            watch, self._sync, self._sent, self._held, self._added, is_in_background=self._is_in_background
+        )
+        watch.nbytes = max(watch.nbytes, self._sent.nbytes, self._held.nbytes)
+        if not self._is_in_background or is_ending:
+            self._checked.run(error)
+            return
+        try:
+            is_taken = watch.thread.submit(partial(self._checked.run, error), watch.schedule.budget)
+        except RuntimeError:  # no thread can begin
+            self._checked.run(error)
+            return
+        if not is_taken:
+            watch.say("the job syncs faster than its syncs can be checked, so some are not; every=n checks each n-th")
 
     def _see(self, item: Any) -> None:
         if not self._whole or self._unseen or self._over:
@@ -192,12 +204,13 @@ class Syncing:
         if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
             self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
             return
+        name, tensor = item
+        self._shapes[name] = getattr(tensor, "shape", ())
+        if not self._watch.schedule.includes(name) or self._stops():
+            return
+        # the time of the thread would tell it better on a busy machine, but asking for it may take longer than the digest
         began = time.monotonic()
-        self._shapes[item[0]] = tuple(getattr(item[1], "shape", ()))
-        if self._watch.schedule.includes(item[0]) and not self._stops():
-            cpu_began = time.thread_time()
-            self._unseen = not self._quietly(f"digest {item[0]}", lambda: self._digest(item[0], item[1]))
-            self._spent += time.thread_time() - cpu_began
+        self._unseen = not self._watch.attempt(f"digest {name}", partial(self._digest, name, tensor))
         self._checking += time.monotonic() - began
 
     def _stops(self, more: float = 0.0) -> bool:
@@ -212,13 +225,12 @@ class Syncing:
 
     def _digest(self, name: str, tensor: Any) -> None:
         if isinstance(tensor, str):
-            self._sync.sent[name] = tensor
+            self._sent.add_digests({name: tensor})
             return
         if hasattr(tensor, "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
         rows = self._watch.schedule.choose_rows(tensor.shape) if name not in self._watch.reshaped else None
-        self._sync.sent[name] = digest_tensor(tensor) if rows is None else digest_rows(tensor, rows)
-        self._sync.nbytes += tensor.nbytes
+        self._sent.add(name, tensor, rows)
 
     def _expect(self) -> None:
         assert self._watch.expected is not None
@@ -227,12 +239,14 @@ class Syncing:
 
     def _hold(self) -> None:
         assert self._watch.engine is not None
-        began, self._asked = time.thread_time(), time.monotonic()
-        weights = read_engine(self._watch.engine, self._shapes, self._includes, self._choose_rows)
-        self._spent += time.thread_time() - began
-        self._sync.held, self._sync.unseen = dict(weights.digests), sorted(weights.unseen)
-        if self._watch.schedule.parts == 1:
-            self._watch.stored_as_sent |= {place.partition("/")[2] for place in tensors_stored_as_sent(self._sync)}
+        self._asked = time.monotonic()
+        unseen = read_engine(self._watch.engine, self._shapes, self._held, self._includes, self._choose_rows)
+        self._reading = time.monotonic() - self._asked
+        self._sync.unseen = sorted(unseen)
+
+    def _copy_to_host(self) -> None:
+        self._sent.move_to_host()
+        self._held.move_to_host()
 
     def _probe(self) -> None:
         assert self._watch.probe is not None
@@ -243,23 +257,15 @@ class Syncing:
         return self._watch.schedule.includes(name) and not self._stops(time.monotonic() - self._asked)
 
     def _choose_rows(self, name: str, shape: Sequence[int]) -> slice | None:
-        """Return the rows to look at of a tensor of the engine, None for all: of one that it holds as sent, those that were."""
+        """Return the rows to look at of a tensor of the engine, None for all: those that were looked at of what was sent.
+
+        Rows of a tensor that the engine casts may stay as they are at a small step, so that one is looked at whole.
+        """
         if self._shapes.get(name) != tuple(shape):
             self._watch.reshaped.add(name)
-        if name not in self._watch.stored_as_sent or name in self._watch.reshaped:
+        if name in self._watch.unlike or name in self._watch.reshaped:
             return None
         return self._watch.schedule.choose_rows(shape)
-
-    def _judge(self) -> None:
-        self.report = self._watch.judge(self._sync)
-
-    def _measure(self, sink: MetricSink, previous: SyncRecord | None) -> None:
-        """Send the numbers of the sync, and its findings, to one place."""
-        step = self._watch.number if self._sync.step is None else self._sync.step
-        added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        sink.log({**measure_sync(self._sync, previous, self.report), **added}, step)
-        for finding in self.report.findings if self.report is not None else ():
-            sink.alert(finding, step)
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""
@@ -273,35 +279,4 @@ class Syncing:
             else:
                 sync.version = engine.version() or sync.version
 
-        return self._quietly("ask the engine for its version", ask)
-
-    def _quietly(self, task: str, action: Callable[[], object], *, once: bool = False) -> bool:
-        """Run an action and return whether it succeeded. An exception becomes a warning and does not reach the training loop.
-
-        once: warn of the first failure of this task only.
-        """
-        try:
-            action()
-            return True
-        except Exception as error:
-            message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
-            if not once or task not in self._watch.said:
-                self._watch.said.add(task)
-                warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
-            return False
-
-    def _tell(self, report: Report, error: BaseException | None) -> None:
-        on = self._watch.on
-        for finding in report.findings:
-            if callable(on):
-                self._quietly(f"report {finding.code}", partial(on, finding))
-            elif on == "warn" or finding.severity != "error" or error is not None:
-                warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
-        if on == "raise" and error is None and report.count("error"):
-            raise SyncError(report)
-
-
-def _describe_finding(finding: Finding) -> str:
-    """Return a finding as one line of a log: its code, the tensor unless the message names it, and the message."""
-    named = f" ({finding.key})" if finding.key and finding.key not in finding.message else ""
-    return f"{finding.code} {finding.message}{named}"
+        return self._watch.attempt("ask the engine for its version", ask)

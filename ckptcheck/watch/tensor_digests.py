@@ -1,13 +1,23 @@
-"""Digests of what passes a watch."""
+"""Digests of what passes a watch: at once where a tensor lies, or later from a copy of the few bytes that are looked at."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
+COPIED = 1 << 20
+"""Bytes of the largest tensor that is copied to be digested later; a larger one is digested where it lies."""
+MOST_COPIED = 512 << 20
+"""Bytes of all copies of one side of a sync."""
+MOST_ON_DEVICE = 16 << 20
+"""Bytes of copies that lie on a GPU before they are moved to the host's memory."""
 
 
 def digest_tensor(tensor: Any) -> str:
@@ -36,4 +46,93 @@ def digest_rows(tensor: Any, rows: slice) -> str:
         from ckptcheck.runtime.worker.ckptcheck_worker.digest import copy_bytes
 
         part = copy_bytes(part)
-    return hashlib.blake2b(part if part.flags.c_contiguous else part.tobytes(), digest_size=16).hexdigest()
+    return _digest_bytes(part)
+
+
+def _digest_bytes(array: NDArray[Any]) -> str:
+    return hashlib.blake2b(array.data if array.flags.c_contiguous else array.tobytes(), digest_size=16).hexdigest()
+
+
+class SyncDigests:
+    """The digests of one side of a sync, by name.
+
+    defers: take copies of small torch tensors, and of the rows that were chosen of others, and digest them only in `compute`,
+    which may run in another thread: it uses no device. Everything else is digested at once.
+    """
+
+    def __init__(self, *, defers: bool) -> None:
+        self._defers = defers
+        self._digests: dict[str, str] = {}
+        self._copies: list[tuple[str, bool, Any]] = []
+        """Name, whether the copy has some rows only, and the copy."""
+        self._copied = self._on_device = 0
+        self.nbytes = 0
+        """Bytes of the tensors that were given, whatever was looked at in them."""
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, name: str, tensor: Any, rows: slice | None = None, *, prefix: str = "") -> None:
+        """Add a tensor, or some rows of it. prefix: of its digest; it is then digested at once."""
+        self.nbytes += tensor.nbytes
+        if self._defers and not prefix and hasattr(tensor, "data_ptr") and (device := tensor.device.type) != "meta":
+            part = tensor if rows is None else tensor.narrow(0, rows.start, rows.stop - rows.start)
+            nbytes = part.nbytes
+            if nbytes <= COPIED and self._copied + nbytes <= MOST_COPIED:
+                self._copy(name, part, rows is not None)
+                self._copied += nbytes
+                if device != "cpu":
+                    self._on_device += nbytes
+                    if self._on_device > MOST_ON_DEVICE:
+                        self.move_to_host()
+                return
+        self._digests[name] = prefix + (digest_tensor(tensor) if rows is None else digest_rows(tensor, rows))
+
+    def add_digests(self, digests: Mapping[str, str]) -> None:
+        """Add what is digested already."""
+        self._digests.update(digests)
+
+    def clear(self) -> None:
+        """Drop everything, because it is not all that was sent."""
+        self._digests, self._copies, self.nbytes = {}, [], 0
+
+    def _copy(self, name: str, part: Any, has_rows: bool) -> None:
+        import torch
+
+        if part.requires_grad:
+            part = part.detach()
+        # the name keeps its place among those that are digested at once
+        self._digests[name] = ""
+        self._copies.append((name, has_rows, part.clone(memory_format=torch.contiguous_format)))
+
+    def move_to_host(self) -> None:
+        """Move copies from their devices into the host's memory, in one transfer a device. Call it before `compute`."""
+        import torch
+
+        if not self._on_device:
+            return
+        self._on_device = 0
+        for device in {copy.device for *_, copy in self._copies if copy.device.type != "cpu"}:
+            places = [place for place, (*_, copy) in enumerate(self._copies) if copy.device == device]
+            parts = [self._copies[place][2].view(-1).view(torch.uint8) for place in places]
+            moved = torch.cat(parts).cpu().split([len(part) for part in parts])
+            for place, part in zip(places, moved, strict=True):
+                self._copies[place] = (*self._copies[place][:2], part)
+
+    def compute(self) -> dict[str, str]:
+        """Return name → digest, and let the copies go."""
+        from ckptcheck.runtime.engines.digest import digest as of_numpy
+
+        copies, self._copies = self._copies, []
+        for name, has_rows, copy in copies:
+            array = as_bytes(copy)
+            self._digests[name] = _digest_bytes(array) if has_rows else of_numpy(array)
+        return self._digests
+
+
+def as_bytes(tensor: Any) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous torch tensor in the host's memory, without copying them."""
+    import torch
+
+    array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
+    return array

@@ -25,6 +25,8 @@ class Watch(WatchState):
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
         metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
             run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
+        background: whether a sync is checked in a thread after it (digests of what was copied, record, rules, findings, metrics)
+            and not before it ends. None: where a sync has more than 16 MB, unless findings are raised. `wait` waits for it.
     """
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, Record, SyncRecord
+from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
 from ckptcheck.watch.probe import Probe
@@ -23,6 +25,8 @@ from ckptcheck.watch.record_claim import claim_record
 from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import Weights
 
+SMALL = 16 << 20
+"""Bytes of weights below which a sync is checked before it ends: milliseconds, and findings come where they arise."""
 TAIL = 8
 """Number of digested syncs that the rules see at least, with the new one. ``ckptcheck refit history`` sees all of the file."""
 
@@ -51,6 +55,7 @@ class WatchState:
         enabled: bool = True,
         on: OnFinding = "warn",
         metrics: Metrics = None,
+        background: bool | None = None,
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
@@ -59,15 +64,31 @@ class WatchState:
         self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
+        self.background, self.nbytes = background, 0
+        self.thread = BackgroundThread()
         self.last: list[SyncRecord] = []
+        """The last syncs that were checked."""
         self.number = 0
         self.said: set[str] = set()
         self.stored_as_sent: set[str] = set()
-        """Names of tensors that the engine held bit for bit as sent, when they were looked at whole."""
+        """Names of tensors that the engine held bit for bit as sent, as far as they were looked at."""
+        self.unlike: set[str] = set()
+        """Names of tensors that the engine was never seen to hold as sent: it casts them, or lays them out anew."""
         self.reshaped: set[str] = set()
         """Names of tensors that the engine holds in another shape, so that rows of the one are not those of the other."""
         self._rules: list[Rule] = []
         self._findings: set[Finding] = set()
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether a sync is checked after it, in a thread. An error that the watch raises has to come before the sync ends."""
+        if self.on == "raise":
+            return False
+        return self.nbytes > SMALL if self.background is None else self.background
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all syncs so far are checked and recorded, at most so many seconds; return whether they are."""
+        return self.thread.wait(seconds)
 
     def append(self, sync: SyncRecord) -> None:
         """Append a sync to the record; another process that has the file already leaves this one a file beside it.
@@ -90,9 +111,27 @@ class WatchState:
             self.said.add(message)
             warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=4)
 
+    def attempt(self, task: str, action: Callable[[], object], *, once: bool = False) -> bool:
+        """Run an action and return whether it succeeded. An exception becomes a warning and does not reach the training loop.
+
+        once: warn of the first failure of this task only.
+        """
+        try:
+            action()
+            return True
+        except Exception as error:
+            message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
+            if not once or task not in self.said:
+                self.said.add(task)
+                warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
+            return False
+
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the rules, which were loaded from files and cannot be pickled; they are loaded again."""
-        return {**self.__dict__, "_rules": []}
+        """Leave out the rules, which were loaded from files, and the thread: neither can be pickled."""
+        return {**self.__dict__, "_rules": [], "thread": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, thread=BackgroundThread())
 
     def judge(self, sync: SyncRecord) -> Report:
         """Judge the last syncs, and return only the findings that are new with this one."""

@@ -82,7 +82,9 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     seconds: float = 0.0
     """Duration of the sync."""
     checked: float = 0.0
-    """Seconds for digests and for questions to the engine."""
+    """Seconds for digests and for questions to the engine, for which the job waited."""
+    background: float = 0.0
+    """Seconds for digests beside the job, 0 if it waited for all of them."""
     nbytes: int = 0
     """Bytes sent."""
     ok: bool = True

@@ -1,0 +1,104 @@
+"""Checks one sync after it, in the background or before the job goes on: digests, the record, the rules, findings and metrics."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from functools import partial
+
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Finding
+from ckptcheck.refit.history.history import tensors_stored_as_sent
+from ckptcheck.refit.history.record import SyncRecord
+from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
+from ckptcheck.watch.tensor_digests import SyncDigests
+from ckptcheck.watch.watch_state import SyncWarning, WatchState
+
+
+class SyncError(RuntimeError):
+    """A sync has error findings. report: all findings of the sync."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        super().__init__("; ".join(map(_describe_finding, report.findings)))
+
+
+class SyncCheck:
+    """The check of one sync. It uses no device, and nothing that the job changes.
+
+    report: the findings; None until `run`, and if nothing was checked.
+    """
+
+    def __init__(
+        self,
+        watch: WatchState,
+        sync: SyncRecord,
+        sent: SyncDigests,
+        held: SyncDigests,
+        added: Mapping[str, float],
+        *,
+        is_in_background: bool,
+    ) -> None:
+        self._watch, self._sync, self._sent, self._held, self._added = watch, sync, sent, held, added
+        self._is_in_background = is_in_background
+        self.report: Report | None = None
+
+    def run(self, error: BaseException | None) -> None:
+        """Record the sync, judge it, and report findings. error: the exception of a sync that failed.
+
+        Raises SyncError if the watch has ``on="raise"``, there is an error finding, and the sync itself did not raise.
+        """
+        watch, sync = self._watch, self._sync
+        began = time.monotonic()
+        watch.attempt("digest what it has copied", self._digest)
+        self._note_storage()
+        if self._is_in_background:
+            sync.background = time.monotonic() - began
+        watch.attempt("write the record", lambda: watch.append(sync), once=True)
+        previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
+        watch.attempt("judge the sync", self._judge)
+        for sink in watch.sinks:
+            watch.attempt("send its numbers", partial(self._measure, sink, previous))
+        if self.report is not None:
+            self._tell(self.report, error)
+
+    def _digest(self) -> None:
+        self._sync.sent, self._sync.held = self._sent.compute(), self._held.compute()
+        self._sync.nbytes = self._sent.nbytes
+
+    def _note_storage(self) -> None:
+        """Note which tensors the engine holds as sent: the same rows of them may be looked at on both sides."""
+        sync, watch = self._sync, self._watch
+        if sync.alike and sync.ok:
+            alike = {place.partition("/")[2] for place in tensors_stored_as_sent(sync)}
+            compared = {name for place in sync.held if (name := place.partition("/")[2]) in sync.sent}
+            watch.stored_as_sent |= alike
+            watch.unlike = (watch.unlike | compared) - watch.stored_as_sent
+
+    def _judge(self) -> None:
+        self.report = self._watch.judge(self._sync)
+
+    def _measure(self, sink: MetricSink, previous: SyncRecord | None) -> None:
+        """Send the numbers of the sync, and its findings, to one place."""
+        step = self._watch.number if self._sync.step is None else self._sync.step
+        added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
+        sink.log({**measure_sync(self._sync, previous, self.report), **added}, step)
+        for finding in self.report.findings if self.report is not None else ():
+            sink.alert(finding, step)
+
+    def _tell(self, report: Report, error: BaseException | None) -> None:
+        on = self._watch.on
+        for finding in report.findings:
+            if callable(on):
+                self._watch.attempt(f"report {finding.code}", partial(on, finding))
+            elif on == "warn" or finding.severity != "error" or error is not None:
+                warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
+        if on == "raise" and error is None and report.count("error"):
+            raise SyncError(report)
+
+
+def _describe_finding(finding: Finding) -> str:
+    """Return a finding as one line of a log: its code, the tensor unless the message names it, and the message."""
+    named = f" ({finding.key})" if finding.key and finding.key not in finding.message else ""
+    return f"{finding.code} {finding.message}{named}"
