@@ -8,6 +8,7 @@ caller names one.
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ NAMES = ("wandb", "trackio", "mlflow")
 
 class MetricSink(Protocol):
     """Where the numbers and the findings of a sync go."""
+
+    def find_run(self) -> None:
+        """Find the job's run. Called in the job's thread; numbers and findings may come in another."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Receive the numbers of one sync. Their names begin with ``ckptcheck/``."""
@@ -96,7 +100,12 @@ def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report |
     return {f"{PREFIX}{name}": float(value) for name, value in values.items()}
 
 
-class _Function:
+class _Sink:
+    def find_run(self) -> None:
+        """Need no run, or find it in any thread."""
+
+
+class _Function(_Sink):
     """A function of numbers and step. Findings go to the function of `Watch(on=...)`."""
 
     def __init__(self, function: Callable[[Mapping[str, float], int], object]) -> None:
@@ -109,7 +118,7 @@ class _Function:
         pass
 
 
-class _WandB:
+class _WandB(_Sink):
     """A run of Weights & Biases, or its module, whose run has begun by the first sync.
 
     The numbers join the row that the job logs next (``commit=False``) and bring their own step: a row of our own would move the
@@ -138,7 +147,7 @@ class _WandB:
         return run
 
 
-class _Trackio:
+class _Trackio(_Sink):
     """A run of trackio, or its module."""
 
     def __init__(self, run: Any) -> None:
@@ -157,29 +166,46 @@ class _Trackio:
 
 
 class _MLflow:
-    """The module of MLflow, whose run has begun, or a client bound to a run. MLflow has no alerts, so a finding is a tag."""
+    """The module of MLflow, whose run has begun, or a client bound to a run. MLflow has no alerts, so a finding is a tag.
+
+    The module knows the active run only in the thread that began it.
+    """
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self._module, self._thread = module, 0
+        self._run: Any = None
+        self._is_bound = not hasattr(module, "active_run")
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._require_run()
-        self._module.log_metrics(dict(values), step=step)
-
-    def alert(self, finding: Finding, step: int) -> None:
-        self._require_run()
-        self._module.set_tag(f"ckptcheck.{finding.code}", _text(finding, step)[:500])
-
-    def _require_run(self) -> None:
-        """Raise CkptcheckError where no run has begun: MLflow would begin one of its own."""
-        active = getattr(self._module, "active_run", None)
-        if active is not None and active() is None:
+    def find_run(self) -> None:
+        """Note the active run. Raises CkptcheckError where none has begun: MLflow would begin one of its own."""
+        if self._is_bound:
+            return
+        self._run, self._thread = self._module.active_run(), threading.get_ident()
+        if self._run is None:
             raise CkptcheckError(
                 "mlflow has no active run in this thread: mlflow.start_run comes before the first sync"
             )
 
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        if self._is_active:
+            self._module.log_metrics(dict(values), step=step)
+        elif self._run is not None:
+            self._module.log_metrics(dict(values), step=step, run_id=self._run.info.run_id)
 
-class _TensorBoard:
+    def alert(self, finding: Finding, step: int) -> None:
+        name, text = f"ckptcheck.{finding.code}", _text(finding, step)[:500]
+        if self._is_active:
+            self._module.set_tag(name, text)
+        elif self._run is not None:
+            self._module.MlflowClient().set_tag(self._run.info.run_id, name, text)
+
+    @property
+    def _is_active(self) -> bool:
+        """Whether the run is the active one of this thread, or the client has a run of its own."""
+        return self._is_bound or (self._run is not None and self._thread == threading.get_ident())
+
+
+class _TensorBoard(_Sink):
     """A SummaryWriter of torch or tensorboardX."""
 
     def __init__(self, writer: Any) -> None:

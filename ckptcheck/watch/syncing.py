@@ -186,6 +186,8 @@ class Syncing:
         self._checked = SyncCheck(
             watch, self._sync, self._sent, self._held, self._added, is_in_background=self._is_in_background
         )
+        for sink in watch.sinks:
+            watch.attempt("find the run of its numbers", sink.find_run)
         watch.nbytes = max(watch.nbytes, self._sent.nbytes, self._held.nbytes)
         if not self._is_in_background or is_ending:
             self._checked.run(error)

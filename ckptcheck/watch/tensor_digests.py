@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Weights = Iterable[tuple[str, Any]]
@@ -97,42 +96,37 @@ class SyncDigests:
         self._digests, self._copies, self.nbytes = {}, [], 0
 
     def _copy(self, name: str, part: Any, has_rows: bool) -> None:
-        import torch
+        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import copy_tensor
 
-        if part.requires_grad:
-            part = part.detach()
         # the name keeps its place among those that are digested at once
         self._digests[name] = ""
-        self._copies.append((name, has_rows, part.clone(memory_format=torch.contiguous_format)))
+        self._copies.append((name, has_rows, copy_tensor(part)))
 
     def move_to_host(self) -> None:
         """Move copies from their devices into the host's memory, in one transfer a device. Call it before `compute`."""
-        import torch
-
         if not self._on_device:
             return
+        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import move_to_host
+
         self._on_device = 0
         for device in {copy.device for *_, copy in self._copies if copy.device.type != "cpu"}:
             places = [place for place, (*_, copy) in enumerate(self._copies) if copy.device == device]
-            parts = [self._copies[place][2].view(-1).view(torch.uint8) for place in places]
-            moved = torch.cat(parts).cpu().split([len(part) for part in parts])
-            for place, part in zip(places, moved, strict=True):
-                self._copies[place] = (*self._copies[place][:2], part)
+            moved = move_to_host([self._copies[place][2] for place in places])
+            for place, copy in zip(places, moved, strict=True):
+                self._copies[place] = (*self._copies[place][:2], copy)
 
     def compute(self) -> dict[str, str]:
         """Return name → digest, and let the copies go."""
-        from ckptcheck.runtime.engines.digest import digest as of_numpy
-
         copies, self._copies = self._copies, []
         for name, has_rows, copy in copies:
-            array = as_bytes(copy)
-            self._digests[name] = _digest_bytes(array) if has_rows else of_numpy(array)
+            self._digests[name] = _digest_copy(copy, has_rows)
         return self._digests
 
 
-def as_bytes(tensor: Any) -> NDArray[np.uint8]:
-    """Return the bytes of a contiguous torch tensor in the host's memory, without copying them."""
-    import torch
+def _digest_copy(copy: Any, has_rows: bool) -> str:
+    """Return the digest that `digest_rows` or `digest_tensor` gives these bytes."""
+    from ckptcheck.runtime.engines.digest import digest
+    from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import view_bytes
 
-    array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
-    return array
+    array = view_bytes(copy)
+    return _digest_bytes(array) if has_rows else digest(array)

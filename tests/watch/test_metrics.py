@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,10 +68,12 @@ class Tracker:
         return [(arguments, keywords) for called, arguments, keywords in self.calls if called == name]
 
 
-def lose_one(metrics: Any) -> None:
+def lose_one(metrics: Any, background: bool = False) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyncWarning)
-        run_syncs(Watch(Engine(), metrics=metrics), deaf=(NAMES[0],))
+        watch = Watch(Engine(), metrics=metrics, background=background)
+        run_syncs(watch, deaf=(NAMES[0],))
+        assert watch.wait(60)
 
 
 def test_weights_and_biases_keeps_the_jobs_own_steps() -> None:
@@ -98,6 +102,23 @@ def test_mlflow_gets_metrics_and_a_tag_of_its_active_run() -> None:
     lose_one(module)
     assert [keywords["step"] for _, keywords in module.of("log_metrics")] == [0, 1, 2]
     assert module.of("set_tag")[0][0][0] == "ckptcheck.HIS001"
+
+
+def test_mlflow_gets_them_from_another_thread_by_the_id_of_the_run() -> None:
+    """The module knows the active run only in the job's own thread."""
+    client, job = Tracker("set_tag"), threading.get_ident()
+    run = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+    module = Tracker(
+        *("log_metrics", "set_tag"),
+        active_run=lambda: run if threading.get_ident() == job else None,
+        MlflowClient=lambda: client,
+    )
+    lose_one(module, background=True)
+    assert [keywords for _, keywords in module.of("log_metrics")] == [
+        {"step": step, "run_id": "r1"} for step in range(3)
+    ]
+    assert client.of("set_tag")[0][0][:2] == ("r1", "ckptcheck.HIS001")
+    assert not module.of("set_tag")
 
 
 def test_mlflow_without_a_run_is_not_made_to_begin_one() -> None:
@@ -132,12 +153,13 @@ def test_what_takes_no_metrics_is_refused(metrics: Any) -> None:
 # --- the real packages, where they are installed ---
 
 
-def test_the_real_wandb(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_the_real_wandb(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = wandb.init(project="watch", dir=tmp_path)
     try:
-        lose_one("wandb")
+        lose_one("wandb", background)
         run.log({"loss": 1.0}, step=0)
         run.log({"loss": 0.5}, step=1)
         run.log({"loss": 0.4}, step=2)  # writes the row before
@@ -158,21 +180,23 @@ def test_the_real_trackio(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert alerts == [("HIS001 stale-in-engine", trackio.AlertLevel.ERROR)]
 
 
-def test_the_real_mlflow(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_the_real_mlflow(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
     mlflow.set_experiment("watch")
     with mlflow.start_run() as run:
-        lose_one("mlflow")
+        lose_one("mlflow", background)
     client = mlflow.MlflowClient()
     assert [point.step for point in client.get_metric_history(run.info.run_id, "ckptcheck/sent")] == [0, 1, 2]
     assert "HIS001" in " ".join(client.get_run(run.info.run_id).data.tags)
 
 
-def test_the_real_summary_writer(tmp_path: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_the_real_summary_writer(tmp_path: Any, background: bool) -> None:
     tensorboard = pytest.importorskip("tensorboardX")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        lose_one(writer)
+        lose_one(writer, background)
     (events,) = tmp_path.iterdir()
     assert b"ckptcheck/engine_changed" in events.read_bytes()

@@ -1,0 +1,30 @@
+"""Copies of a few bytes of many tensors, which are read after the tensors have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def copy_tensor(tensor: Any) -> Any:
+    """Return a contiguous copy of a torch tensor on its own device. On a GPU it is made in the order of the current stream."""
+    import torch
+
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def move_to_host(copies: Sequence[Any]) -> list[Any]:
+    """Return contiguous torch tensors of one device as bytes in the host's memory, by one transfer."""
+    import torch
+
+    parts = [copy.view(-1).view(torch.uint8) for copy in copies]
+    return list(torch.cat(parts).cpu().split([len(part) for part in parts]))
+
+
+def view_bytes(tensor: Any) -> Any:
+    """Return the bytes of a contiguous torch tensor in the host's memory as a numpy array, without copying them."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8).numpy()
