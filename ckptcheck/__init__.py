@@ -63,8 +63,11 @@ __all__ = [
     "CkptcheckError",
     "Finding",
     "FindingsError",
+    "Local",
     "Observer",
+    "Parts",
     "Problem",
+    "Ray",
     "Report",
     "Reports",
     "Section",
@@ -80,6 +83,7 @@ __all__ = [
     "follow_history",
     "gate",
     "history",
+    "join",
     "judge",
     "judge_all",
     "localize",
@@ -98,6 +102,7 @@ __all__ = [
     "score_rollouts",
     "verify",
     "write_page",
+    "write_part",
 ]
 
 _MODULES = {
@@ -112,6 +117,9 @@ _MODULES = {
     "Reports": "ckptcheck.linter.report",
     "Section": "ckptcheck.linter.report",
     "Observer": "ckptcheck.text.observer",
+    "Local": "ckptcheck.runners.runner",
+    "Parts": "ckptcheck.runners.parts",
+    "Ray": "ckptcheck.runners.ray_cluster",
 }
 """Exported name → its module; the others are functions of ckptcheck.api."""
 

@@ -31,15 +31,18 @@ from ckptcheck.text.observer import SILENT, Observer
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.manifest import Manifest
+    from ckptcheck.compare.matching.comparison import Comparison
     from ckptcheck.linter.report import FailOn, Report, Reports
     from ckptcheck.linter.rule import Rule
     from ckptcheck.parity.calibrate import FloorMeasurement
     from ckptcheck.parity.rollouts import Rollouts
     from ckptcheck.preflight.job import Job
     from ckptcheck.refit.conformance.own_transport import WeightTransport
+    from ckptcheck.runners.runner import Runner
     from ckptcheck.runtime.process.exchange import TensorExchange
     from ckptcheck.runtime.trainers.base import Trainer
     from ckptcheck.scanning import ScanRequest
+    from ckptcheck.text.observer import Advance
 
 StrPath = str | os.PathLike[str]
 Dtype = Literal["float32", "bfloat16"]
@@ -48,6 +51,7 @@ EngineMode = Literal["plain", "stock"]
 AdapterUpdate = Literal["reload", "inplace", "same"]
 Bridge = Literal["builtin", "mbridge", "both"]
 Device = Literal["auto", "cpu", "cuda"]
+PartVerb = Literal["scan", "manifest", "verify", "diff"]
 Scheme = Literal["w4a16", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8"]
 Quantizer = Literal["compressed-tensors", "slime"]
 RolloutFormat = Literal[
@@ -154,6 +158,7 @@ def scan(
     ignore: Sequence[str] = (),
     rules: StrPath | Sequence[StrPath] = (),
     jobs: int | None = None,
+    runner: Runner | None = None,
     fix: bool = False,
     baseline: StrPath | None = None,
     write_baseline: StrPath | None = None,
@@ -185,6 +190,7 @@ def scan(
         baseline: file of known findings, which the report leaves out.
         write_baseline: write the findings to this file as known; the report leaves them out.
         config: file with settings; None: the nearest ckptcheck.toml or pyproject.toml above the working directory.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
         observer: receives messages and progress.
 
     Raises CkptcheckError for a target that cannot be read, for arguments that contradict each other, and where `recursive` finds
@@ -203,7 +209,7 @@ def scan(
         [target], recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
         stats=stats, consumers=consumers, no_mmap=no_mmap, device=device, select=select, ignore=ignore, rules=rules, jobs=jobs,
-        fix=fix, baseline=baseline, write_baseline=write_baseline, config=config, observer=observer,
+        runner=runner, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config, observer=observer,
     )[0]  # fmt: skip
 
 
@@ -226,6 +232,7 @@ def scan_all(
     ignore: Sequence[str] = (),
     rules: StrPath | Sequence[StrPath] = (),
     jobs: int | None = None,
+    runner: Runner | None = None,
     fix: bool = False,
     baseline: StrPath | None = None,
     write_baseline: StrPath | None = None,
@@ -239,6 +246,74 @@ def scan_all(
 
     Raises CkptcheckError as `scan`, for an unreadable target only where it is the only one.
     """
+    from ckptcheck.linter import baseline as baselines
+    from ckptcheck.linter.report import Reports
+    from ckptcheck.scanning import scan_targets
+
+    names, request, loaded_rules, fail_on = _prepare_scan(
+        targets=targets,
+        recursive=recursive,
+        follow_links=follow_links,
+        headers_only=headers_only,
+        values=values,
+        verify_blobs=verify_blobs,
+        near_zero_threshold=near_zero_threshold,
+        identical_threshold=identical_threshold,
+        base=base,
+        stats=stats,
+        consumers=consumers,
+        no_mmap=no_mmap,
+        device=device,
+        select=select,
+        ignore=ignore,
+        rules=rules,
+        jobs=jobs,
+        runner=runner,
+        fix=fix,
+        baseline=baseline,
+        write_baseline=write_baseline,
+        config=config,
+        observer=observer,
+    )
+    known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
+    reports = scan_targets(names, request)
+    if write_baseline:
+        known = baselines.write_baseline(Path(write_baseline), reports)
+        observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
+    if known:
+        reports = [baselines.drop_known(report, known) for report in reports]
+    reports = [_add_notes(report, runner) for report in reports]
+    return Reports(tuple(replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
+
+
+def _prepare_scan(
+    *,
+    targets: StrPath | Sequence[StrPath],
+    recursive: bool,
+    follow_links: bool,
+    headers_only: bool,
+    values: bool,
+    verify_blobs: bool,
+    near_zero_threshold: float,
+    identical_threshold: float,
+    base: StrPath | None,
+    stats: StrPath | None,
+    consumers: Sequence[str],
+    no_mmap: bool,
+    device: str,
+    select: Sequence[str],
+    ignore: Sequence[str],
+    rules: StrPath | Sequence[StrPath],
+    jobs: int | None,
+    runner: Runner | None,
+    fix: bool,
+    baseline: StrPath | None,
+    write_baseline: StrPath | None,
+    config: StrPath | None,
+    observer: Observer,
+) -> tuple[list[str], ScanRequest, list[Rule], FailOn]:
+    """Return the targets, the request, all loaded rules, and the severity that the settings fail on; see `scan_all`."""
+    arguments = dict(locals())
     targets = _wrap_single(targets)
     consumers = _wrap_single(consumers)
     select = _wrap_single(select)
@@ -247,13 +322,10 @@ def scan_all(
     _require_ranges(near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, jobs=jobs)
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.checkpoint.targets import normalize_target, resolve_targets
-    from ckptcheck.linter import baseline as baselines
-    from ckptcheck.linter.report import Reports
-    from ckptcheck.scanning import scan_targets
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.unused_options import Arguments, reject_unused_scan_options
 
-    given = Arguments(scan_all, locals())
+    given = Arguments(scan_all, arguments)
     names = [normalize_target(os.fspath(target)) for target in targets]
     reject_unused_scan_options(
         given, names, headers_only=headers_only, values=values, write_baseline=write_baseline is not None
@@ -273,16 +345,9 @@ def scan_all(
     request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options)
     request = replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,
-        stats=_path(stats), observer=observer,
+        stats=_path(stats), runner=_check_runner(runner, device), observer=observer,
     )  # fmt: skip
-    known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
-    reports = scan_targets(names, request)
-    if write_baseline:
-        known = baselines.write_baseline(Path(write_baseline), reports)
-        observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
-    if known:
-        reports = [baselines.drop_known(report, known) for report in reports]
-    return Reports(tuple(replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
+    return names, request, loaded_rules, fail_on
 
 
 def preview_repairs(
@@ -372,6 +437,7 @@ def diff(
     bridge: Bridge = "builtin",
     follow_links: bool = False,
     jobs: int | None = None,
+    runner: Runner | None = None,
     observer: Observer = SILENT,
 ) -> Report:
     """Compare two checkpoints tensor by tensor, across layouts, and say why they differ.
@@ -389,9 +455,46 @@ def diff(
         bridge: maps Megatron's tensors by the built-in tables, by mbridge, or compares both mappings.
         follow_links: follow links out of a checkpoint, to regular files.
         jobs: threads that compare; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
         observer: receives messages and progress.
 
     """
+    with observer.progress(f"{os.fspath(first)} ↔ {os.fspath(second)}") as progress:
+        comparison = _open_comparison(
+            first=first,
+            second=second,
+            cast=cast,
+            rtol=rtol,
+            atol=atol,
+            previous=previous,
+            base=base,
+            critic=critic,
+            bridge=bridge,
+            follow_links=follow_links,
+            jobs=jobs,
+            runner=runner,
+            progress=progress,
+        )
+        return _add_notes(_report(comparison), runner)
+
+
+def _open_comparison(
+    *,
+    first: StrPath,
+    second: StrPath,
+    cast: str,
+    rtol: float,
+    atol: float,
+    previous: StrPath | None,
+    base: StrPath | None,
+    critic: bool,
+    bridge: Bridge,
+    follow_links: bool,
+    jobs: int | None,
+    runner: Runner | None,
+    progress: Advance | None,
+) -> Comparison:
+    """Open both sides; see `diff` for the arguments."""
     _require_ranges(rtol=rtol, atol=atol, jobs=jobs)
     from ckptcheck.compare.matching.cast import parse_dtype
     from ckptcheck.compare.matching.comparison import Comparison
@@ -406,37 +509,37 @@ def diff(
     if base is not None and previous is not None:
         raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
     names = os.fspath(first), os.fspath(second)
-    with observer.progress(" ↔ ".join(names)) as progress:
-        adapter, reference = None, names[0]
-        if base is not None and is_adapter(names[0], follow_links=follow_links):
-            reference = os.fspath(base)
-        elif base is not None:
-            previous = base
-        sides = (
-            open_side(reference, jobs=jobs, follow_links=follow_links),
-            open_side(names[1], jobs=jobs, follow_links=follow_links),
+    adapter, reference = None, names[0]
+    if base is not None and is_adapter(names[0], follow_links=follow_links):
+        reference = os.fspath(base)
+    elif base is not None:
+        previous = base
+    sides = (
+        open_side(reference, jobs=jobs, follow_links=follow_links),
+        open_side(names[1], jobs=jobs, follow_links=follow_links),
+    )
+    if reference != names[0]:
+        adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
+    if bridge != "builtin" and sides[0].is_megatron == sides[1].is_megatron:
+        raise CkptcheckError(
+            f"--bridge {bridge} has no effect between two checkpoints of one form",
+            "a bridge maps between Megatron's tensors and Hugging Face's",
         )
-        if reference != names[0]:
-            adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
-        if bridge != "builtin" and sides[0].is_megatron == sides[1].is_megatron:
-            raise CkptcheckError(
-                f"--bridge {bridge} has no effect between two checkpoints of one form",
-                "a bridge maps between Megatron's tensors and Hugging Face's",
-            )
-        before = open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links) if previous is not None else None
-        comparison = Comparison(
-            *sides,
-            Tolerance(dtype, rtol, atol),
-            critic,
-            bridge,
-            previous=before,
-            adapter=adapter,
-            jobs=jobs,
-            progress=progress,
-        )
-        # raises CkptcheckError where mbridge is asked for and fails
-        _ = comparison.mbridge_mapping
-        return _report(comparison)
+    before = open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links) if previous is not None else None
+    comparison = Comparison(
+        *sides,
+        Tolerance(dtype, rtol, atol),
+        critic,
+        bridge,
+        previous=before,
+        adapter=adapter,
+        jobs=jobs,
+        runner=_check_runner(runner),
+        progress=progress,
+    )
+    # raises CkptcheckError where mbridge is asked for and fails
+    _ = comparison.mbridge_mapping
+    return comparison
 
 
 def manifest(
@@ -445,6 +548,7 @@ def manifest(
     *,
     follow_links: bool = False,
     jobs: int | None = None,
+    runner: Runner | None = None,
     observer: Observer = SILENT,
 ) -> Manifest:
     """Return dtype, shape and digest (xxh3-128) of every tensor.
@@ -454,6 +558,7 @@ def manifest(
         output: file that the manifest is written to; None: none.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
         observer: receives messages and progress.
 
     """
@@ -466,7 +571,10 @@ def manifest(
     name = os.fspath(target)
     with observer.progress(name) as progress:
         built = build_manifest(
-            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)), jobs=jobs, progress=progress
+            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            jobs=jobs,
+            runner=_check_runner(runner),
+            progress=progress,
         )
     if output is not None:
         write_manifest(built, Path(output))
@@ -480,6 +588,7 @@ def verify(
     *,
     follow_links: bool = False,
     jobs: int | None = None,
+    runner: Runner | None = None,
     observer: Observer = SILENT,
 ) -> Report:
     """Say which tensors changed, moved or vanished since a manifest was written.
@@ -489,6 +598,7 @@ def verify(
         manifest: what `manifest` returned, or the file that it wrote.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
         observer: receives messages and progress.
 
     """
@@ -504,9 +614,138 @@ def verify(
             open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
             expected,
             jobs=jobs,
+            runner=_check_runner(runner),
             progress=progress,
         )
-    return _report(verification)
+    return _add_notes(_report(verification), runner)
+
+
+# --- several machines ---
+
+
+def write_part(
+    verb: PartVerb,
+    *targets: StrPath,
+    part: str,
+    folder: StrPath,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+    **options: Any,
+) -> Path:
+    """Compute one part of what a verb reads and write it to a folder, which machines share; `join` makes the report of all parts.
+
+    Args:
+        verb: scan, manifest, verify or diff.
+        targets: the arguments of the verb that have no name: checkpoints, and the manifest of verify.
+        part: which part of how many: ``0/8`` to ``7/8``.
+        folder: where the parts are written. What an earlier run wrote there of the same files is not computed again.
+        jobs: threads of this process; None: as many as there are cores, more where bytes come over the network.
+        observer: receives messages and progress.
+        options: further arguments of the verb, which `join` uses as well.
+
+    Returns the file. Raises EvidenceError where not everything could be read: the part is there, and a rerun reads the rest.
+    """
+    _require_choice("verb", verb, PartVerb)
+    _require_ranges(jobs=jobs)
+    import inspect
+
+    from ckptcheck.runners.parts import PartWriter
+    from ckptcheck.scanning import run_passes
+    from ckptcheck.text.addresses import is_remote_address
+    from ckptcheck.text.formatting import format_bytes
+
+    function: Any = {"scan": scan_all, "manifest": manifest, "verify": verify, "diff": diff}[verb]
+    names = [os.fspath(target) for target in targets]
+    if verb == "scan" and any(map(is_remote_address, names)):
+        options["values"] = True
+    defaults = inspect.signature(function).parameters
+    for name in options.keys() - defaults.keys():
+        raise UsageError(f"{verb} takes no {name}")
+    given = {
+        name: [*map(_plain, value)] if isinstance(value, (list, tuple)) else _plain(value)
+        for name, value in options.items()
+        if value not in (None, defaults[name].default) and value != []
+    }
+    if given.get("headers_only") or given.get("fix"):
+        raise UsageError(
+            "parts are of values: --headers-only and --fix have no effect on one", hint="scan without --part"
+        )
+    writer = PartWriter(Path(folder), part, verb, {"*": names, **given}, jobs=jobs)
+    with observer.progress(f"part {part}") as progress:
+        if verb == "scan":
+            defaulted = {name: one.default for name, one in defaults.items() if one.kind is one.KEYWORD_ONLY}
+            arguments = {**defaulted, **given, "targets": names, "jobs": jobs, "runner": writer, "observer": observer}
+            found, request, _, _ = _prepare_scan(**arguments)
+            run_passes(found, request)
+        elif verb == "diff":
+            defaulted = {name: one.default for name, one in defaults.items() if name != "observer"}
+            comparison = _open_comparison(
+                **{**defaulted, **given, "first": names[0], "second": names[1], "jobs": jobs, "runner": writer},
+                progress=progress,
+            )
+            _ = comparison.value_differences
+        else:
+            function(*names, **given, jobs=jobs, runner=writer, observer=observer)
+    path = writer.write()
+    known = f", {format_bytes(writer.known)} known from before" if writer.known else ""
+    observer.log(f"part {part} written to {path}: {format_bytes(writer.computed)} read{known}")
+    return path
+
+
+def join(
+    folder: StrPath, output: StrPath | None = None, *, jobs: int | None = None, observer: Observer = SILENT
+) -> Reports | Manifest:
+    """Return what a verb returns, from the parts that `write_part` wrote to a folder.
+
+    Rules run here; they read headers, and single pieces of tensors, from the checkpoint.
+
+    Args:
+        folder: the folder of the parts.
+        output: file that a manifest is written to; None: none. Reports are written by whoever asks for them.
+        jobs: files read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    Raises EvidenceError where a part is missing, doubled, of another plan or version, with the command that runs it again.
+    """
+    _require_ranges(jobs=jobs)
+    from ckptcheck.linter.report import Reports
+    from ckptcheck.runners.parts import Parts
+
+    parts = Parts(os.fspath(folder))
+    verb, recorded = parts.read_command()
+    names, arguments = recorded["*"], {name: value for name, value in recorded.items() if name != "*"}
+    if verb == "scan":
+        return scan_all(names, **arguments, jobs=jobs, runner=parts, observer=observer)
+    if verb == "manifest":
+        return manifest(names[0], output, **arguments, jobs=jobs, runner=parts, observer=observer)
+    compare: Any = {"verify": verify, "diff": diff}[verb]
+    report = compare(*names, **arguments, jobs=jobs, runner=parts, observer=observer)
+    return Reports((report,))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a part records it."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
+    """Return the runner, None for the default one. Raises CkptcheckError where it cannot run anything."""
+    from ckptcheck.runners.parts import Parts
+    from ckptcheck.runners.runner import Local
+
+    if isinstance(runner, Parts):
+        runner.read_command()
+    elif runner is not None and device != "cpu":
+        raise UsageError("--device has no effect where another machine scans the values")
+    return None if type(runner) is Local else runner
+
+
+def _add_notes(report: Report, runner: Runner | None) -> Report:
+    """Add what happened to the cluster that did the work."""
+    from ckptcheck.linter.report import Section
+
+    notes = tuple(getattr(runner, "notes", ()))
+    return replace(report, sections=(*report.sections, Section("Cluster", lines=notes))) if notes else report
 
 
 # --- jobs ---

@@ -20,6 +20,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.repair import plan_ignore_repair, plan_index_repair
+from ckptcheck.runners.runner import Runner
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import SILENT, Advance, Observer
 
@@ -48,6 +49,8 @@ class ScanRequest:
     """Read no tensor values."""
     remote_values: bool = False
     """Read the values of targets on the Hub too."""
+    runner: Runner | None = None
+    """What runs passes over all bytes; None: this process and workers of it."""
     use_mmap: bool = True
     """Map files into memory; False reads them."""
     device: str = "cpu"
@@ -98,9 +101,27 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
         use_mmap=request.use_mmap,
         device=request.device,
         read_remote=request.remote_values,
-        takes_samples=request.stats is not None or are_asked_for(),
+        # who computes a part does not know what the parts will be joined to
+        takes_samples=request.runner is not None or request.stats is not None or are_asked_for(),
+        runner=request.runner,
         progress=progress,
     )
+
+
+def run_passes(targets: Sequence[str], request: ScanRequest) -> None:
+    """Run every pass that rules about values may ask for, by the runner of the request, which keeps what it computes.
+
+    Raises CkptcheckError where a target cannot be opened, EvidenceError where not everything could be read.
+    """
+    for target in targets:
+        with request.observer.progress(target) as progress:
+            reader = _create_value_reader(request, progress)
+            ckpt = open_target(target, jobs=request.jobs, options=request.options, value_reader=reader)
+            if isinstance(ckpt, Checkpoint):
+                _read_headers(ckpt, target, request.observer)
+                _ = ckpt.values
+            else:
+                _ = ckpt.record_stats, ckpt.values_view.values
 
 
 def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]], value_reader: ValueReader) -> Report:

@@ -533,6 +533,7 @@ FUNCTIONS = {
     "diff": api.diff,
     "manifest": api.manifest,
     "verify": api.verify,
+    "join": api.join,
     "preflight": api.preflight,
     "gate": api.gate,
     "refit": api.refit,
@@ -588,7 +589,9 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
             options -= OF_THE_TERMINAL
         arguments = {*inspect.signature(function).parameters} - {"observer"}
         options -= OF_ATTACH | OF_CONFORMANCE if name == "refit" else set()
-        renamed = {"targets": "target", "files": "file", "diff": None}
+        renamed = {"targets": "target", "files": "file", "diff": None, "part": None, "on": "runner"}
+        # the file of a manifest
+        arguments -= {"output"} if name == "join" else set()
         renamed |= {"files": "files"} if name == "report" else {}
         # only judge_all compares two runs
         renamed |= {"against": None} if name == "parity judge" else {}

@@ -167,6 +167,21 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
     return None
 
 
+def describe_version(source: Source, name: str) -> str:
+    """Return what changes when a file is replaced: its size, and its ETag or the time of its last change.
+
+    "" where it is gone. The same on every machine that sees the file.
+    """
+    file = source.files[name]
+    if source.local is None:
+        return f"{file.size} {file.version}"
+    try:
+        status = os.stat(file.path)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def blob_digests(source: Source) -> dict[str, str]:
     """Map each file to the SHA-256 in the name of its blob in the Hugging Face cache; {} for any other folder.
 

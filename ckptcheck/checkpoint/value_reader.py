@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Runner
 
 if TYPE_CHECKING:
     # An upward import for types only: what a reader returns is defined by the value pass, which reads checkpoints.
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 class ValueReader(Protocol):
     """Reads the values of a checkpoint when a rule first asks for them; `values.value_pass.ValuePass` does."""
+
+    @property
+    def runner(self) -> Runner | None:
+        """What runs passes over all bytes; None: threads of this process."""
+        ...
 
     def unavailable_reason(self, source: Source) -> str | None:
         """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
@@ -35,6 +41,8 @@ class ValueReader(Protocol):
 
 class UnreadValues:
     """The reader that reads no values: rules about values are skipped with its reason."""
+
+    runner = None
 
     def __init__(self, reason: str = "the values were not read") -> None:
         self._reason = reason

@@ -7,10 +7,24 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import TARGET_FORMS, FailOn, FollowLinks, Format, Output, Verbose, finite
+from ckptcheck.cli.join import write_part
+from ckptcheck.cli.options import (
+    TARGET_FORMS,
+    FailOn,
+    FollowLinks,
+    Format,
+    On,
+    Output,
+    Part,
+    Verbose,
+    WrittenOptions,
+    find_runner,
+    finite,
+)
 
 
 def diff(
+    ctx: typer.Context,
     first: Annotated[str, typer.Argument(metavar="A", help=f"The reference. {TARGET_FORMS}")],
     second: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare with it.")],
     cast: Annotated[
@@ -47,6 +61,8 @@ def diff(
     output: Output = None,
     fail_on: FailOn = "error",
     jobs: Annotated[int | None, typer.Option(min=1, help="Threads that compare.", show_default="cores")] = None,
+    part: Part = None,
+    on: On = None,
     verbose: Verbose = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: bit for bit, across layouts, and say why they differ.
@@ -55,8 +71,13 @@ def diff(
     """
     from ckptcheck.cli import output as out
 
+    if part is not None:
+        write_part(
+            WrittenOptions(ctx), "diff", [first, second], part, output, jobs, ("format", "fail_on", "verbose"), cast=cast,
+            rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge, follow_links=follow_links,
+        )  # fmt: skip
     report = api.diff(
         first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge,
-        follow_links=follow_links, jobs=jobs, observer=out.TERMINAL,
+        follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

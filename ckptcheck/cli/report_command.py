@@ -27,7 +27,7 @@ class ReportCommand(typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""
-        if not {"format", "output"} <= ctx.params.keys():
+        if not {"format", "output"} <= ctx.params.keys() or ctx.params.get("part") is not None:  # a part is no report
             return super().invoke(ctx)
         output = Path(ctx.params["output"]) if ctx.params["output"] else None
         try:

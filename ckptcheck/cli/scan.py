@@ -9,15 +9,19 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
+from ckptcheck.cli.join import write_part
 from ckptcheck.cli.options import (
     TARGET_FORMS,
     FollowLinks,
     Format,
     Ignore,
+    On,
     Output,
+    Part,
     Select,
     Verbose,
     WrittenOptions,
+    find_runner,
     finite,
     split_list,
 )
@@ -27,7 +31,7 @@ from ckptcheck.unused_options import VALUE_OPTIONS, reject_unused_scan_options
 
 REPORT_OPTIONS = (
     "headers_only", "values", "verify_blobs", "base", "stats", *VALUE_OPTIONS, "select", "ignore", "format", "output", "fail_on",
-    "baseline", "write_baseline", "verbose",
+    "baseline", "write_baseline", "verbose", "on",
 )  # fmt: skip
 """Options about what is checked and reported. --diff judges nothing."""
 
@@ -96,6 +100,8 @@ def scan(
         typer.Option(help="Exit with 1 on findings of this severity or a worse one.", show_default="error"),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Files read at a time.", show_default="cores")] = None,
+    part: Part = None,
+    on: On = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Make the safe repairs, then report what remains. Old files are kept.")
     ] = False,
@@ -125,6 +131,15 @@ def scan(
     from ckptcheck.text.file_io import require_distinct_outputs
 
     written = WrittenOptions(ctx)
+    if part is not None:
+        write_part(
+            written, "scan", targets, part, output, jobs,
+            ("headers_only", "fix", "diff", "format", "fail_on", "verbose"),
+            recursive=recursive, follow_links=follow_links, values=values, verify_blobs=verify_blobs,
+            near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base, stats=stats,
+            consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
+            ignore=split_list(ignore), rules=rules, baseline=baseline, write_baseline=write_baseline, config=config,
+        )  # fmt: skip
     if fix and diff:
         raise UsageError("--fix makes the repairs and --diff only shows them; choose one")
     require_distinct_outputs({"--stats": stats, "--write-baseline": write_baseline, "-o": output})
@@ -145,7 +160,7 @@ def scan(
         targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
         stats=stats, consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
-        ignore=split_list(ignore), rules=rules, jobs=jobs, fix=fix, baseline=baseline, write_baseline=write_baseline,
-        config=config, observer=out.TERMINAL,
+        ignore=split_list(ignore), rules=rules, jobs=jobs, runner=find_runner(on), fix=fix, baseline=baseline,
+        write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)

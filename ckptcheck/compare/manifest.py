@@ -24,6 +24,7 @@ from ckptcheck.checkpoint.objects.folder import read_object
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.file_io import read_whole_file, replace_file
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
@@ -80,16 +81,23 @@ class Manifest(msgspec.Struct):
 
 
 def build_manifest(
-    ckpt: Checkpoint | Megatron, *, jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+    ckpt: Checkpoint | Megatron,
+    *,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
-    """Digest every tensor. Raises EvidenceError if a tensor is missing or unreadable: a partial manifest proves nothing."""
+    """Digest every tensor, in `jobs` threads or by a runner.
+
+    Raises EvidenceError if a tensor is missing or unreadable: a partial manifest proves nothing.
+    """
     if absent := _absent(ckpt):
         raise EvidenceError(
             f"no manifest of {ckpt.target} can be written: {absent}",
             hint=f"ckptcheck scan {ckpt.target} lists what is wrong",
         )
     streams = _streams(ckpt)
-    digests = digest_tensors(streams, jobs=jobs or ckpt.jobs, progress=progress)
+    digests = digest_tensors(ckpt.source, streams, runner=runner or Local(jobs), progress=progress)
     return Manifest(SCHEMA, ckpt.target, {name: _entry(streams[name], digests[name]) for name in sorted(digests)})
 
 
@@ -252,10 +260,12 @@ def verify_manifest(
     manifest: Manifest,
     *,
     jobs: int | None = None,
+    runner: Runner | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Digest a checkpoint as it is now, for comparison with its manifest. Raises EvidenceError if a file cannot be read."""
     streams = _streams(ckpt)
     unreadable: dict[str, str] = {}
-    digests = digest_tensors(streams, jobs=jobs or ckpt.jobs, progress=progress, broken=unreadable)
+    runner = runner or Local(jobs)
+    digests = digest_tensors(ckpt.source, streams, runner=runner, progress=progress, broken=unreadable)
     return Verification(ckpt, manifest, {name: _entry(streams[name], digests[name]) for name in digests}, unreadable)

@@ -3,54 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import msgspec
+
+from ckptcheck.checkpoint.source import Source, describe_version
+from ckptcheck.errors import EvidenceError
+from ckptcheck.runners.runner import Runner
 from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
 ZEROS = bytes(1 << 20)
+REMOTE_TENSORS = 32
+"""Tensors that are read at a time where they are not on this machine; each holds 8 MiB."""
+
+
+class DigestResult(msgspec.Struct):
+    """The digest of a tensor, or why there is none."""
+
+    digest: str = ""
+    broken: str = ""
+    """Why the checkpoint does not hold the tensor intact."""
+    unread: str = ""
+    """Why its bytes could not be read, though they may be intact."""
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class TensorDigests:
+    """Digests a tensor; `runners.runner.Work`, whose units are the names of tensors."""
+
+    source: Source
+    streams: Mapping[str, TensorStream]
+    result_type = DigestResult
+
+    @property
+    def name(self) -> str:
+        """What is computed of which target."""
+        return f"digests of {self.source.target}"
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many tensors are read at a time where they are not on this machine."""
+        return 0 if self.source.local is not None else REMOTE_TENSORS
+
+    def compute(self, unit: str) -> DigestResult:
+        """Digest a tensor block by block: xxh3-128 of its bytes in row-major order."""
+        import xxhash
+
+        state = xxhash.xxh3_128()
+        try:
+            for block in self.streams[unit].blocks():
+                state.update(block)
+        except BrokenTensor as error:
+            return DigestResult(broken=error.message)
+        except EvidenceError as error:
+            return DigestResult(unread=error.message, hint=error.hint)
+        return DigestResult(state.hexdigest())
+
+    def describe(self, unit: str) -> str:
+        """Say which tensor it is."""
+        stream = self.streams[unit]
+        return repr((unit, stream.dtype, stream.shape, stream.file))
+
+    def weigh(self, unit: str) -> int:
+        """Return the bytes of a tensor."""
+        return self.streams[unit].nbytes
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return {name: describe_version(self.source, name) for name in self.source.files}
+
+    def is_whole(self, result: DigestResult) -> bool:
+        """Whether the tensor could be read."""
+        return not result.unread
 
 
 def digest_tensors(
+    source: Source,
     streams: Mapping[str, TensorStream],
     *,
-    jobs: int = 1,
+    runner: Runner,
     progress: Callable[[int, int], None] | None = None,
     broken: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """Return tensor → hexadecimal digest of its bytes in row-major order.
 
-    progress: called with the bytes digested so far and the bytes of all tensors.
+    source: where the streams read. progress: called with the bytes digested so far and the bytes of all tensors.
     broken: receives tensor → reason for the tensors that the checkpoint does not hold intact; without it they are errors.
     Raises EvidenceError if a file cannot be read to the end: there is no digest of half a tensor.
     """
-    import xxhash
-
-    total = sum(stream.nbytes for stream in streams.values())
-    done = 0
-
-    def digest(name: str) -> str | None:
-        state = xxhash.xxh3_128()
-        try:
-            for block in streams[name].blocks():
-                state.update(block)
-        except BrokenTensor as error:
-            if broken is None:
-                raise
-            broken[name] = error.message
-            return None
-        return state.hexdigest()
-
-    digests = {}
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for name, value in zip(streams, pool.map(digest, streams), strict=True):
-            if value is not None:
-                digests[name] = value
-            done += streams[name].nbytes
-            if progress is not None:
-                progress(done, total)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    total, done, digests = sum(stream.nbytes for stream in streams.values()), 0, {}
+    for name, result in runner.run(TensorDigests(source, streams), list(streams)):
+        if result.unread:
+            raise EvidenceError(result.unread, result.hint)
+        if result.broken and broken is None:
+            raise BrokenTensor(result.broken)
+        if result.broken and broken is not None:
+            broken[name] = result.broken
+        else:
+            digests[name] = result.digest
+        done += streams[name].nbytes
+        if progress is not None:
+            progress(done, total)
     return digests
 
 

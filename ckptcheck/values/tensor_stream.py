@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item, itemsize
+from ckptcheck.checkpoint.megatron.tensor_reader import ItemArchives, read_tensor
 from ckptcheck.checkpoint.megatron.weights import is_weight
+from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.errors import EvidenceError
 
@@ -45,20 +48,21 @@ def open_streams(ckpt: Checkpoint) -> dict[str, TensorStream]:
 
 def _file_stream(ckpt: Checkpoint, name: str) -> TensorStream:
     tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-
-    def blocks() -> Iterator[bytes]:
-        begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
-        while begin < end:
-            try:
-                part = ckpt.source.read(shard.name, begin, min(BLOCK, end - begin))
-            except OSError as error:
-                raise EvidenceError(f"cannot read {shard.name}: {error.strerror or error}") from error
-            if not part:
-                raise BrokenTensor(f"{shard.name} ends before {name} does")
-            yield part
-            begin += len(part)
-
+    begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
+    blocks = partial(_read_range, ckpt.source, name, shard.name, begin, end)
     return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, shard.name, blocks)
+
+
+def _read_range(source: Source, name: str, file: str, begin: int, end: int) -> Iterator[bytes]:
+    while begin < end:
+        try:
+            part = source.read(file, begin, min(BLOCK, end - begin))
+        except OSError as error:
+            raise EvidenceError(f"cannot read {file}: {error.strerror or error}") from error
+        if not part:
+            raise BrokenTensor(f"{file} ends before {name} does")
+        yield part
+        begin += len(part)
 
 
 def open_run_streams(run: Megatron) -> dict[str, TensorStream]:
@@ -88,17 +92,17 @@ def _rank_tensors(run: Megatron) -> Iterator[tuple[str, GlobalTensor]]:
 def _chunk_stream(run: Megatron, tensor: GlobalTensor) -> TensorStream:
     files = {run.path_of(chunk.item) for chunk in tensor.chunks if chunk.item is not None}
     file = files.pop() if len(files) == 1 else run.iteration or "."
+    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, file, partial(_read_chunks, run.archives, tensor))
 
-    def blocks() -> Iterator[bytes]:
-        for box in iter_boxes(tensor.shape, max(1, BLOCK // itemsize(tensor.dtype))):
-            try:
-                yield run.read(tensor, box).tobytes()
-            except EvidenceError as error:
-                if isinstance(error.__cause__, UnreadableArchive):
-                    raise BrokenTensor(error.message) from error
-                raise
 
-    return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, file, blocks)
+def _read_chunks(archives: ItemArchives, tensor: GlobalTensor) -> Iterator[bytes]:
+    for box in iter_boxes(tensor.shape, max(1, BLOCK // itemsize(tensor.dtype))):
+        try:
+            yield read_tensor(archives, tensor, box).tobytes()
+        except EvidenceError as error:
+            if isinstance(error.__cause__, UnreadableArchive):
+                raise BrokenTensor(error.message) from error
+            raise
 
 
 def iter_boxes(shape: tuple[int, ...], most: int) -> Iterator[list[slice]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, describe_version
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, file_identity, plan_scan
@@ -24,7 +26,7 @@ READ_BYTES = 1 << 23
 MIN_BYTES_FOR_WORKERS = 1 << 28
 """Bytes from which starting processes (0.2 s) is faster than reading in this one."""
 REMOTE_READS = 32
-"""Reads at a time where the files are not on this machine, at least: each waits for the network. They hold READ_BYTES each."""
+"""Reads at a time where the files are not on this machine: each waits for the network. They hold READ_BYTES each."""
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         "nfs",
@@ -52,15 +54,17 @@ def run_value_pass(
     source: Source,
     plan: ScanPlan,
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     pool: WorkerPool | None = None,
+    runner: Runner | None = None,
     scan: ChunkScanner = scan_chunk,
     progress: Progress | None = None,
 ) -> ValueStats:
     """Scan every value that the plan lists.
 
     pool: processes that map the files, and may have begun. They are killed afterwards; the caller closes the pool.
-    Without a pool, `jobs` threads of this process read the files and scan them with `scan`.
+    runner: runs the batches in place of the pool; without either, `jobs` threads of this process read the files.
+    scan: scans a run of bytes.
     progress: called with the bytes scanned so far and the bytes in all.
 
     A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
@@ -72,7 +76,7 @@ def run_value_pass(
     results = (
         _scan_mapped(pool, source, plan, values)
         if pool is not None
-        else _scan_read(source, plan.batches, jobs, values, scan)
+        else _scan_read(source, plan, plan.batches, runner or Local(jobs), values, scan)
     )
     for batch, chunks in results:
         done += batch.nbytes
@@ -114,42 +118,88 @@ def _scan_mapped(
                 yield batch, chunks
             elif batch.shard not in lost_shards:
                 lost_shards.add(batch.shard)
-                yield from _scan_read(source, [batch], 1, values, scan_chunk)
+                yield from _scan_read(source, plan, [batch], Local(1), values, scan_chunk)
     finally:
         pool.kill()
 
 
 def _scan_read(
-    source: Source, batches: list[Batch], jobs: int, values: ValueStats, scan: ChunkScanner
+    source: Source, plan: ScanPlan, batches: list[Batch], runner: Runner, values: ValueStats, scan: ChunkScanner
 ) -> Iterator[tuple[Batch, list[ChunkStats]]]:
-    """Read the files and scan what was read, several batches at a time."""
+    """Let a runner read the files and scan what was read."""
+    lost: set[str] = set()
+    for batch, result in runner.run(BatchScan(source, tuple(plan.shards), scan, lost), batches):
+        if result.reason:
+            lost.add(batch.shard)
+            (values.shrunk if result.has_shrunk else values.unread).setdefault(batch.shard, result.reason)
+        elif batch.shard not in lost:
+            yield batch, result.chunks
 
-    def read(batch: Batch) -> list[ChunkStats] | None:
-        if batch.shard in values.shrunk or batch.shard in values.unread:
-            return None
+
+class BatchResult(msgspec.Struct):
+    """What scanning a batch gave."""
+
+    chunks: list[ChunkStats] = []
+    """One for each piece; none where the file could not be read."""
+    reason: str = ""
+    """Why the file could not be read; "" where it could."""
+    has_shrunk: bool = False
+    """Whether the file has fewer bytes than it had, or is gone."""
+
+
+@dataclass(frozen=True)
+class BatchScan:
+    """Scans the values of a batch; `runners.runner.Work`."""
+
+    source: Source
+    shards: tuple[str, ...]
+    scan: ChunkScanner = scan_chunk
+    lost: Set[str] = frozenset()
+    """Shards that need no more reading. The caller may add to them between results."""
+    result_type = BatchResult
+
+    @property
+    def name(self) -> str:
+        """What is computed of which target."""
+        return f"values of {self.source.target}"
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many batches are read at a time where they are not on this machine."""
+        return 0 if self.source.local is not None else REMOTE_READS
+
+    def compute(self, unit: Batch) -> BatchResult:
+        """Read and scan the pieces of a batch."""
+        if unit.shard in self.lost:
+            return BatchResult(reason="an earlier part of it could not be read")
         chunks = []
         try:
-            for piece in batch.pieces:
-                raw = source.read(batch.shard, piece.begin, piece.nbytes)
+            for piece in unit.pieces:
+                raw = self.source.read(unit.shard, piece.begin, piece.nbytes)
                 if len(raw) < piece.nbytes:
-                    values.shrunk[batch.shard] = "the file shrank while it was being read"
-                    return None
-                chunks.append(scan_piece(np.frombuffer(raw, np.uint8), piece, scan))
+                    return BatchResult(reason="the file shrank while it was being read", has_shrunk=True)
+                chunks.append(scan_piece(np.frombuffer(raw, np.uint8), piece, self.scan))
         except FileNotFoundError:
-            values.shrunk[batch.shard] = "the file disappeared while it was being read"
-            return None
+            return BatchResult(reason="the file disappeared while it was being read", has_shrunk=True)
         except OSError as error:
-            values.unread[batch.shard] = error.strerror or str(error)
-            return None
-        return chunks
+            return BatchResult(reason=error.strerror or str(error))
+        return BatchResult(chunks)
 
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for batch, chunks in zip(batches, pool.map(read, batches), strict=True):
-            if chunks is not None:
-                yield batch, chunks
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    def describe(self, unit: Batch) -> str:
+        """Say which bytes of which file the batch has."""
+        return repr((unit.shard, unit.size, unit.pieces))
+
+    def weigh(self, unit: Batch) -> int:
+        """Return the bytes of a batch."""
+        return unit.nbytes
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return {name: describe_version(self.source, name) for name in self.shards}
+
+    def is_whole(self, result: BatchResult) -> bool:
+        """Whether the batch could be read."""
+        return not result.reason
 
 
 def _can_map(source: Source) -> bool:
@@ -192,6 +242,7 @@ class ValuePass:
         device: str = "cpu",
         read_remote: bool = True,
         takes_samples: bool = False,
+        runner: Runner | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Choose how to read.
@@ -200,16 +251,19 @@ class ValuePass:
             jobs: worker processes or threads; None for the number of cores.
             use_mmap: map large local files into memory, in worker processes; False to read them in threads.
             device: where to scan, as torch names it.
-            read_remote: read the values of checkpoints on the Hub too.
             takes_samples: take a sample of every tensor on the way, for `ValueStats.sketches`.
+            read_remote: read the values of checkpoints on the Hub and in object stores too.
+            runner: runs the batches; None: this process and workers of it.
             progress: called with the bytes scanned so far and the bytes in all.
 
         Raises CkptcheckError if torch has no such device.
         """
+        self._chosen_jobs = jobs
         self._jobs = jobs or os.cpu_count() or 1
         self._use_mmap = use_mmap
         self._read_remote = read_remote
         self._takes_samples = takes_samples
+        self.runner = runner
         self._progress = progress
         self._device_scanner = DeviceScanner(device) if device != "cpu" else None
         self._pool: WorkerPool | None = None
@@ -241,9 +295,16 @@ class ValuePass:
         pool = self._pool or (WorkerPool(self._jobs) if self._is_mapped(ckpt) else None)
         plan = self._submitted or self._plan(ckpt)
         scan = self._device_scanner or scan_chunk
-        jobs = self._jobs if ckpt.source.local is not None else max(self._jobs, REMOTE_READS)
         try:
-            return run_value_pass(ckpt.source, plan, jobs=jobs, pool=pool, scan=scan, progress=self._progress)
+            return run_value_pass(
+                ckpt.source,
+                plan,
+                jobs=self._chosen_jobs,
+                pool=pool,
+                runner=self.runner,
+                scan=scan,
+                progress=self._progress,
+            )
         finally:
             if pool is not None and pool is not self._pool:
                 pool.close()
@@ -257,6 +318,7 @@ class ValuePass:
         """Whether worker processes map the files into memory."""
         return (
             self._device_scanner is None
+            and self.runner is None
             and self._use_mmap
             and _count_tensor_bytes(ckpt) >= MIN_BYTES_FOR_WORKERS
             and _can_map(ckpt.source)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import Components
@@ -18,13 +19,18 @@ from ckptcheck.checkpoint.megatron.structure import OUTPUT, positive_argument
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation, locate_chunk
 from ckptcheck.checkpoint.megatron.weights import is_weight
+from ckptcheck.checkpoint.source import Source, describe_version
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive
+from ckptcheck.errors import EvidenceError
+from ckptcheck.runners.runner import Local
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 STEP = 1 << 24
+REMOTE_RECORDS = 12
+"""Records that are read at a time where they are not on this machine; each holds STEP bytes."""
 
 
 @dataclass(frozen=True)
@@ -131,29 +137,81 @@ class RecordStats:
     """Statistics of the state of an optimizer; None for other records."""
 
 
-def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
-    """Read every record once, for its checksum and for the state of an optimizer. Raises OSError from reading."""
+class RecordResult(msgspec.Struct):
+    """What reading a record gave."""
 
-    def read_record(record: ArchiveRecordInfo) -> RecordStats:
-        state = StateStats() if record.data and is_optimizer_state(record.key) else None
-        dtype = run.tensors[record.key].dtype if state is not None and record.key in run.tensors else ""
+    corrupt: bool = False
+    state: StateStats | None = None
+    reason: str = ""
+    """Why it could not be read; "" where it could."""
+
+
+@dataclass(frozen=True)
+class RecordScan:
+    """Reads a record for its checksum and for the state of an optimizer; `runners.runner.Work`."""
+
+    source: Source
+    dtypes: Mapping[str, str]
+    """Key of a tensor → its dtype."""
+    files: tuple[str, ...]
+    result_type = RecordResult
+
+    @property
+    def name(self) -> str:
+        """What is computed of which target."""
+        return f"records of {self.source.target}"
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many records are read at a time where they are not on this machine."""
+        return 0 if self.source.local is not None else REMOTE_RECORDS
+
+    def compute(self, unit: ArchiveRecordInfo) -> RecordResult:
+        """Read a record block by block."""
+        state = StateStats() if unit.data and is_optimizer_state(unit.key) else None
+        dtype = self.dtypes.get(unit.key, "") if state is not None else ""
         checksum, at = 0, 0
-        while at < record.length:
-            raw = run.source.read(record.file, record.begin + at, min(STEP, record.length - at))
+        while at < unit.length:
+            try:
+                raw = self.source.read(unit.file, unit.begin + at, min(STEP, unit.length - at))
+            except OSError as error:
+                return RecordResult(reason=error.strerror or str(error))
             if not raw:
                 # The file shrank: the value pass reports that.
-                return RecordStats(record, False, None)
-            checksum = zlib.crc32(raw, checksum) if record.crc is not None else 0
+                return RecordResult()
+            checksum = zlib.crc32(raw, checksum) if unit.crc is not None else 0
             if state is not None:
                 state = state.with_block(raw, dtype)
             at += len(raw)
-        return RecordStats(record, record.crc is not None and checksum != record.crc, state)
+        return RecordResult(unit.crc is not None and checksum != unit.crc, state)
 
-    pool = ThreadPoolExecutor(run.jobs)
-    try:
-        return list(pool.map(read_record, records))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    def describe(self, unit: ArchiveRecordInfo) -> str:
+        """Say which record it is."""
+        return repr(unit)
+
+    def weigh(self, unit: ArchiveRecordInfo) -> int:
+        """Return the bytes of a record."""
+        return unit.length
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return {name: describe_version(self.source, name) for name in self.files}
+
+    def is_whole(self, result: RecordResult) -> bool:
+        """Whether the record could be read."""
+        return not result.reason
+
+
+def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
+    """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError where one cannot be read."""
+    dtypes = {record.key: run.tensors[record.key].dtype for record in records if record.key in run.tensors}
+    work = RecordScan(run.source, dtypes, tuple(dict.fromkeys(record.file for record in records)))
+    stats = []
+    for record, result in (run.value_reader.runner or Local()).run(work, records):
+        if result.reason:
+            raise EvidenceError(f"could not read {record.file}: {result.reason}")
+        stats.append(RecordStats(record, result.corrupt, result.state))
+    return stats
 
 
 class MegatronWeights(Checkpoint):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptcheck.checkpoint.document import Defect, parse_object
@@ -15,7 +15,7 @@ from ckptcheck.checkpoint.megatron.legacy import FILES, LegacyRank, describe_ran
 from ckptcheck.checkpoint.megatron.structure import Structure, structure_of
 from ckptcheck.checkpoint.megatron.stubs import plain_arguments
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
-from ckptcheck.checkpoint.megatron.tensor_reader import open_item_archive, read_tensor
+from ckptcheck.checkpoint.megatron.tensor_reader import ItemArchives, read_tensor
 from ckptcheck.checkpoint.megatron.tiling import EXACT, TilingGap, find_tiling_gap
 from ckptcheck.checkpoint.megatron.weights import unstack_weights
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS, ScanOptions
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.checkpoint.megatron.inspection import Inspection, MegatronWeights, RecordStats
-
-ARCHIVES = 64
-"""Archives kept open: directories only, no data."""
 
 
 class Megatron(MegatronFiles, EvidenceDefaults):
@@ -64,7 +61,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         super().__init__(tree, jobs=jobs)
         self.options: Final = options
         self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
-        self.archive = lru_cache(ARCHIVES)(self._archive)
+        self.archives: Final = ItemArchives(self.source, self.item_folder)
 
     @cached_property
     def unreadable_files(self) -> dict[str, Defect]:
@@ -173,7 +170,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         """
         if isinstance(tensor, str):
             tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
-        return read_tensor(self.source, tensor, self.item_folder, slices, self._opened)
+        return read_tensor(self.archives, tensor, slices)
 
     @property
     def item_folder(self) -> str:
@@ -251,12 +248,9 @@ class Megatron(MegatronFiles, EvidenceDefaults):
             case _:
                 return None
 
-    def _opened(self, item: Item | None) -> Archive | None:
-        return None if item is None else self.archive(item)
-
-    def _archive(self, item: Item) -> Archive:
+    def archive(self, item: Item) -> Archive:
         """Open the archive at an item. Raises UnreadableArchive, OSError."""
-        return open_item_archive(self.source, item, self.item_folder)
+        return self.archives.open(item)
 
     @cached_property
     def unexpected_globals(self) -> dict[str, tuple[str, ...]]:

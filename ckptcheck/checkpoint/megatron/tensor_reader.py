@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 24
 """Bytes that are read at a time."""
+ARCHIVES = 64
+"""Archives kept open: directories only, no data."""
 
 
 def open_item_archive(source: Source, item: Item, folder: str) -> Archive:
@@ -33,6 +36,22 @@ def open_item_archive(source: Source, item: Item, folder: str) -> Archive:
         return source.read(name, item.begin + start, max(0, min(length, item.length - start)))
 
     return open_archive(read, item.length)
+
+
+class ItemArchives:
+    """Opens the archives of a checkpoint's items and keeps some open; it can be sent to another process."""
+
+    def __init__(self, source: Source, folder: str) -> None:
+        """Name where the items lie. folder: what stands before the file of an item."""
+        self.source, self.folder = source, folder
+        self.open = lru_cache(ARCHIVES)(self._open)
+
+    def __reduce__(self) -> tuple[type[ItemArchives], tuple[Source, str]]:
+        return ItemArchives, (self.source, self.folder)
+
+    def _open(self, item: Item) -> Archive:
+        """Open the archive at an item. Raises UnreadableArchive, OSError."""
+        return open_item_archive(self.source, item, self.folder)
 
 
 class ChunkLocation:
@@ -93,12 +112,10 @@ def locate_chunk(
     return ChunkLocation(name, chunk.item.begin + storage.begin + begin, nbytes, dtype, shape, stride, contiguous)
 
 
-def read_tensor(
-    source: Source, tensor: GlobalTensor, folder: str, slices: Sequence[slice] | None, archives: Any
-) -> NDArray[Any]:
+def read_tensor(archives: ItemArchives, tensor: GlobalTensor, slices: Sequence[slice] | None) -> NDArray[Any]:
     """Read a tensor, or the part that `slices` select; elements that no chunk holds are zero.
 
-    archives: maps an item to its open archive, or to None to open it. Raises EvidenceError where a chunk cannot be read.
+    Raises EvidenceError where a chunk cannot be read.
     """
     import numpy as np
 
@@ -112,8 +129,9 @@ def read_tensor(
         if any(begin >= end for begin, end in inner) or not chunk.elements:
             continue
         try:
-            location = locate_chunk(source, chunk, tensor.dtype, folder, archives(chunk.item))
-            _copy(source, location, chunk, inner, [begin for begin, _ in box], result)
+            archive = None if chunk.item is None else archives.open(chunk.item)
+            location = locate_chunk(archives.source, chunk, tensor.dtype, archives.folder, archive)
+            _copy(archives.source, location, chunk, inner, [begin for begin, _ in box], result)
         except (UnreadableArchive, OSError) as error:
             place = chunk.item.file if chunk.item else "nowhere"
             raise EvidenceError(f"could not read {tensor.key} in {place}: {error}") from error

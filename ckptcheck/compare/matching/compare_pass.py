@@ -1,25 +1,28 @@
-"""Compares pairs of tensors: cuts them into tasks, and several threads read both sides and compare them."""
+"""Compares pairs of tensors: cuts them into tasks, and a runner reads both sides and compares them."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, list_versions
+from ckptcheck.runners.runner import Runner
 
 STEP_BYTES = 1 << 18
 """Bytes of each side that are read and compared at a time: both stay in the cache of a core."""
 REMOTE_STEP_BYTES = 1 << 23
 """The same where a side is not on this machine, and each step waits for the network."""
+REMOTE_TASKS = 12
+"""Tasks at a time where a side is not on this machine; each holds four times REMOTE_STEP_BYTES."""
 TASK_BYTES = 1 << 25
 """Bytes in a task where both sides store the elements in the same order."""
 TASK_ELEMENTS = 1 << 20
@@ -54,11 +57,76 @@ class PassResult:
     unread: dict[int, tuple[str, str]] = field(default_factory=dict)
 
 
+class SliceResult(msgspec.Struct, array_like=True):
+    """How a slice of a pair differs, or which file could not be read, and why."""
+
+    pair: int
+    result: CompareResult | None
+    file: str = ""
+    reason: str = ""
+
+
+@dataclass
+class SliceComparison:
+    """Compares some slices of pairs; `runners.runner.Work`."""
+
+    pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]]
+    # Of the first and of the second side.
+    files: tuple[TensorFiles, TensorFiles]
+    result_type = list[SliceResult]
+
+    def __post_init__(self) -> None:
+        self._local = threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SliceComparison, (self.pairs, self.files)
+
+    @property
+    def name(self) -> str:
+        """What is computed of which targets."""
+        return f"comparison of {self.files[0].target} with {self.files[1].target}"
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many tasks are read at a time where they are not on this machine."""
+        return 0 if not any(side.is_remote for side in self.files) else REMOTE_TASKS
+
+    def compute(self, unit: list[PairSlice]) -> list[SliceResult]:
+        """Read both sides and compare them."""
+        if not hasattr(self._local, "buffers"):
+            step = REMOTE_STEP_BYTES if any(side.is_remote for side in self.files) else STEP_BYTES
+            self._local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
+        results = []
+        for part in unit:
+            result = _compare(part, self.pairs[part.pair], self.files, self._local.buffers)
+            if isinstance(result, UnreadableFile):
+                results.append(SliceResult(part.pair, None, result.file, result.reason))
+            else:
+                results.append(SliceResult(part.pair, result))
+        return results
+
+    def describe(self, unit: list[PairSlice]) -> str:
+        """Say which slices of which pairs these are."""
+        return repr([(part, self.pairs[part.pair]) for part in unit])
+
+    def weigh(self, unit: list[PairSlice]) -> int:
+        """Return the bytes of the first side."""
+        return sum(prod(part.shape) * self.pairs[part.pair][0].itemsize for part in unit)
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return list_versions(self.files)
+
+    def is_whole(self, result: list[SliceResult]) -> bool:
+        """Whether all slices could be read."""
+        return all(one.result is not None for one in result)
+
+
 def compare_pairs(
     pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]],
     files: tuple[TensorFiles, TensorFiles],
     *,
-    jobs: int = 1,
+    runner: Runner,
     progress: Progress | None = None,
 ) -> PassResult:
     """Compare the elements of pairs of equal shape.
@@ -66,33 +134,21 @@ def compare_pairs(
     Args:
         pairs: layouts of both sides, and how to compare them.
         files: of the first and of the second side.
-        jobs: number of threads.
+        runner: runs the comparisons of slices.
         progress: called with the bytes of the first side that are done, and the total.
     """
     outcome = PassResult([CompareResult() for _ in pairs])
     total, done = sum(first.nbytes for first, _, _ in pairs), 0
-    local = threading.local()
-    step = REMOTE_STEP_BYTES if any(side.is_remote for side in files) else STEP_BYTES
-
-    def work(task: list[PairSlice]) -> list[tuple[int, CompareResult | UnreadableFile]]:
-        if not hasattr(local, "buffers"):
-            local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
-        return [(part.pair, _compare(part, pairs[part.pair], files, local.buffers)) for part in task]
-
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for task, results in _in_order(pool, work, _tasks(pairs), 2 * jobs):
-            for number, result in results:
-                if isinstance(result, UnreadableFile):
-                    outcome.unread[number] = result.file, result.reason
-                else:
-                    outcome.results[number].add(result)
-            done += sum(prod(part.shape) * pairs[part.pair][0].itemsize for part in task)
-            if progress is not None:
-                progress(done, total)
-    finally:
-        # Threads must not read from closed files.
-        pool.shutdown(wait=True, cancel_futures=True)
+    work = SliceComparison(pairs, files)
+    for task, results in runner.run(work, list(_tasks(pairs))):
+        for one in results:
+            if one.result is None:
+                outcome.unread[one.pair] = one.file, one.reason
+            else:
+                outcome.results[one.pair].add(one.result)
+        done += work.weigh(task)
+        if progress is not None:
+            progress(done, total)
     return outcome
 
 
@@ -212,21 +268,3 @@ def _from(chunk: FileChunk, origin: tuple[int, ...], base: tuple[int, ...] | Non
     start = chunk.origin if base is None else base
     ahead = sum((a - b) * stride for a, b, stride in zip(origin, start, chunk.strides, strict=True))
     return FileChunk(chunk.origin, chunk.shape, chunk.file, chunk.offset + ahead, chunk.strides)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor,
-    work: Callable[[list[PairSlice]], list[tuple[int, CompareResult | UnreadableFile]]],
-    tasks: Iterable[list[PairSlice]],
-    ahead: int,
-) -> Iterator[tuple[list[PairSlice], list[tuple[int, CompareResult | UnreadableFile]]]]:
-    """Yield tasks with their results in order; at most `ahead` tasks are submitted and not yet yielded."""
-    waiting: deque[tuple[list[PairSlice], Future[list[tuple[int, CompareResult | UnreadableFile]]]]] = deque()
-    for task in tasks:
-        waiting.append((task, pool.submit(work, task)))
-        if len(waiting) > ahead:
-            done, future = waiting.popleft()
-            yield done, future.result()
-    while waiting:
-        done, future = waiting.popleft()
-        yield done, future.result()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.open_source import REMOTE_JOBS
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, is_lossless_cast
@@ -21,6 +18,7 @@ from ckptcheck.compare.matching.side import ComparisonSide
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
@@ -95,6 +93,8 @@ class Comparison(EvidenceDefaults):
     adapter: Adapter | None = None
     # Number of threads; None for one per core.
     jobs: int | None = None
+    # What compares; None: threads of this process.
+    runner: Runner | None = field(default=None, repr=False)
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
 
@@ -253,13 +253,13 @@ class Comparison(EvidenceDefaults):
     def value_differences(self) -> ValueDifferences:
         """What differs between the two sides. Reads both."""
         from ckptcheck.compare.matching.compare_pass import compare_pairs
-        from ckptcheck.compare.matching.quantized.distance import compare_quantized_pair
+        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison
         from ckptcheck.compare.matching.tensor_files import TensorFiles
 
         plain, packed = self._classified.plain, self._classified.quantized
         differences = ValueDifferences()
-        is_remote = self.first.source.local is None or self.second.source.local is None
-        jobs = self.jobs or (REMOTE_JOBS if is_remote else os.cpu_count() or 1)
+        # The files are closed at the end: no thread may still read from them.
+        runner = self.runner or Local(self.jobs, waits=True)
         total = sum(pair.first.nbytes for pair, _ in plain) + sum(pair.first.nbytes for pair in packed)
 
         def advance(done: int, _: int) -> None:
@@ -268,7 +268,7 @@ class Comparison(EvidenceDefaults):
 
         with TensorFiles(self.first.source) as ours, TensorFiles(self.second.source) as theirs:
             layouts = [(pair.first, pair.second, how) for pair, how in plain]
-            outcome = compare_pairs(layouts, (ours, theirs), jobs=jobs, progress=advance)  # type: ignore[arg-type]
+            outcome = compare_pairs(layouts, (ours, theirs), runner=runner, progress=advance)  # type: ignore[arg-type]
             differences.different = [
                 (pair, how, result)
                 for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True))
@@ -282,16 +282,15 @@ class Comparison(EvidenceDefaults):
                 if result.elements != elements and number not in outcome.unread:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
             done = sum(pair.first.nbytes for pair, _ in plain)
-            with ThreadPoolExecutor(jobs) as pool:
-                for pair, distance in zip(
-                    packed, pool.map(lambda pair: compare_quantized_pair(pair, ours, theirs), packed), strict=True
-                ):
-                    if isinstance(distance, str):
-                        differences.unread[pair.name] = distance
-                    else:
-                        differences.quantized.append((pair, distance, isinstance(pair.first, QuantizedWeight)))
-                    done += pair.first.nbytes
-                    advance(done, total)
+            work = QuantizedComparison(packed, (ours, theirs))
+            for number, measured in runner.run(work, range(len(packed))):
+                pair = packed[number]
+                if measured.distance is None:
+                    differences.unread[pair.name] = measured.reason
+                else:
+                    differences.quantized.append((pair, measured.distance, isinstance(pair.first, QuantizedWeight)))
+                done += pair.first.nbytes
+                advance(done, total)
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
         return differences

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, describe_version
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
 
@@ -39,6 +39,18 @@ class TensorFiles:
         self._descriptors: dict[str, int] = {}
         self._state_at_open: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[TensorFiles], tuple[Source]]:
+        return TensorFiles, (self._source,)
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return self._source.target
+
+    def list_versions(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return {name: describe_version(self._source, name) for name in self._source.files}
 
     @property
     def is_remote(self) -> bool:
@@ -113,6 +125,12 @@ class TensorFiles:
                 self._descriptors[file] = descriptor
                 self._state_at_open[file] = _file_state(descriptor)
             return self._descriptors[file]
+
+
+def list_versions(sides: tuple[TensorFiles, TensorFiles]) -> dict[str, str]:
+    """Map each file of both sides, ``A: name`` and ``B: name``, to what changes when it is replaced."""
+    named = zip("AB", sides, strict=True)
+    return {f"{side}: {name}": state for side, files in named for name, state in files.list_versions().items()}
 
 
 def _file_state(descriptor: int) -> tuple[int, int]:

@@ -243,8 +243,9 @@ def _digest_weights(ckpt: Checkpoint) -> str:
     """Return one digest of all weights, so that measurements of another training step are not continued."""
     import xxhash
 
+    from ckptcheck.runners.runner import Local
     from ckptcheck.values.digest import digest_tensors
     from ckptcheck.values.tensor_stream import open_streams
 
-    digests = digest_tensors(open_streams(ckpt))
+    digests = digest_tensors(ckpt.source, open_streams(ckpt), runner=Local(1))
     return xxhash.xxh3_128_hexdigest(repr(sorted(digests.items())).encode())

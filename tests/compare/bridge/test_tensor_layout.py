@@ -19,6 +19,7 @@ from ckptcheck.compare.matching import compare_pass as walking
 from ckptcheck.compare.matching.compare_pass import compare_pairs
 from ckptcheck.compare.matching.equality import CompareSpec
 from ckptcheck.compare.matching.tensor_files import TensorFiles
+from ckptcheck.runners.runner import Local
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 
@@ -84,7 +85,7 @@ def test_a_walk_counts_what_numpy_counts(tmp_path_factory: pytest.TempPathFactor
         areas = (areas[0], stored(np.ascontiguousarray(second.T).view(np.uint32), folder, "c", [1]).transpose())
     source = Folder(folder, "x")
     with TensorFiles(source) as ours, TensorFiles(source) as theirs:
-        outcome = compare_pairs([(*areas, CompareSpec("F32", "F32", "F32"))], (ours, theirs), jobs=2)
+        outcome = compare_pairs([(*areas, CompareSpec("F32", "F32", "F32"))], (ours, theirs), runner=Local(2))
     seen = outcome.results[0]
     assert (seen.elements, seen.different) == (first.size, int(changed.sum()))
     assert not outcome.unread
@@ -107,7 +108,9 @@ def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.M
     ):
         source = Folder(tmp_path, "x")
         with TensorFiles(source) as one, TensorFiles(source) as two:
-            seen = compare_pairs([(ours, area, CompareSpec("F32", "F32", "F32"))], (one, two), jobs=2).results[0]
+            seen = compare_pairs([(ours, area, CompareSpec("F32", "F32", "F32"))], (one, two), runner=Local(2)).results[
+                0
+            ]
         assert (seen.elements, seen.different, seen.first) == (35 * 9, 1, (34, 8))
 
 

@@ -8,16 +8,18 @@ compressors stay within this bound in every scheme (tests/compare/matching/quant
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, list_versions
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ CHUNK_ELEMENTS = 1 << 20
 """Numbers that are compared at a time."""
 MAX_READ_BYTES = 1 << 26
 """Bytes of a dense tensor that are read at a time."""
+REMOTE_WEIGHTS = 4
+"""Weights at a time where a side is not on this machine; each holds several times MAX_READ_BYTES."""
 HALF = 0.5
 OTHER_WEIGHT_RMS = 1.0
 """Root mean square distance, in steps, from which these are other weights: rounding causes 0.29."""
@@ -140,6 +144,55 @@ def _add_rows(
 def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
     """Return the scalar product, accumulated in float64."""
     return float(np.einsum("i,i->", first.reshape(-1), second.reshape(-1), dtype=np.float64))
+
+
+class DistanceResult(msgspec.Struct):
+    """The distance of a pair, or why there is none."""
+
+    distance: QuantizedDistance | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class QuantizedComparison:
+    """Compares a quantized weight with a dense one; `runners.runner.Work`, whose units are the numbers of pairs."""
+
+    pairs: Sequence[TensorPair]
+    # Of the first and of the second side.
+    files: tuple[TensorFiles, TensorFiles]
+    result_type = DistanceResult
+
+    @property
+    def name(self) -> str:
+        """What is computed of which targets."""
+        return f"quantized weights of {self.files[0].target} with {self.files[1].target}"
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many weights are read at a time where they are not on this machine."""
+        return 0 if not any(side.is_remote for side in self.files) else REMOTE_WEIGHTS
+
+    def compute(self, unit: int) -> DistanceResult:
+        """Compare a pair."""
+        distance = compare_quantized_pair(self.pairs[unit], *self.files)
+        return DistanceResult(reason=distance) if isinstance(distance, str) else DistanceResult(distance)
+
+    def describe(self, unit: int) -> str:
+        """Say which pair it is."""
+        pair = self.pairs[unit]
+        return repr((unit, pair.names, pair.first.nbytes, pair.second.nbytes))
+
+    def weigh(self, unit: int) -> int:
+        """Return the bytes of the first side."""
+        return self.pairs[unit].first.nbytes
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file to what changes when it is replaced."""
+        return list_versions(self.files)
+
+    def is_whole(self, result: DistanceResult) -> bool:
+        """Whether the pair was compared."""
+        return not result.reason
 
 
 def compare_quantized_pair(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles) -> QuantizedDistance | str:

@@ -1,0 +1,304 @@
+"""Parts: each of several machines computes its share of all passes and writes it to a file; the files are joined afterwards.
+
+A part says of which command it is, and of every pass: which share it holds, the hash of the plan, and the identity of every file.
+So a part of another plan, version or state of the checkpoint is not taken for one of this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ckptcheck import __version__
+from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
+from ckptcheck.runners.runner import Local, R, U, Work
+from ckptcheck.text.file_io import read_regular_file, replace_file
+from ckptcheck.text.formatting import join_truncated
+
+SCHEMA = "ckptcheck-part/1"
+SUFFIX = ".ckptcheck-part"
+LARGEST = 1 << 33
+"""Bytes of the largest part that is read."""
+PART = re.compile(r"(\d{1,7})/(\d{1,7})")
+MOST_COMMANDS = 3
+"""Commands that a hint lists."""
+
+
+class PassPart(msgspec.Struct):
+    """The share of one pass."""
+
+    plan: str
+    """Hash of what the whole pass computes."""
+    objects: dict[str, str]
+    """File → what changes when it is replaced."""
+    begin: int
+    end: int
+    """The units [begin, end) of the plan."""
+    results: list[bytes]
+    is_whole: bool
+    """Whether everything could be read; what could not is read again at a rerun."""
+
+
+class PartFile(msgspec.Struct):
+    """The content of a file."""
+
+    schema: str
+    version: str
+    verb: str
+    arguments: dict[str, Any]
+    """The arguments of the verb that differ from their defaults; ``*`` has those without a name."""
+    index: int
+    number: int
+    passes: dict[str, PassPart] = {}
+
+    @property
+    def label(self) -> str:
+        """Which of how many parts this is: ``3/7``."""
+        return f"{self.index}/{self.number}"
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Return (I, N) of ``I/N``. Raises UsageError.
+
+    >>> parse_part("3/7")
+    (3, 7)
+    """
+    found = PART.fullmatch(text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise UsageError(f"{text!r} is no part", hint="write it as I/N, where I goes from 0 to N-1: 0/8")
+    return int(found[1]), int(found[2])
+
+
+def name_part(index: int, number: int) -> str:
+    """Return the name of a part's file; the names sort in the order of the parts."""
+    return f"part-{index:0{len(str(number - 1))}}-of-{number}{SUFFIX}"
+
+
+def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder: Path) -> str:
+    """Return the command that makes a part.
+
+    >>> describe_command("scan", {"*": ["./my model"], "no_mmap": True, "select": ["VAL"]}, "3/7", Path("parts"))
+    "ckptcheck scan './my model' --no-mmap --select VAL --part 3/7 -o parts"
+    """
+    words = ["ckptcheck", verb, *map(str, arguments.get("*", ()))]
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        if name == "*":
+            continue
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            words += [flag] if one is True else [flag, str(one)]
+    return shlex.join([*words, "--part", part, "-o", str(folder)])
+
+
+class PartWriter:
+    """Runs one share of all work and keeps the results; `write` saves them. What an earlier run saved is not computed again.
+
+    Whoever asks for a pass gets the results of this share alone, and has to throw away what it makes of them.
+    """
+
+    def __init__(
+        self, folder: Path, part: str, verb: str, arguments: Mapping[str, Any], *, jobs: int | None = None
+    ) -> None:
+        index, number = parse_part(part)
+        self._path = folder / name_part(index, number)
+        self._jobs = jobs
+        self._part = PartFile(SCHEMA, __version__, verb, dict(arguments), index, number)
+        self._old = _read_old(self._path, self._part)
+        self.computed, self.known = 0, 0
+        """Bytes that were read for this part, and bytes of an earlier run's results."""
+
+    def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
+        """Yield the units of this share with their results."""
+        objects = dict(work.list_objects())
+        plan = hash_plan(work, units, objects)
+        begin, end = find_share([work.weigh(unit) for unit in units], self._part.index, self._part.number)
+        share = units[begin:end]
+        old = self._old.passes.get(work.name) if self._old is not None else None
+        if old is not None and old.is_whole and (old.plan, old.begin, old.end) == (plan, begin, end):
+            self._part.passes[work.name] = old
+            self.known += sum(map(work.weigh, share))
+            yield from zip(share, _decode(work, old), strict=True)
+            return
+        done = PassPart(plan, objects, begin, end, [], True)
+        for unit, result in Local(self._jobs).run(work, share):
+            done.results.append(msgspec.msgpack.encode(result))
+            done.is_whole &= work.is_whole(result)
+            self.computed += work.weigh(unit)
+            yield unit, result
+        done.is_whole &= dict(work.list_objects()) == objects
+        self._part.passes[work.name] = done
+
+    def write(self) -> Path:
+        """Save the part, whole or not at all, and return its path. Raises CkptcheckError, EvidenceError where files changed."""
+        changed = [name for name, one in self._part.passes.items() if not one.is_whole]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self.computed or self._old is None or self._old.passes != self._part.passes:
+            replace_file(self._path, msgspec.msgpack.encode(self._part))
+        if changed:
+            raise EvidenceError(
+                f"part {self._part.label} could not read everything: {join_truncated(changed)}",
+                hint=f"run it again: {self.command}",
+            )
+        return self._path
+
+    @property
+    def command(self) -> str:
+        """The command that makes this part."""
+        return describe_command(self._part.verb, self._part.arguments, self._part.label, self._path.parent)
+
+
+class Parts:
+    """Runs no work: takes the results that parts in a folder hold."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Name the folder; the parts are read when they are needed."""
+        self._folder = Path(folder)
+        self._parts: list[PartFile] = []
+
+    def read_command(self) -> tuple[str, dict[str, Any]]:
+        """Return the verb and the arguments of the parts. Raises EvidenceError where one is missing, doubled or of another plan."""
+        self._parts = self._parts or read_parts(self._folder)
+        return self._parts[0].verb, self._parts[0].arguments
+
+    def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
+        """Yield each unit with its result. Raises EvidenceError where a part has none, or was made of something else."""
+        self.read_command()
+        objects = dict(work.list_objects())
+        plan = hash_plan(work, units, objects)
+        weights = [work.weigh(unit) for unit in units]
+        for part in self._parts:
+            share = part.passes.get(work.name)
+            begin, end = find_share(weights, part.index, part.number)
+            if share is None:
+                raise self._refuse(part, f"has no {work.name}")
+            changed = [name for name in objects if share.objects.get(name) != objects[name]]
+            if changed:
+                raise self._refuse(part, f"was made before {join_truncated(changed)} changed")
+            if share.plan != plan or (share.begin, share.end) != (begin, end) or len(share.results) != end - begin:
+                raise self._refuse(part, f"is of another plan for the {work.name}")
+            try:
+                yield from zip(units[begin:end], _decode(work, share), strict=True)
+            except msgspec.MsgspecError as error:
+                raise self._refuse(part, f"holds other results than this version writes: {error}") from error
+
+    def _refuse(self, part: PartFile, text: str) -> EvidenceError:
+        command = describe_command(part.verb, part.arguments, part.label, self._folder)
+        # A rule may raise it, whose report shows the sentence alone.
+        return EvidenceError(f"part {part.label} {text}; run it again: {command}")
+
+
+def hash_plan(work: Work[U, R], units: Sequence[U], objects: Mapping[str, str]) -> str:
+    """Return a hash of what a pass computes: the same on every machine that sees the same files."""
+    state = hashlib.sha256(repr((__version__, work.name, sorted(objects.items()))).encode("utf-8", "surrogatepass"))
+    for unit in units:
+        state.update(work.describe(unit).encode("utf-8", "surrogatepass") + b"\n")
+    return state.hexdigest()
+
+
+def find_share(weights: Sequence[int], index: int, number: int) -> tuple[int, int]:
+    """Return the units [begin, end) of a part: parts follow each other, and hold about as many bytes each.
+
+    >>> [find_share([1, 1, 1, 1, 4], index, 3) for index in range(3)]
+    [(0, 3), (3, 4), (4, 5)]
+    """
+    total, before = sum(weights), 0
+    bounds = [0] * (number + 1)
+    place = 0
+    for at, weight in enumerate(weights):
+        # the part in which the middle of the unit lies; units of no bytes are spread as well
+        middle = (2 * before + weight) * number // (2 * total) if total else at * number // len(weights)
+        while place < min(middle, number - 1):
+            place += 1
+            bounds[place] = at
+        before += weight
+    bounds[place + 1 :] = [len(weights)] * (number - place)
+    return bounds[index], bounds[index + 1]
+
+
+def _decode(work: Work[U, R], share: PassPart) -> Iterator[R]:
+    decoder = msgspec.msgpack.Decoder(work.result_type)
+    return map(decoder.decode, share.results)
+
+
+def _read_old(path: Path, part: PartFile) -> PartFile | None:
+    """Return what an earlier run of the same command saved; None where it did not, or as another version."""
+    try:
+        old = _read_part(path)
+    except EvidenceError:
+        return None
+    same = (part.schema, part.version, part.verb, part.arguments, part.index, part.number)
+    return old if (old.schema, old.version, old.verb, old.arguments, old.index, old.number) == same else None
+
+
+def _read_part(path: Path) -> PartFile:
+    try:
+        return msgspec.msgpack.decode(read_regular_file(path, LARGEST), type=PartFile)
+    except OSError as error:
+        raise EvidenceError(f"cannot read {path}: {error.strerror or error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EvidenceError(
+            f"{path} is no part of ckptcheck: {error}", hint="remove it, and run the command again that wrote it"
+        ) from error
+
+
+def read_parts(folder: Path) -> list[PartFile]:
+    """Return the parts of a folder in order.
+
+    Raises CkptcheckError where there is none, EvidenceError where one is missing, doubled, of another command or version.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
+    except OSError as error:
+        raise CkptcheckError(f"cannot list {folder}: {error.strerror or error}") from error
+    if not paths:
+        raise CkptcheckError(
+            f"{folder} holds no part",
+            hint=f"ckptcheck scan TARGET --part 0/8 -o {shlex.quote(str(folder))} writes the first of 8",
+        )
+    parts = {path: _read_part(path) for path in paths}
+    for path, part in parts.items():
+        if (part.schema, part.version) != (SCHEMA, __version__):
+            command = describe_command(part.verb, part.arguments, part.label, folder)
+            raise EvidenceError(
+                f"{path.name} was written by ckptcheck {part.version}, and this is {__version__}",
+                hint=f"run it again: {command}",
+            )
+    plans = Counter(_command_of(part) for part in parts.values())
+    usual = plans.most_common(1)[0][0]
+    for path, part in parts.items():
+        if _command_of(part) != usual:
+            command = describe_command(part.verb, part.arguments, part.label, folder)
+            raise EvidenceError(
+                f"{path.name} is of another command than most parts: {command}",
+                hint=f"move {shlex.quote(str(path))} to a folder of its own",
+            )
+    by_index: dict[int, Path] = {}
+    for path, part in parts.items():
+        if part.index in by_index:
+            raise EvidenceError(
+                f"part {part.label} is there twice: {by_index[part.index].name} and {path.name}",
+                hint=f"remove {shlex.quote(str(path))}",
+            )
+        by_index[part.index] = path
+    one = next(iter(parts.values()))
+    absent = [f"{index}/{one.number}" for index in range(one.number) if index not in by_index]
+    if absent:
+        commands = [describe_command(one.verb, one.arguments, label, folder) for label in absent[:MOST_COMMANDS]]
+        more = f", and so the other {len(absent) - MOST_COMMANDS}" if len(absent) > MOST_COMMANDS else ""
+        noun = "part" if len(absent) == 1 else "parts"
+        raise EvidenceError(
+            f"{noun} {join_truncated(absent)} {'is' if len(absent) == 1 else 'are'} missing in {folder}",
+            hint=f"run {'it' if len(absent) == 1 else 'them'}: {'; '.join(commands)}{more}",
+        )
+    return [parts[by_index[index]] for index in range(one.number)]
+
+
+def _command_of(part: PartFile) -> str:
+    return repr((part.verb, sorted(part.arguments.items()), part.number))
