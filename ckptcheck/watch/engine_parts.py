@@ -46,6 +46,10 @@ def _split_linear(name: str, tensor: Any, module: Any, sent: Collection[str]) ->
     prefix = f"{parent}." if parent else ""
     usual = [f"{prefix}{part}.{last}" for part in FUSED_MODULES.get(own, ())]
     names = find_source_tensors(name, sent) if sent else usual
+    if 0 < len(names) < len(usual):
+        # a part that is not sent keeps its place, so that what happens to it can be told
+        root = names[0].removesuffix(f".{last}").rpartition(".")[0]
+        names = tuple(f"{root}.{part}.{last}" if root else f"{part}.{last}" for part in FUSED_MODULES[own])
     sizes = getattr(module, "output_partition_sizes", None)
     if len(names) < 2 or not isinstance(sizes, list | tuple) or len(sizes) != len(names):
         return []
@@ -65,6 +69,9 @@ def _split_experts(name: str, tensor: Any, module: Any, sent: Collection[str]) -
         names = {f"{match[1]}.{number}.{part}.{match[3]}" for number in numbers for part in parts}
         # without a map of experts, a rank with a part of them would give them wrong numbers
         if names and (not sent or sources == names or (sources > names and _expert_map(module) is not None)):
+            break
+        # some are not sent: the order of the others is known where this rank has all experts
+        if sources and sources < names and _expert_map(module) is None:
             break
     else:
         return []

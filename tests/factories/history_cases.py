@@ -63,6 +63,8 @@ class SyncTable(StrictTable, kw_only=True):
     """Patterns of fused tensors that are held by their parts, each as it was sent."""
     partial: str = ""
     group: str = ""
+    resting: dict[str, str] = {}
+    """Further tensors of the engine that nothing is sent for → what stands for their values."""
     lack: list[str] = []
     """Patterns of names that are not sent."""
     extra: list[str] = []
@@ -120,6 +122,7 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
     for key in [key for key in held if _matches_any(key.partition("/")[2], wanted.split)]:
         held |= {f"0/{part}": sent[part] for part in find_source_tensors(key.partition("/")[2], sent)}
         del held[key]
+    held |= {f"0/{name}": _digest(value) for name, value in wanted.resting.items()}
     unseen = [key for key in held if _matches_any(key.partition("/")[2], wanted.unseen)]
     held = {key: value for key, value in held.items() if key not in unseen}
     for key in held:

@@ -108,6 +108,55 @@ def test_a_part_of_a_fused_tensor_that_is_lost_is_found(lost: str, tmp_path: Pat
         engine.load_weights(sync.sent(iter(weights(engine, 3).items())))
 
 
+@pytest.mark.parametrize("lost", ["layers.1.self_attn.k_proj.weight", "layers.1.mlp.experts.2.up_proj.weight"])
+def test_a_part_that_is_never_sent_keeps_its_place_and_is_named(lost: str) -> None:
+    engine, found = Engine(), list[str]()
+    watch = Watch(module(engine), on=lambda finding: found.append(f"{finding.code} {finding.key}"))
+    for step in range(3):
+        sent = {name: tensor for name, tensor in weights(engine, step).items() if name != lost}
+        with watch(step=step) as sync:
+            engine.load_weights(sync.sent(iter(sent.items())))
+    assert {key.partition("/")[2] for key in watch.last[-1].held} == set(names())
+    assert {key for key, value in watch.last[-1].held.items() if watch.last[0].held[key] == value} == {f"0/{lost}"}
+    assert found == [f"HIS017 {lost}"]
+
+
+def test_the_rows_of_a_vocabulary_are_looked_at_without_their_padding() -> None:
+    """As vLLM's embedding, whose rows are a multiple of 64."""
+    engine: Any = torch.nn.Module()
+    engine.embed = torch.nn.Embedding(64, 4)
+    engine.embed.org_vocab_size = 50
+    watch, table = Watch(module(engine)), torch.randn(50, 4)
+    with watch(step=0) as sync:
+        for _, value in sync.sent(iter([("embed.weight", table)])):
+            engine.embed.weight.data[:50] = value
+    assert watch.last[0].held == {"0/embed.weight": watch.last[0].sent["embed.weight"]}
+    engine.embed.org_vocab_size = 100  # of two ranks' halves
+    with watch(step=1) as sync:
+        for _, value in sync.sent(iter([("embed.weight", table + 1)])):
+            engine.embed.weight.data[:50] = value
+    assert watch.last[1].held["0/embed.weight"] != watch.last[1].sent["embed.weight"]
+
+
+def test_an_engine_that_changed_is_read_anew() -> None:
+    """Where the watch found a tensor before, another may lie now, or none."""
+    engine = Engine()
+    watch = Watch(module(engine))
+    for step in range(4):
+        if step == 1:
+            engine.layers[1].self_attn.qkv_proj = Fused()
+        if step == 2:
+            fused = engine.layers[0].self_attn.qkv_proj
+            fused.weight = torch.nn.Parameter(torch.zeros(HIDDEN, sum(QKV)).t(), requires_grad=False)
+        if step == 3:
+            engine.layers[0].mlp.experts.further = torch.nn.Parameter(torch.ones(3))
+        with watch(step=step) as sync:
+            engine.load_weights(sync.sent(weights(engine, step).items()))
+        held = {key.partition("/")[2]: value for key, value in watch.last[-1].held.items()}
+        assert watch.last[-1].sent.items() <= held.items(), step
+    assert "layers.0.mlp.experts.further" in held
+
+
 def test_parts_that_are_not_certain_are_held_whole() -> None:
     engine = Engine()
     engine.layers[0].self_attn.qkv_proj.output_partition_sizes = [32]

@@ -204,6 +204,17 @@ class History(EvidenceDefaults):
         )
 
     @cached_property
+    def names_sent(self) -> frozenset[str]:
+        """The names that the trainer sends at every sync that looks at them; none where they change, as those of deltas do."""
+        of_group: dict[str, frozenset[str]] = {}
+        for sync in self.syncs:
+            if sync.ok and sync.sent:
+                names = frozenset(sync.sent)
+                if of_group.setdefault(sync.group.partition(",")[0], names) != names:
+                    return frozenset()
+        return frozenset[str]().union(*of_group.values())
+
+    @cached_property
     def stored_as_sent(self) -> frozenset[str]:
         """Tensors (``rank/name``) that the engine held bit for bit as sent, at any sync."""
         return frozenset(key for sync in self.syncs for key in tensors_stored_as_sent(sync))

@@ -1,0 +1,75 @@
+"""A tensor is never sent although others of its kind are, and the engine keeps its first values.
+
+## What it checks
+- Every tensor of the engine that never changed, over two steps or more that changed others of its layer, is one that the
+  trainer sends at some sync.
+- A part of a fused tensor counts as a tensor: `k_proj` in `qkv_proj`, where the record has the parts.
+- If no tensor of the kind is sent, or nothing of its layer is sent, the rule does not report it: that is how a job freezes a
+  part of the model on purpose. Nor does it where the names change from sync to sync, as those of deltas do.
+
+## Why it matters
+- The engine goes on computing with the values that it was started with. No update fails, and the fused tensor changes with
+  its other parts.
+
+## How to fix
+- Compare the names that are exported with those of the checkpoint. The usual cause is a name that is mapped wrongly for one
+  kind of layer, or a rank that left out its share.
+
+## When it can be wrong
+- A job that trains and sends some matrices of a layer, and freezes others of it.
+
+## Seen in
+NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, exit code 0)
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.refit.history.history import History, name_pattern
+from ckptcheck.text.formatting import count, join_truncated
+
+STEPS = 2
+LAYER = re.compile(r".*?\.\d+(?=\.)")
+"""The name of a layer: a tensor's up to the first number."""
+
+
+@rule(
+    "HIS017",
+    "unsent-in-engine",
+    severity="warning",
+    on="history",
+    when=lambda history: any(sync.sent and sync.held for sync in history.syncs),
+)
+def check(history: History) -> Iterator[Problem]:
+    sent = history.names_sent
+    if not sent or any(sync.partial for sync in history.syncs):
+        return
+    kinds = {name_pattern(name) for name in sent}
+    compared: dict[str, int] = {}
+    for pair in history.step_pairs:
+        layers = {_find_layer(name) for name in pair.sent_changed} - {""}
+        for key in pair.after.held.keys() & pair.before.held.keys():
+            name = key.partition("/")[2]
+            if name not in sent and name_pattern(name) in kinds and _find_layer(name) in layers:
+                compared[key] = compared.get(key, 0) + 1
+    changed = frozenset[str]().union(*(pair.held_changed for pair in history.step_pairs))
+    keys = sorted(
+        key
+        for key, steps in compared.items()
+        if steps >= STEPS and key not in changed and not find_source_tensors(key.partition("/")[2], sent)
+    )
+    if keys:
+        names = [key.partition("/")[2] for key in keys]
+        yield Problem(
+            f"{count(len(names), 'tensor')} of the engine {'was' if len(names) == 1 else 'were'} never sent and never changed,"
+            f" although others of the kind are sent: {join_truncated(names)}",
+            key=names[0],
+            hint="compare the names that are exported with those of the checkpoint",
+        )
+
+
+def _find_layer(name: str) -> str:
+    match = LAYER.match(name)
+    return match[0] if match else ""
