@@ -24,7 +24,19 @@ def register() -> None:
     def flip(view: sglang_worker.RankView, name: str, index: int, bit: int) -> None:
         flip_bit(view.tensors(), name, index, bit)
 
+    def see_image(view: sglang_worker.RankView) -> None:
+        from sglang.srt.managers import mm_schedule
+        from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+
+        assert mm_schedule.embedding_cache.set(7, EmbeddingResult(embedding=torch.zeros(1)))
+
+    def remembered_images(view: sglang_worker.RankView) -> list[int]:
+        from sglang.srt.managers import mm_schedule
+
+        return [7] if mm_schedule.embedding_cache.has(7) else []
+
     torch.Tensor.cuda = stay
+    sglang_worker.METHODS |= {"see_image": see_image, "remembered_images": remembered_images}
     sglang_worker.METHODS["flip_bit"] = flip
 
 

@@ -16,3 +16,13 @@ class FaultyExtension(Extension):
     def ckptcheck_set_number(self, module: str, name: str, value: float) -> None:
         """Set a number that a module keeps on the host."""
         setattr(self.model_runner.get_model().get_submodule(module), name, value)
+
+    def ckptcheck_see_image(self) -> None:
+        """Keep what a vision tower would make of an image, where vLLM does."""
+        import torch
+
+        self.model_runner.encoder_cache["image"] = torch.zeros(1)
+
+    def ckptcheck_remembered_images(self) -> list[str]:
+        """Return the images whose outputs this rank would serve again."""
+        return list(self.model_runner.encoder_cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -183,6 +184,16 @@ def get(file):
     return {
         name: [str(tensor.dtype), tensor.float().tolist()] for name, tensor in tensor_files.read_tensors(file).items()
     }
+
+
+def prepare() -> bool:
+    """Return whether garbage is looked for while the worker imports."""
+    return gc.isenabled()
+
+
+def collects() -> list[bool]:
+    """Return whether garbage is looked for, and whether what was imported is left out."""
+    return [gc.isenabled(), gc.get_freeze_count() > 0]
 
 
 RPC_METHODS = {name: item for name, item in list(globals().items()) if callable(item) and not name.startswith("_")}

@@ -21,6 +21,8 @@ this tensor."""
 METHODS = {"int4": "int4", "wna16": "int4", "int8": "int8", "fp8": "fp8"}
 """Part of the name of an engine's quantization method → trait."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|vpm)\.")
+"""Weights of a vision tower."""
 EXPERTS = re.compile(r"(?i:moe)|Mixtral|Deepseek")
 """Architectures with experts, for servers that report only the architecture."""
 
@@ -93,6 +95,8 @@ def traits_of_weights(weights: Iterable[tuple[str, str]]) -> frozenset[str]:
             traits |= {kind, "experts" if ".experts" in name else "dense"}
         elif ".experts." in name:
             traits.add("experts")
+        if VISION.search(name):
+            traits.add("vision")
     return frozenset(traits)
 
 

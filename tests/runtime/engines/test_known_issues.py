@@ -10,7 +10,7 @@ from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.runtime.engines.base import EngineInfo, Kind, TensorDigest
 from ckptcheck.runtime.engines.known_issues import EngineIdentity, detect_traits, load_known_issues, traits_of_server
 
-TRAITS = {"cuda", "cpu", "plain", "stock", "tied", "draft", "dense", "experts", "int4", "int8", "fp8"}
+TRAITS = {"cuda", "cpu", "plain", "stock", "tied", "draft", "dense", "experts", "int4", "int8", "fp8", "vision"}
 
 
 def entry(name: str, dtype: str = "BF16", place: str = "1+0", kind: Kind = "parameter") -> TensorDigest:
@@ -53,6 +53,9 @@ def test_no_fault_is_told_twice() -> None:
         ("sglang", "0.5.17", {"cuda", "experts", "int4"}, 1),
         ("sglang", "0.5.23", {"cuda", "experts", "int4"}, 0),
         ("sglang", "unknown", {"draft"}, 0),
+        ("sglang", "0.5.23", {"cuda", "stock", "vision"}, 1),
+        ("vllm", "0.33.0", {"cuda", "stock", "vision"}, 1),
+        ("vllm", "0.26.0", {"cuda", "stock", "vision"}, 0),
     ],
 )
 def test_versions_and_traits_decide(engine: str, version: str, held: set[str], number: int) -> None:

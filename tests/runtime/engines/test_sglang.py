@@ -220,6 +220,17 @@ def test_the_cache_is_flushed_with_an_update_unless_it_is_told_not_to(
     assert far(stale.prompt_logprobs, fresh.prompt_logprobs) < 1e-6, "prompt logprobs pass the cache by"
 
 
+def test_outputs_of_a_vision_tower_stay_whatever_is_flushed(
+    engine: SglangEngine, weights: dict[str, np.ndarray]
+) -> None:
+    """The evidence of an entry of known_issues.toml: an image of before an update is served from the old tower."""
+    engine._call_ranks("see_image")
+    with TensorExchange() as exchange:
+        assert engine.update_weights(sent_buckets.write_buckets(weights, exchange), "tensor", flush=True).ok
+    engine.reset_prefix_cache()
+    assert engine._call_ranks("remembered_images") == [[7]]
+
+
 def test_it_generates_as_asked(engine: SglangEngine) -> None:
     sampled = Sampling(temperature=0.7, max_tokens=5, seed=3)
     first, second = (engine.generate([TOKENS[:9], TOKENS[:5]], sampled) for _ in range(2))

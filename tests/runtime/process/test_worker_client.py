@@ -300,6 +300,12 @@ def wait_until(done: object) -> None:
         time.sleep(0.05)
 
 
+def test_imports_do_not_look_for_garbage() -> None:
+    with WorkerClient(PYTHON, RPC_METHODS) as host:
+        assert host.call("prepare") is False
+        assert host.call("collects") == [True, True]
+
+
 def test_the_far_side_sees_none_of_our_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))

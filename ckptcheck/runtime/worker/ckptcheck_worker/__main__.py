@@ -20,11 +20,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import supervisor, wire
+from . import quick_imports, supervisor, wire
 
 RECEIVE_BYTES = 1 << 20
 MAX_ERROR_CHARS = 4000
 """Characters of an error message, and of the end of a traceback, that are sent."""
+PREPARE = "prepare"
+"""The method by which an engine's worker only imports."""
 
 Methods = dict[str, Callable[..., Any]]
 
@@ -58,6 +60,8 @@ def serve(control: socket.socket, module: str, file: str) -> int:
     requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=receive_requests, args=(control, requests), daemon=True).start()
     while (request := requests.get()) is not None:
+        if request["method"] != PREPARE:
+            quick_imports.end_quick_imports()
         if not send_message(control, handle_request(methods, request)):
             break
     # the supervisor ends all other processes, without waiting for threads that never end

@@ -8,6 +8,7 @@ from typing import Any
 from . import sglang_options
 
 PRELOADED_MODULES = [
+    "ckptcheck_worker.quick_imports",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.models.registry",

@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import arrivals, capture, expert_slots, hf_hooks, host_scalars, inventory, ipc, sglang_lora, tensors
+from . import (
+    arrivals,
+    capture,
+    expert_slots,
+    hf_hooks,
+    host_scalars,
+    inventory,
+    ipc,
+    quick_imports,
+    sglang_lora,
+    tensors,
+)
 
 REBUILT = ("w_kc", "w_vc")
 """Derived tensors that SGLang rebuilds after every update: the absorbed projections of multi-head latent attention."""
@@ -55,6 +66,7 @@ def register() -> None:
     """Add the method `ckptcheck` to SGLang's scheduler. A plugin of every process of SGLang."""
     from sglang.srt.managers.scheduler import Scheduler
 
+    quick_imports.end_quick_imports()
     Scheduler.ckptcheck = _answer_scheduler
 
 
