@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck import api
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.watch import SyncWarning, engine_plugin
 from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
@@ -168,6 +170,35 @@ def test_a_tensor_that_the_engine_drops_and_one_that_is_lost_are_named(
     )
     assert "HIS007" in said
     assert NAMES[4] not in open_history(record).syncs[-1].sent
+
+
+class Receiver:
+    """As the receiver in NeMo-RL's worker extension of vLLM: it answers True whatever became of the tensors."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker, self.dropped = worker, ""
+
+    def update_weights_via_ipc_zmq(self, buckets: list[list[tuple[str, Any]]]) -> bool:
+        for bucket in buckets:
+            self.worker.model.load_weights(weights=[pair for pair in bucket if pair[0] != self.dropped])
+        return True
+
+
+@pytest.mark.parametrize(("steps_before", "code"), [(3, "HIS007"), (0, "HIS017")])
+def test_a_tensor_that_a_receiver_drops_is_named_although_it_answers_true(
+    record: Path, steps_before: int, code: str
+) -> None:
+    worker, trainer = start_worker(), Trainer()
+    receiver = Receiver(worker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyncWarning)
+        for step in range(steps_before + 4):
+            trainer.step()
+            receiver.dropped = NAMES[2] if step >= steps_before else ""
+            weights = export(trainer)
+            assert receiver.update_weights_via_ipc_zmq([weights[:3], weights[3:]])
+            worker.finish_weight_update()
+    assert (code, NAMES[2]) in [(finding.code, finding.key) for finding in api.history(record).findings]
 
 
 def test_the_first_sync_waits_for_what_comes_between_requests(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
