@@ -1596,11 +1596,11 @@ def record_rollouts(
         default_prompts = DefaultPrompts(live.ckpt)
         prompt_tokens = default_prompts.choose(length, number, _path(prompts))
         context_len = max(map(len, prompt_tokens)) + response + SPARE_TOKENS
-        observer.log(f"starting {engine}")
-        running = live.start_engine(
-            engine, dtype=dtype, ranks=engine_tp, mode=engine_mode, context_len=context_len,
-            concurrent_sequences=max(8, batch), switches=with_batch_size(switches, batch),
-        )  # fmt: skip
+        with observer.phase(f"starting {engine}"):
+            running = live.start_engine(
+                engine, dtype=dtype, ranks=engine_tp, mode=engine_mode, context_len=context_len,
+                concurrent_sequences=max(8, batch), switches=with_batch_size(switches, batch),
+            )  # fmt: skip
         try:
             live.log_ignored_switches(running)
             metadata = Metadata(
@@ -1689,9 +1689,9 @@ def score_rollouts(
     with open_live_session(
         os.fspath(source), timeout=timeout, trainer_python=_path(trainer_python), observer=observer
     ) as live:
-        observer.log(f"starting {trainer}")
         layout = ParallelLayout(tp=tp, pp=pp, ep=ep)
-        scorer = live.start_trainer(trainer, dtype=dtype, head_fp32=head_fp32, layout=layout)
+        with observer.phase(f"starting {trainer}"):
+            scorer = live.start_trainer(trainer, dtype=dtype, head_fp32=head_fp32, layout=layout)
         try:
             with observer.progress("scoring", bytewise=False) as advance:
                 scored = score_rollouts(

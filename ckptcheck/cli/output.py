@@ -120,7 +120,7 @@ LINE_INTERVAL = 30.0
 
 @contextmanager
 def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance]:
-    """Show a progress bar with speed and time left while the block runs; where stderr is no terminal, a line now and then.
+    """Show a progress bar with speed, time and time left while the block runs; where stderr is no terminal, a line now and then.
 
     Gives the function to call with how much is done and how much there is in all. bytewise: the work counts bytes, else items.
     """
@@ -158,8 +158,12 @@ def log_progress(target: str, *, bytewise: bool, clock: Callable[[], float] = ti
             return
         line_time = now
         numbers = (format_bytes(done), format_bytes(total)) if bytewise else (f"{done:,}", f"{total:,}")
-        left = format_duration((now - start_time) * (total - done) / done)
-        log(f"{target}: {100 * done / total:.0f} % done, {numbers[0]} of {numbers[1]}, about {left} left")
+        seconds = now - start_time
+        left = format_duration(seconds * (total - done) / done)
+        log(
+            f"{target}: {100 * done / total:.0f} % done after {format_duration(seconds)}, {numbers[0]} of {numbers[1]},"
+            f" about {left} left"
+        )
 
     return advance
 
@@ -177,6 +181,8 @@ def _create_bar(target: str, bytewise: bool) -> Progress:
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         *counter,
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
     )
     bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
@@ -195,6 +201,12 @@ class TerminalObserver(Observer):
     def progress(self, label: str, *, bytewise: bool = True) -> contextlib.AbstractContextManager[Advance | None]:
         """Show a progress bar, or write a line now and then."""
         return progress_bar(label, bytewise=bytewise)
+
+    def phase(self, label: str, most: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Show how long a phase has taken, and what is left to it."""
+        from ckptcheck.cli.phase_line import follow_phase
+
+        return follow_phase(label, most)
 
 
 TERMINAL = TerminalObserver()

@@ -202,6 +202,7 @@ def run_live_trial(
             nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
             source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None,
             start_oracle=start_oracle if quantization is None else None, say=observer.log,
+            follow=observer.phase,
         )  # fmt: skip
         trace = trial.run()
         signal_guard.ignore_signals()

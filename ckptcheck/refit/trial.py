@@ -40,7 +40,7 @@ from ckptcheck.refit.timed_update import timed_update
 from ckptcheck.refit.tokenizer import TrialTokenizer
 from ckptcheck.refit.trace import Key, RefitTrace, Sync
 from ckptcheck.refit.trace_queries import compare_scoring
-from ckptcheck.refit.trial_phases import Log, TrialPhases
+from ckptcheck.refit.trial_phases import FollowPhase, Log, TrialPhases
 from ckptcheck.runtime.engines.base import Engine, HostScalars, ScrambleResult, SequenceScores, TensorDigests
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.engines.transports import select_transport
@@ -100,6 +100,7 @@ class RefitTrial:
         draft_source: Checkpoint | None = None,
         start_oracle: StartOracle | None = None,
         say: Log = lambda _: None,
+        follow: FollowPhase | None = None,
     ) -> None:
         self._start_trainer, self._start, self._settings = start_trainer, start, settings
         self._folder, self._say = folder, say
@@ -116,7 +117,7 @@ class RefitTrial:
             too_short if block and not self._inputs.probe else "",
             is_fast=settings.logprobs and not settings.decode,
         )
-        self._phases = TrialPhases(settings.timeouts, nbytes, say)
+        self._phases = TrialPhases(settings.timeouts, nbytes, say, follow)
         self._exports = ExportChecks(self._observations, self._phases, folder)
         self._experts = ExpertMoves(self._observations, self._phases, self._inputs)
         self._modules = ModuleSearch(self._observations, self._phases, folder, self._inputs.sequences[0])
@@ -227,7 +228,7 @@ class RefitTrial:
             self._score(engine, 1, observations.scorings[0].engine if observations.scorings else ())
         if settings.weights and settings.steps:
             self._experts.move(engine)
-        for step in range(1, settings.steps + 1):
+        for step in self._phases.count_rounds(settings.steps):
             drops_weights = settings.sleep_level == 2
             if drops_weights:
                 self._fill_cache(engine, step)

@@ -22,6 +22,14 @@ class Observer:
         """
         return nullcontext(None)
 
+    def phase(self, label: str, most: float | None = None) -> AbstractContextManager[None]:
+        """Return a context in which a phase runs that counts nothing.
+
+        most: seconds after which it is given up; None if nobody knows.
+        """
+        self.log(label)
+        return nullcontext()
+
 
 SILENT = Observer()
 """For callers that name no observer."""

@@ -132,14 +132,40 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(capsys: pytes
     for done in (1, 2, 25, 30, 50, 100):
         advance(done * 10**9, 10**11)
     assert capsys.readouterr().err == (
-        "model: 25 % done, 25 GB of 100 GB, about 93 seconds left\n"
-        "model: 50 % done, 50 GB of 100 GB, about 62 seconds left\n"
+        "model: 25 % done after 31 seconds, 25 GB of 100 GB, about 93 seconds left\n"
+        "model: 50 % done after 62 seconds, 50 GB of 100 GB, about 62 seconds left\n"
     )
     seconds = iter([0.0, 40.0, 45.0])
     advance = log_progress("scor\ning", bytewise=False, clock=lambda: next(seconds))
     advance(1, 1200)
     advance(2, 1200)
-    assert capsys.readouterr().err == "scor\\ning: 0 % done, 1 of 1,200, about 13.3 hours left\n"
+    assert capsys.readouterr().err == "scor\\ning: 0 % done after 40 seconds, 1 of 1,200, about 13.3 hours left\n"
+
+
+def test_a_phase_says_how_long_it_runs() -> None:
+    from ckptcheck.cli.phase_line import repeat_line
+
+    lines: list[str] = []
+    clock, answers = iter([0.0, 30.0, 61.0]), iter([False, False, True])
+    repeat_line("cold load", 600, lambda _: next(answers), lambda: next(clock), lines.append)
+    assert lines == [
+        "  cold load: 30 seconds so far, at most 10 minutes left",
+        "  cold load: 61 seconds so far, at most 9 minutes left",
+    ]
+
+
+def test_a_phase_is_announced_and_in_a_terminal_has_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ckptcheck.cli import phase_line
+
+    with phase_line.follow_phase("cold load", 600):
+        assert capsys.readouterr().err == "cold load\n"
+    monkeypatch.setattr(phase_line, "BAR_DELAY", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(KeyError), phase_line.follow_phase("look\n", None):
+        raise KeyError  # a phase that fails gives the terminal back
+    assert capsys.readouterr().err.endswith("look\\n (1 second)\n")
 
 
 def test_the_values_of_a_scan_and_a_manifest_are_followed(
@@ -161,7 +187,10 @@ def test_the_values_of_a_scan_and_a_manifest_are_followed(
         work()
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) > 1
-        assert all(re.search(r"sound: \d+ % done, .* of 8.03 kB, about \d+ seconds? left$", line) for line in lines)
+        assert all(
+            re.search(r"sound: \d+ % done after \d+ seconds?, .* of 8.03 kB, about \d+ seconds? left$", line)
+            for line in lines
+        )
 
 
 @pytest.mark.parametrize("form", ["text", "junit", "sarif", "github"])

@@ -63,7 +63,7 @@ class MatrixTrace(EvidenceDefaults):
     @property
     def subject(self) -> str:
         """The versions of trainers and engines, and the precision."""
-        return f"{' · '.join(self.versions)} · {self.precision}"
+        return " · ".join(filter(None, (*self.versions, self.precision)))
 
     @property
     def failed_to(self) -> str:

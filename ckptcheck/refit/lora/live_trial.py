@@ -78,6 +78,7 @@ def run_live_lora_trial(
             trace, start, base, adapter, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK if has_room else 0, folder=folder,
             timeouts=timeouts, nbytes=sum(tensor.nbytes for tensor in ckpt.tensors.values()), say=observer.log,
+            follow=observer.phase,
         )  # fmt: skip
         trial.run()
         signal_guard.ignore_signals()

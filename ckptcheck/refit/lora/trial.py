@@ -10,7 +10,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
 from ckptcheck.refit.timeouts import Timeouts
-from ckptcheck.refit.trial_phases import Log, TrialPhases
+from ckptcheck.refit.trial_phases import FollowPhase, Log, TrialPhases
 from ckptcheck.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
@@ -78,9 +78,10 @@ class LoraTrial:
         timeouts: Timeouts | None = None,
         nbytes: int = 0,
         say: Log = lambda _: None,
+        follow: FollowPhase | None = None,
     ) -> None:
         self.trace, self._start, self._checkpoint, self._adapter = trace, start, checkpoint, adapter
-        self._folder, self._phases = folder, TrialPhases(timeouts or Timeouts(), nbytes, say)
+        self._folder, self._phases = folder, TrialPhases(timeouts or Timeouts(), nbytes, say, follow)
         self._sequences = scoring_sequences(vocabulary)
         self._probe = cache_probe_sequence(vocabulary, block) if block else ()
 
