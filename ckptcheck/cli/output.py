@@ -206,7 +206,7 @@ class TerminalObserver(Observer):
         """Show how long a phase has taken, and what is left to it."""
         from ckptcheck.cli.phase_line import follow_phase
 
-        return follow_phase(label, most)
+        return follow_phase(label, most, log)
 
 
 TERMINAL = TerminalObserver()

@@ -8,23 +8,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ckptcheck.cli.output import BAR_DELAY, LINE_INTERVAL, log
 from ckptcheck.text.formatting import format_duration
+
+Say = Callable[[str], None]
+LINE_INTERVAL = 30.0
+"""Seconds between two lines about a phase, where stderr is no terminal: a log of a job."""
+SHORT = 0.5
+"""Seconds up to which a phase's time is not worth a word."""
 
 
 @contextmanager
-def follow_phase(label: str, most: float | None = None) -> Iterator[None]:
+def follow_phase(label: str, most: float | None, say: Say) -> Iterator[None]:
     """Announce a phase, and say while the block runs how long it has taken.
 
-    most: seconds after which it is given up, None if unknown.
+    most: seconds after which it is given up, None if unknown. say: writes a line to stderr.
     """
     if sys.stderr.isatty():
-        with _show_line(label, most):
+        with _show_line(label, most, say):
             yield
         return
-    log(label)
+    say(label)
     is_over = threading.Event()
-    speaker = threading.Thread(target=repeat_line, args=(label, most, is_over.wait), daemon=True)
+    speaker = threading.Thread(target=repeat_line, args=(label, most, is_over.wait, say), daemon=True)
     speaker.start()
     try:
         yield
@@ -37,8 +42,8 @@ def repeat_line(
     label: str,
     most: float | None,
     wait: Callable[[float], bool],
+    say: Say,
     clock: Callable[[], float] = time.monotonic,
-    say: Callable[[str], None] = log,
 ) -> None:
     """Write a line each LINE_INTERVAL until the phase is over.
 
@@ -60,7 +65,7 @@ def describe_time(label: str, seconds: float, most: float | None) -> str:
 
 
 @contextmanager
-def _show_line(label: str, most: float | None) -> Iterator[None]:
+def _show_line(label: str, most: float | None, say: Say) -> Iterator[None]:
     """Show a spinner with the time; afterwards the phase stands there with the time that it took."""
     from rich import progress
     from rich.console import Console
@@ -82,4 +87,4 @@ def _show_line(label: str, most: float | None) -> Iterator[None]:
     finally:
         line.stop()
         seconds = time.monotonic() - start_time
-        log(label + (f" ({format_duration(seconds)})" if seconds > BAR_DELAY else ""))
+        say(label + (f" ({format_duration(seconds)})" if seconds > SHORT else ""))

@@ -147,7 +147,7 @@ def test_a_phase_says_how_long_it_runs() -> None:
 
     lines: list[str] = []
     clock, answers = iter([0.0, 30.0, 61.0]), iter([False, False, True])
-    repeat_line("cold load", 600, lambda _: next(answers), lambda: next(clock), lines.append)
+    repeat_line("cold load", 600, lambda _: next(answers), lines.append, lambda: next(clock))
     assert lines == [
         "  cold load: 30 seconds so far, at most 10 minutes left",
         "  cold load: 61 seconds so far, at most 9 minutes left",
@@ -157,13 +157,13 @@ def test_a_phase_says_how_long_it_runs() -> None:
 def test_a_phase_is_announced_and_in_a_terminal_has_its_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ckptcheck.cli import phase_line
+    from ckptcheck.cli import output, phase_line
 
-    with phase_line.follow_phase("cold load", 600):
+    with output.TERMINAL.phase("cold load", 600):
         assert capsys.readouterr().err == "cold load\n"
-    monkeypatch.setattr(phase_line, "BAR_DELAY", -1.0)
+    monkeypatch.setattr(phase_line, "SHORT", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pytest.raises(KeyError), phase_line.follow_phase("look\n", None):
+    with pytest.raises(KeyError), output.TERMINAL.phase("look\n"):
         raise KeyError  # a phase that fails gives the terminal back
     assert capsys.readouterr().err.endswith("look\\n (1 second)\n")
 
