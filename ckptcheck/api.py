@@ -122,7 +122,8 @@ def write_page(files: StrPath | Sequence[StrPath], output: StrPath) -> None:
     """Write one HTML page from reports that were saved as JSON: a fleet of checkpoints, or the steps of a run.
 
     Args:
-        files: what ``--format json -o FILE`` wrote, in the order of the page; a file may hold several reports.
+        files: what ``--format json-with-pictures -o FILE`` wrote, or ``--format json``, which keeps no pictures; in the order of
+            the page. A file may hold several reports.
         output: the page.
 
     Raises CkptcheckError for a file that holds no report, and where the page cannot be written.

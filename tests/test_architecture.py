@@ -24,7 +24,7 @@ EXPLAINED = {
         ("refit.conformance.trace", "refit.pictures.fault_answers"),
         ("refit.lora.trace", "refit.pictures.adapter_effects"),
         ("refit.pictures.server_tensors", "refit.running_servers.comparability", "refit.running_servers.trace"),
-        ("linter.report", "linter.reporters.html.page"),
+        ("linter.report", "linter.reporters.html.overview", "linter.reporters.html.page"),
         ("parity.attribution.trace", "parity.pictures.search_ladder"),
         ("parity.critic", "parity.pictures.critic_values"),
         ("parity.localize.localization", "parity.pictures.module_outputs"),

@@ -58,7 +58,10 @@ def split_list(values: Sequence[str]) -> list[str]:
 
 # The report: every verb that runs rules has these.
 Format = Annotated[
-    reporters.ReportFormat, typer.Option(help="Format of the report; html is a page with pictures, for a browser.")
+    reporters.ReportFormat,
+    typer.Option(
+        help="Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report."
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")]
 FailOn = Annotated[report.FailOn, typer.Option(help="Exit with 1 on findings of this severity or a worse one.")]

@@ -13,6 +13,7 @@ from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.pictures import ask_for_pictures
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters import WITH_PICTURES
 
 
 class ReportCommand(typer.core.TyperCommand):
@@ -32,7 +33,7 @@ class ReportCommand(typer.core.TyperCommand):
         output = Path(ctx.params["output"]) if ctx.params["output"] else None
         try:
             _refuse_output(output, ctx)
-            with ask_for_pictures() if ctx.params["format"] == "html" else contextlib.nullcontext():
+            with ask_for_pictures() if ctx.params["format"] in WITH_PICTURES else contextlib.nullcontext():
                 return super().invoke(ctx)
         except UsageError:
             raise

@@ -13,13 +13,16 @@ from ckptcheck.cli.options import OutputFile
 
 def report(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Reports that --format json wrote, in the order of the page.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="Reports of --format json-with-pictures, or json, in the order of the page."
+        ),
     ],
     output: OutputFile,
 ) -> None:
     """Write one HTML page from saved JSON reports: a fleet of checkpoints, the steps of a run.
 
-    Exit codes: 0 written, 2 a file is no report. The page has no pictures of tensors: --format html draws those.
+    Exit codes: 0 written, 2 a file is no report. --format json keeps no pictures, json-with-pictures does.
     """
     from ckptcheck.cli.output import log
 

@@ -203,6 +203,16 @@ class TextTable:
 
 
 @dataclass(frozen=True)
+class SmallMultiples:
+    """The same heat map or curves of several reports on a page, small, side by side, with one scale for all."""
+
+    title: str
+    caption: str
+    parts: tuple[tuple[str, int, int], ...]
+    """Label, place of the report on the page and of the picture in it, both counted from 0."""
+
+
+@dataclass(frozen=True)
 class NoPicture:
     """Why there is no picture where one belongs."""
 
@@ -210,7 +220,7 @@ class NoPicture:
     caption: str
 
 
-Picture = HeatMap | ByteMap | Curves | Bars | Histogram | TextTable | NoPicture
+Picture = HeatMap | ByteMap | Curves | Bars | Histogram | TextTable | SmallMultiples | NoPicture
 PictureMaker = Callable[[], Picture | None]
 """Makes one picture; None where the evidence has nothing to draw. It may raise Skip or EvidenceError with the reason."""
 

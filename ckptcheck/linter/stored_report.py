@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from ckptcheck.linter.report import SCHEMA, Report, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.text.file_io import read_json_file
 
-HINT = "--format json -o FILE writes one"
+HINT = "--format json -o FILE writes one, --format json-with-pictures one with its pictures"
+WITH_PICTURES = "ckptcheck-report-with-pictures/1"
+"""The schema of an object with a report and its pictures, as ``--format json-with-pictures`` writes them."""
 
 
 def read_reports(path: Path) -> list[Report]:
@@ -32,7 +35,9 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def load_report(form: Mapping[str, Any]) -> Report:
-    """Return the report that `Report.to_dict` wrote. Raises CkptcheckError for anything else."""
+    """Return the report that `Report.to_dict` wrote, or one with its pictures. Raises CkptcheckError for anything else."""
+    if form.get("schema") == WITH_PICTURES:
+        return _load_with_pictures(form)
     try:
         if form["schema"] != SCHEMA:
             raise KeyError(form["schema"])
@@ -54,6 +59,15 @@ def load_report(form: Mapping[str, Any]) -> Report:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CkptcheckError(f"it is no report of ckptcheck ({SCHEMA}): {error}") from error
+
+
+def _load_with_pictures(form: Mapping[str, Any]) -> Report:
+    from ckptcheck.linter.stored_pictures import load_picture
+
+    report, pictures = form.get("report"), form.get("pictures")
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not isinstance(pictures, list):
+        raise CkptcheckError(f"it is no report of ckptcheck with pictures ({WITH_PICTURES})")
+    return replace(load_report(report), pictures=tuple(map(load_picture, pictures)))
 
 
 def _load_section(form: Mapping[str, Any]) -> Section:

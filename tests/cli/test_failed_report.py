@@ -13,7 +13,7 @@ from ckptcheck.cli.app import build_app
 from tests.factories.command_line import RULE, SCHEMA, run
 from tests.test_public_interface import _commands
 
-FORMATS = ("text", "json", "sarif", "junit", "github", "html")
+FORMATS = ("text", "json", "json-with-pictures", "sarif", "junit", "github", "html")
 NOWHERE = {
     "scan": ["nowhere"],
     "diff": ["sound", "nowhere"],

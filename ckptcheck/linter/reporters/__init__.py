@@ -12,8 +12,10 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 
-ReportFormat = Literal["text", "json", "sarif", "junit", "github", "html"]
+ReportFormat = Literal["text", "json", "json-with-pictures", "sarif", "junit", "github", "html"]
 FORMATS: tuple[ReportFormat, ...] = get_args(ReportFormat)
+WITH_PICTURES: tuple[ReportFormat, ...] = ("html", "json-with-pictures")
+"""Formats for which pictures are made."""
 
 
 def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str:
@@ -23,6 +25,8 @@ def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str
     """
     if format == "json":
         from ckptcheck.linter.reporters.json import render as write
+    elif format == "json-with-pictures":
+        from ckptcheck.linter.reporters.json_with_pictures import render as write
     elif format == "sarif":
         from ckptcheck.linter.reporters.sarif import render as write
     elif format == "junit":

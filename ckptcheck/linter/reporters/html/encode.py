@@ -17,6 +17,7 @@ from ckptcheck.linter.pictures import (
     NoPicture,
     Picture,
     Series,
+    SmallMultiples,
     State,
     TextTable,
 )
@@ -71,6 +72,8 @@ def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
                     for row in picture.rows
                 ],
             }
+        case SmallMultiples():
+            form = {"kind": "multiples", "parts": [list(part) for part in picture.parts]}
         case NoPicture():
             form = {"kind": "none"}
     form |= {"title": picture.title, "caption": picture.caption}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.linter.report import Cell, Report, describe_reading
 from ckptcheck.linter.reporters.html.encode import encode_picture
 from ckptcheck.linter.reporters.html.names import NameTable
+from ckptcheck.linter.reporters.html.overview import draw_overview
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES, Rule
 from ckptcheck.text.formatting import count, format_bytes
@@ -21,9 +22,7 @@ from ckptcheck.text.formatting import count, format_bytes
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from ckptcheck.linter.pictures import Picture
-
-SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "start.js")
+SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "small_multiples.js", "start.js")
 """In the order in which the browser reads them, as one script."""
 MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
 """Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
@@ -37,13 +36,11 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     return render_page(reports, rules)
 
 
-def render_page(reports: Sequence[Report], rules: Sequence[Rule] = (), overview: Sequence[Picture] = ()) -> str:
-    """Return a page that opens from a disk or a mail: it has no address in it and asks for none.
-
-    overview: pictures of all reports together, which stand above them.
-    """
+def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
+    """Return a page that opens from a disk or a mail: it has no address in it and asks for none."""
     from ckptcheck import __version__
 
+    overview = draw_overview(reports)
     script, style = _read_script(), _read("page.css")
     return (
         _environment()
@@ -59,7 +56,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = (), overview:
                 {"anchor": f"all-p{position}", "title": picture.title, "caption": picture.caption}
                 for position, picture in enumerate(overview)
             ],
-            data=_encode_data([*reports, Report("", pictures=tuple(overview))]),
+            data=_encode_data([*reports, Report("", pictures=overview)]),
         )
     )
 

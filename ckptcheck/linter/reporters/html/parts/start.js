@@ -1,6 +1,6 @@
 // Draw every picture when it comes near the window, and link findings with pictures.
 
-const DRAWERS = { heat: drawHeatMap, bytes: drawByteMap, curves: drawCurves, histogram: drawHistogram, bars: drawBars, text: drawTextTable, none: () => {} };
+const DRAWERS = { heat: drawHeatMap, bytes: drawByteMap, curves: drawCurves, histogram: drawHistogram, bars: drawBars, text: drawTextTable, multiples: drawSmallMultiples, none: () => {} };
 const redraws = [];
 const waiting = new Map();
 

@@ -1,0 +1,82 @@
+"""Pictures in a saved report: what is read is what was drawn, and anybody's file makes a page or a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptcheck import CkptcheckError, api
+from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, Picture, SmallMultiples, ask_for_pictures
+from ckptcheck.linter.reporters import render
+from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
+from ckptcheck.linter.stored_report import read_reports
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.pictures import DRAWN, PICTURES
+from tests.factories.sample_reports import FOUND
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.title)
+def test_a_picture_comes_back_as_it_was(picture: Picture) -> None:
+    assert load_picture(json.loads(json.dumps(picture_to_json(picture), allow_nan=False))) == picture
+
+
+def test_numbers_that_are_not_finite_are_gaps() -> None:
+    picture = HeatMap("t", "c", ("r",), ("0",), {(0, 0): HeatCell(float("nan"))})
+    loaded = load_picture(picture_to_json(picture))
+    assert isinstance(loaded, HeatMap)
+    assert loaded.cells[0, 0].value is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        None,
+        {"kind": "Report"},
+        {"kind": "SmallMultiples", "title": "t", "caption": "c", "parts": [["x", 9, 9]]},
+        {"kind": "HeatMap", "title": "t"},
+        {"kind": "HeatMap", "title": "t", "caption": "", "rows": ["r"], "columns": ["c"], "cells": [[0, "x", {}]]},
+        {"kind": "HeatMap", "title": "t", "caption": "", "rows": [""] * 3000, "columns": [""] * 3000, "cells": []},
+        {"kind": "Bars", "title": 3, "caption": "c", "bars": "bars", "states": []},
+    ],
+)
+def test_what_is_no_picture_says_so(form: Any) -> None:
+    assert isinstance(load_picture(form), NoPicture)
+
+
+def test_saved_scans_are_drawn_side_by_side(tmp_path: Path) -> None:
+    files = []
+    for name in ("tiny-llama", "tiny-qwen2-tied"):
+        with ask_for_pictures():
+            report = api.scan(CHECKPOINTS / name)
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(render("json-with-pictures", [report], ()), encoding="utf-8")
+        (loaded,) = read_reports(files[-1])
+        assert loaded.pictures == report.pictures
+        assert loaded.to_dict() == report.to_dict()
+    files.append(tmp_path / "plain.json")
+    files[-1].write_text(render("json", [FOUND], ()), encoding="utf-8")
+    api.write_page(files, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"kind":"multiples"' in page
+    assert "Values by layer, side by side" in page
+    assert "Nothing to draw was saved with this report" in page
+
+
+def test_reports_of_one_run_are_drawn_side_by_side() -> None:
+    from ckptcheck.linter.reporters.html.overview import draw_overview
+
+    assert draw_overview([DRAWN]) == ()
+    multiples = [picture for picture in draw_overview([DRAWN, FOUND, DRAWN]) if isinstance(picture, SmallMultiples)]
+    assert multiples[0].parts == ((DRAWN.target, 0, 0), (DRAWN.target, 2, 0))
+    assert [picture.title.partition(",")[0] for picture in multiples] == ["Layers and modules", "Norms", "Ladder"]
+
+
+def test_a_state_that_the_legend_lacks_is_a_sentence(tmp_path: Path) -> None:
+    form = json.loads(render("json-with-pictures", [DRAWN], ()))
+    form[0]["pictures"][0]["states"] = []
+    (tmp_path / "bad.json").write_text(json.dumps(form), encoding="utf-8")
+    with pytest.raises(CkptcheckError, match=r"bad\.json"):
+        api.write_page(tmp_path / "bad.json", tmp_path / "page.html")
