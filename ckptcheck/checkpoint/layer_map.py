@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptcheck.checkpoint.layer_grid import LayerGrid, build_layer_grid
-from ckptcheck.linter.pictures import HeatCell, HeatMap, State
+from ckptcheck.linter.pictures import HeatCell, HeatMap, Scale, State
 from ckptcheck.text.formatting import count
 
 
@@ -18,6 +18,7 @@ def draw_layer_map(
     value_label: str = "",
     member_label: str = "expert",
     grid: LayerGrid | None = None,
+    scale: Scale = "log",
 ) -> HeatMap | None:
     """Return the heat map; None for no cells.
 
@@ -29,6 +30,7 @@ def draw_layer_map(
         value_label: what their values are.
         member_label: what shares a place.
         grid: where these tensors stand, and maybe others, where that is known already.
+        scale: of the colours of their values.
 
     """
     grid = grid or build_layer_grid(cells)
@@ -49,5 +51,13 @@ def draw_layer_map(
     if grid.left_out:
         caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
     return HeatMap(
-        title, caption, grid.rows, grid.columns, drawn, states, value_label=value_label, member_label=member_label
+        title,
+        caption,
+        grid.rows,
+        grid.columns,
+        drawn,
+        states,
+        value_label=value_label,
+        scale=scale,
+        member_label=member_label,
     )

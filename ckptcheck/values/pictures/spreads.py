@@ -20,7 +20,7 @@ STATES = (
 )
 MOST_NOTES = 2000
 """Tensors up to which each cell tells mean and quantiles: of more, the page would be too large."""
-LEAST_ZEROS = 0.001
+LEAST_ZEROS = 0.01
 """From this share of zeros in a sample on, a tensor is drawn."""
 
 
@@ -54,8 +54,11 @@ def draw_zeros(ckpt: Checkpoint, title: str) -> HeatMap | None:
         for name in ckpt.tensors
         if name in values.tensors and (cell := _draw_zeros(values.tensors[name], values.sketches.get(name)))
     }
-    caption = "Only tensors with zeros, NaN or Inf are drawn. The share of zeros comes from a sample; NaN and Inf are counted."
-    return draw_layer_map(title, caption, cells, STATES, value_label="share of zeros")
+    caption = (
+        "Only tensors with NaN, Inf or 1 % of zeros are drawn. The share comes from a sample; NaN and Inf are counted."
+    )
+    grid = place_tensors(ckpt)
+    return draw_layer_map(title, caption, cells, STATES, value_label="share of zeros", grid=grid, scale="linear")
 
 
 def _draw_zeros(stats: TensorStats, sketch: Sketch | None) -> HeatCell | None:

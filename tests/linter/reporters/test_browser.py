@@ -89,7 +89,7 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Opened]:
 def test_no_error_no_request_and_no_sideways_scrolling(chromium: Any, tmp_path: Path, width: int, scheme: str) -> None:
     reports = [DRAWN, CLEAN, FOUND, CRASHED, MEASURED]
     one = Opened(chromium, tmp_path, reports, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    with_pictures = one.page.query_selector_all("figure.picture")
+    with_pictures = one.page.query_selector_all("article figure.picture")
     for figure in with_pictures:
         figure.scroll_into_view_if_needed()
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -104,7 +104,7 @@ def test_axe_finds_no_violation(chromium: Any, tmp_path: Path, scheme: str) -> N
     found = importlib.util.find_spec("axe_core_python")
     if found is None or found.origin is None:
         pytest.skip("needs axe-core-python (make browser installs it)")
-    one = Opened(chromium, tmp_path, [DRAWN, FOUND, MEASURED], color_scheme=scheme, bypass_csp=True)
+    one = Opened(chromium, tmp_path, [DRAWN, FOUND, MEASURED, DRAWN], color_scheme=scheme, bypass_csp=True)
     one.draw_all()
     for summary in one.page.query_selector_all("details:not([open]) > summary"):
         summary.click()
@@ -200,6 +200,22 @@ def test_paper_has_every_picture_and_is_light(chromium: Any, tmp_path: Path) -> 
     one.page.close()
 
 
+def test_small_multiples_name_what_is_in_them_and_lead_to_the_large_picture(chromium: Any, tmp_path: Path) -> None:
+    one = Opened(chromium, tmp_path, [DRAWN, CLEAN, DRAWN], reduced_motion="reduce")
+    one.draw_all()
+    multiples = one.page.locator("#all-p1")
+    assert multiples.locator(".multiple").count() == 2
+    canvas = multiples.locator(".multiple canvas").nth(1)
+    canvas.scroll_into_view_if_needed()
+    one.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    canvas.hover()
+    assert "3 stale" in one.page.locator("#tip").inner_text()
+    multiples.locator("a").nth(1).click()
+    assert one.page.evaluate("location.hash") == "#r3-p0"
+    assert one.trouble == []
+    one.page.close()
+
+
 def test_a_hundred_and_forty_thousand_tensors_open(chromium: Any, tmp_path: Path) -> None:
     one = Opened(chromium, tmp_path, [LARGE])
     one.page.locator("#r1-f2 .shows a").first.click()
@@ -233,7 +249,7 @@ def test_the_pictures_of_every_verb_are_drawn_without_trouble(
     viewport = {"width": width, "height": 800}
     one = Opened(chromium, tmp_path, list(verbs.values()), viewport=viewport, color_scheme=scheme)
     one.draw_all()
-    assert one.page.locator("figure.picture").count() == sum(len(report.pictures) for report in verbs.values())
+    assert one.page.locator("article figure.picture").count() == sum(len(report.pictures) for report in verbs.values())
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     assert (one.trouble, one.requests) == ([], [one.url])
     one.page.close()

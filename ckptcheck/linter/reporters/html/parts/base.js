@@ -185,7 +185,7 @@ function makeTable(title, columns, listRows) {
     }
     const head = make("thead", {}, make("tr", {}, ...columns.map((column, at) => make("th", { scope: "col", class: classOf[at] }, column))));
     details.append(
-      make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, make("table", {}, head, body)),
+      make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, head, body)),
       left ? make("p", { class: "more" }, `… and ${plural(left, "more row")}`) : "",
     );
   });

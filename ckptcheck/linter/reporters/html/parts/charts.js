@@ -269,5 +269,5 @@ function drawTextTable(figure, picture, context) {
   const head = make("thead", {}, make("tr", {}, ...picture.columns.map((column) => make("th", { scope: "col" }, column))));
   const legend = makeLegend(picture, counts);
   context.redraws.push(legend.redraw);
-  figure.append(legend.list, make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": picture.title }, make("table", {}, head, body)));
+  figure.append(legend.list, make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": picture.title }, make("table", {}, head, body)));
 }
