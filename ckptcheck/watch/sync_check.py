@@ -27,6 +27,7 @@ class SyncError(RuntimeError):
 class SyncCheck:
     """The check of one sync. It uses no device, and nothing that the job changes.
 
+    digests: of what the trainer sent, what the engine held, and of payloads. added: numbers of the job's own, for its metrics.
     report: the findings; None until `run`, and if nothing was checked.
     """
 
@@ -34,13 +35,12 @@ class SyncCheck:
         self,
         watch: WatchState,
         sync: SyncRecord,
-        sent: SyncDigests,
-        held: SyncDigests,
+        digests: Mapping[str, SyncDigests],
         added: Mapping[str, float],
         *,
         is_in_background: bool,
     ) -> None:
-        self._watch, self._sync, self._sent, self._held, self._added = watch, sync, sent, held, added
+        self._watch, self._sync, self._digests, self._added = watch, sync, digests, added
         self._is_in_background = is_in_background
         self.report: Report | None = None
 
@@ -64,8 +64,9 @@ class SyncCheck:
             self._tell(self.report, error)
 
     def _digest(self) -> None:
-        self._sync.sent, self._sync.held = self._sent.compute(), self._held.compute()
-        self._sync.nbytes = self._sent.nbytes
+        sync, digests = self._sync, self._digests
+        sync.sent, sync.held, sync.payload = (digests[side].compute() for side in ("sent", "held", "payload"))
+        sync.nbytes, sync.payload_bytes = digests["sent"].nbytes, digests["payload"].nbytes
 
     def _note_storage(self) -> None:
         """Note which tensors the engine holds as sent: the same rows of them may be looked at on both sides."""

@@ -16,6 +16,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.refit.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import read_engine
+from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights
@@ -37,7 +38,8 @@ class Syncing:
         self._asked = self._reading = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
-        self._sent, self._held = (SyncDigests(defers=self._is_in_background) for _ in range(2))
+        self._sent, self._held, self._payload = (SyncDigests(defers=self._is_in_background) for _ in range(3))
+        self._payloads = 0
         if whole:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
@@ -160,6 +162,7 @@ class Syncing:
         if self._unseen:
             # a part of the digests would look as if the other weights had not been sent
             self._sent.clear()
+            self._payload.clear()
         has_expected = self._whole and not is_ending and watch.expected is not None
         if has_expected and not watch.attempt("digest what the trainer expects", self._expect):
             self._sent.clear()
@@ -172,8 +175,8 @@ class Syncing:
         if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
             watch.attempt("compare the logprobs of both sides", self._probe)
         if self._is_over_budget or not watch.attempt("copy what it looks at", self._copy_to_host):
-            self._sent.clear()
-            self._held.clear()
+            for digests in (self._sent, self._held, self._payload):
+                digests.clear()
         sync.checked = self._checking + time.monotonic() - began
         if self._whole and error is None:
             spent = float("inf") if self._is_over_budget else self._checking + self._reading
@@ -184,7 +187,11 @@ class Syncing:
         """Have the sync checked, here or in the background."""
         watch = self._watch
         self._checked = SyncCheck(
-            watch, self._sync, self._sent, self._held, self._added, is_in_background=self._is_in_background
+            watch,
+            self._sync,
+            {"sent": self._sent, "held": self._held, "payload": self._payload},
+            self._added,
+            is_in_background=self._is_in_background,
         )
         for sink in watch.sinks:
             watch.attempt("find the run of its numbers", sink.find_run)
@@ -204,7 +211,7 @@ class Syncing:
         if not self._whole or self._unseen or self._over:
             return
         if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
-            self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
+            self._see_payload(item)
             return
         name, tensor = item
         self._shapes[name] = getattr(tensor, "shape", ())
@@ -214,6 +221,21 @@ class Syncing:
         began = time.monotonic()
         self._unseen = not self._watch.attempt(f"digest {name}", partial(self._digest, name, tensor))
         self._checking += time.monotonic() - began
+
+    def _see_payload(self, item: Any) -> None:
+        """Digest the tensors of an item that does not tell which weights they change, such as a flush of a delta."""
+        began, before = time.monotonic(), len(self._payload)
+        if not self._stops():
+            is_digested = self._watch.attempt("digest a payload", partial(self._digest_payload, item))
+            self._unseen = not is_digested
+            if is_digested and len(self._payload) == before:
+                self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
+        self._payloads += 1
+        self._checking += time.monotonic() - began
+
+    def _digest_payload(self, item: Any) -> None:
+        for place, tensor in find_tensors(item):
+            self._payload.add(f"{self._payloads}.{place}", tensor)
 
     def _stops(self, more: float = 0.0) -> bool:
         """Return whether the digests of this sync have taken their time. more: seconds since the engine was asked."""
@@ -247,8 +269,8 @@ class Syncing:
         self._sync.unseen = sorted(unseen)
 
     def _copy_to_host(self) -> None:
-        self._sent.move_to_host()
-        self._held.move_to_host()
+        for digests in (self._sent, self._held, self._payload):
+            digests.move_to_host()
 
     def _probe(self) -> None:
         assert self._watch.probe is not None

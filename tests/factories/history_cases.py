@@ -75,6 +75,9 @@ class SyncTable(StrictTable, kw_only=True):
     """The model's floor, as the probe knows it."""
     nbytes: int = 0
     """Bytes sent, as in `SyncRecord`."""
+    payload: str = ""
+    """What stands for the values of a delta that is sent."""
+    payload_bytes: int = 8192
     held: bool = True
     """False: nobody asked the engine what it holds."""
 
@@ -140,6 +143,8 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         message=wanted.message,
         run=wanted.run,
         nbytes=wanted.nbytes,
+        payload={"0.values": _digest(wanted.payload)} if wanted.payload else {},
+        payload_bytes=wanted.payload_bytes if wanted.payload else 0,
         probe=None if wanted.probe is None else ProbeRecord(wanted.probe, 3 * wanted.probe, 124, wanted.floor),
         time="2026-01-01T00:00:00Z",
         sent=sent,

@@ -97,6 +97,9 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """The trainer's name of a tensor → digest of what it exported."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
+    payload: dict[str, str] = {}
+    """Place in a payload that does not tell which tensors it changes, such as a delta → digest of what lay there."""
+    payload_bytes: int = 0
     unseen: list[str] = []
     """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
     group: str = ""

@@ -20,8 +20,8 @@ def verl(side: T, watch: Watch) -> T:
     """Watch verl's rollout (`update_weights`) or its checkpoint engine (`send_weights`): whichever this side has.
 
     ``global_steps`` is the step, and the version that verl gives its server; without it, the watch counts syncs. The weights may
-    be a generator or an asynchronous generator, and the method may be a coroutine or not: both stay as they are. The watch passes
-    deltas (``delta_flush``) on and does not digest them.
+    be a generator or an asynchronous generator, and the method may be a coroutine or not: both stay as they are. The watch
+    digests the flushes of deltas (``delta_flush``) as payloads: which weights they change is not known.
     """
     component: Any = side
     name = "update_weights" if hasattr(component, "update_weights") else "send_weights"
