@@ -6,6 +6,7 @@
   0.
 - A trainer on a GPU, and one that did not repeat itself before the first sync, may differ: on average by half of what
   moving every weight by one unit in its last place changes, and for one token by ten times that.
+- Where one of the two agrees with the engine over the same weights, the message says that the other is at fault.
 
 ## Why it matters
 - At the first step, log_probs and ref_log_probs come from the same weights, so their difference and the KL must be
@@ -55,12 +56,26 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             kl = sum(exp(min(ratio, 80.0)) - 1 - ratio for ratio in log_ratios) / max(1, len(log_ratios))
             yield Problem(
                 f"the forward pass of step {number} differs by up to {difference.most:.3g} nats from one without training,"
-                f" over the same weights and tokens: the first KL is {kl:.3g} and should be 0",
+                f" over the same weights and tokens: the first KL is {kl:.3g} and should be 0"
+                + _name_wrong_pass(trace, step, scoring),
                 hint="look for dropout, and for what training computes in another dtype",
             )
             return
     if tolerance is None and any_difference:
         raise Skip("the trial ended before it measured what rounding amounts to")
+
+
+def _name_wrong_pass(trace: RefitTrace, step: OptimizerStep, scoring: Scoring) -> str:
+    """Say which of the trainer's two forward passes the engine agrees with, where it is one."""
+    engine = [scores.prompt_logprobs for scores in scoring.engine]
+    tolerance = trace.noise_floor.trainer_tolerance
+    agrees = [compare_logprobs(engine, own).within(tolerance) for own in (step.scores, scoring.trainer)]
+    if agrees == [True, False]:
+        return (
+            "; the engine agrees with the step's, so the trainer's own scoring is at fault: a temperature of its logits, or"
+            " another setting"
+        )
+    return "; the engine agrees with the other, so the trainer's step is at fault" if agrees == [False, True] else ""
 
 
 def _pair_steps(trace: RefitTrace) -> list[tuple[OptimizerStep, Scoring]]:
