@@ -347,6 +347,21 @@ def test_nemo_rl_sends_positionally_and_on_other_ranks(tmp_path: Path) -> None:
     assert set(watch.last[0].sent) == set(NAMES)
 
 
+def test_nemo_rl_with_other_arguments_is_said_once_and_goes_on() -> None:
+    def packed_broadcast_producer(tensors: Any, group: Engine) -> None:
+        group.update(tensors)
+
+    trainer, engine = Trainer(), Engine()
+    with pytest.warns(
+        SyncWarning, match=r"NeMo-RL of 2026-08-22 \(7ea279abf\): packed_broadcast_producer takes no iterator"
+    ):
+        send = adapters.nemo_rl(packed_broadcast_producer, watch := Watch())
+    with pytest.warns(SyncWarning, match="NeMo-RL has another interface here"):
+        send(trainer.export(), engine)
+    assert set(engine.weights) == set(NAMES)
+    assert watch.last[0].sent == {}
+
+
 class TrlGeneration:
     """As TRL 1.16.0 has it: VLLMGeneration, which walks the parameters twice at the first sync with a server."""
 

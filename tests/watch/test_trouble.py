@@ -23,9 +23,9 @@ from tests.paths import ROOT
 from tests.watch.toy import Trainer
 
 JOB = """
-import sys, time
+import os, sys, time
 from ckptcheck.watch import Watch
-watch = Watch(record=sys.argv[1])
+watch = Watch(record=sys.argv[1], background="BACKGROUND" in os.environ)
 for step in range(int(sys.argv[2])):
     with watch(step=step) as sync:
         list(sync.sent({f"w{number}": f"{step:032x}" for number in range(2000)}.items()))
@@ -134,6 +134,23 @@ def test_a_job_that_is_killed_leaves_a_readable_record_and_its_successor_continu
         assert not damaged or "truncated" in next(iter(damaged.values())), damaged
         assert len({sync.run for sync in syncs}) == number + 1
     assert [each.name for each in tmp_path.glob("*.jsonl")] == ["syncs.jsonl"]
+
+
+def test_a_job_that_ends_and_one_that_is_killed_while_syncs_are_checked_beside_them(tmp_path: Path) -> None:
+    """What ends by itself waits for its checks; what is killed loses those that wait, and leaves a readable record."""
+    path = tmp_path / "syncs.jsonl"
+    done = start_job(path, 5, BACKGROUND="1")
+    assert done.communicate(timeout=60)[1] == ""
+    assert [sync.step for sync in read_record(path)[0]] == [0, 1, 2, 3, 4]
+    job = start_job(path, 10_000, BACKGROUND="1")
+    assert job.stdout is not None
+    while path.read_bytes().count(b"\n") < 8:
+        assert job.stdout.readline()
+    job.send_signal(signal.SIGKILL)
+    job.communicate()
+    syncs, damaged = read_record(path)
+    assert not damaged or "truncated" in next(iter(damaged.values())), damaged
+    assert len({sync.run for sync in syncs}) == 2
 
 
 def test_a_file_that_another_process_keeps_locked_holds_a_sync_up_for_a_second_at_most(

@@ -30,15 +30,15 @@ class Interface:
             method = getattr(owner, name, None)
             if not callable(method):
                 return f"{type(owner).__name__} has no {name} here"
-            try:
-                parameters = inspect.signature(method).parameters
-            except (TypeError, ValueError):  # a builtin, or an object of Ray
-                continue
-            takes_all = {parameter.kind for parameter in parameters.values()} & {inspect.Parameter.VAR_KEYWORD}
-            missing = [argument for argument in arguments if argument not in parameters]
-            if missing and not takes_all:
+            if missing := _find_missing(method, arguments):
                 return f"{name} takes no {join_words(missing)} here"
         return ""
+
+    def check_function(self, function: Any) -> bool:
+        """Return whether a function, found by its name, takes the arguments of this interface; where not, warn in one sentence."""
+        name = getattr(function, "__name__", type(function).__name__)
+        missing = _find_missing(function, self.methods.get(name, ()))
+        return self._warn_of(f"{name} takes no {join_words(missing)} here" if missing else "")
 
     def has_methods(self, owner: Any) -> bool:
         """Return whether an object has the methods, whatever their arguments: without them there is nothing to wrap."""
@@ -46,15 +46,27 @@ class Interface:
 
     def check(self, owner: Any) -> bool:
         """Return whether an object has this interface; where it has not, warn in one sentence."""
-        difference = self.find_difference(owner)
+        return self._warn_of(self.find_difference(owner))
+
+    def _warn_of(self, difference: str) -> bool:
         if difference:
             warnings.warn(
                 f"ckptcheck.watch is written for {self.framework} {self._describe_source()}: {difference}; "
                 "it does not see what is sent",
                 SyncWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return not difference
 
     def _describe_source(self) -> str:
         return f"of {self.date} ({self.source})" if self.date else self.source
+
+
+def _find_missing(function: Any, arguments: tuple[str, ...]) -> list[str]:
+    """Return the arguments that a function does not take; none where that cannot be told."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin, or an object of Ray
+        return []
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [] if takes_all else [argument for argument in arguments if argument not in parameters]

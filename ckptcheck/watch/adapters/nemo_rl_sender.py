@@ -7,10 +7,18 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from ckptcheck.watch.adapters.interface import Interface
 from ckptcheck.watch.adapters.passing import count_steps, watch_weights
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
+INTERFACE = Interface(
+    "NeMo-RL",
+    "2026-08-22",
+    "7ea279abf",
+    {"stream_weights_via_ipc_zmq_impl": ("params_generator",), "packed_broadcast_producer": ("iterator",)},
+)
+"""Functions, and the argument by which each gets the weights, also as its first one."""
 
 
 def nemo_rl(send: Callable[..., T], watch: Watch) -> Callable[..., T]:
@@ -18,16 +26,19 @@ def nemo_rl(send: Callable[..., T], watch: Watch) -> Callable[..., T]:
 
     send: `stream_weights_via_ipc_zmq_impl` (colocated) or `packed_broadcast_producer` (otherwise). It gets no step, so the
     watch counts syncs. With nccl_reshard only a part of the weights passes the second one, which the record then says.
-    The watch cannot see the engine's side, because its HTTP server has no checksums.
+    The watch cannot see the engine's side, because its HTTP server has no checksums; CKPTCHECK_WATCH shows it from inside vLLM.
     """
-    next_step = count_steps()
+    next_step, is_known = count_steps(), INTERFACE.check_function(send)
 
     @wraps(send)
     def watched(*arguments: Any, **keywords: Any) -> T:
         with watch(step=next_step()) as sync:
             if sys._getframe(1).f_code.co_name == "_broadcast_misc_params_packed":
                 sync.partly("nccl_reshard sends the layers' weights another way, and only the others here")
-            arguments, keywords = watch_weights(sync, arguments, keywords, ("params_generator", "iterator"))
+            if is_known:
+                arguments, keywords = watch_weights(sync, arguments, keywords, ("params_generator", "iterator"))
+            else:
+                sync.unseen("NeMo-RL has another interface here")
             return send(*arguments, **keywords)
 
     return watched
