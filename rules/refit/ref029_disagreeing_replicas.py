@@ -22,7 +22,8 @@
 radixark/miles#1724 (a recovered engine gets traffic before its first sync), vllm-project/vllm#57799
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from ckptcheck import Problem, Skip, rule
@@ -36,7 +37,7 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(evidence: ServerEvidence) -> Iterator[Problem]:
     compared = 0
     skip_reason = "the servers have different engines, versions or layouts"
-    for one, other in combinations(evidence.servers, 2):
+    for one, other, alike in _choose_pairs(evidence.servers):
         if one.dead_reason or other.dead_reason:
             skip_reason = f"{(one if one.dead_reason else other).url} generates no tokens"
             continue
@@ -47,9 +48,31 @@ def check(evidence: ServerEvidence) -> Iterator[Problem]:
             skip_reason = next(iter(refusals.values()), "neither weights nor logprobs were asked for")
             continue
         compared += 1
-        yield from _compare_servers(one, other)
+        for problem in _compare_servers(one, other):
+            yield replace(problem, message=problem.message + alike)
     if not compared:
         raise Skip(skip_reason)
+
+
+def _choose_pairs(servers: Sequence[ServerState]) -> Iterator[tuple[ServerState, ServerState, str]]:
+    """Yield the pairs to compare: each server with the first that gives the same checksums, and these with each other.
+
+    The third says of how many servers the problems of a pair are, where it is more than two.
+    """
+    groups: dict[object, list[ServerState]] = {}
+    for number, server in enumerate(servers):
+        info = server.info
+        checksums = frozenset(server.checksums.items()), frozenset(server.draft_checksums.items())
+        kind = info.engine, info.version, info.dtype, info.device, repr(info.layout), info.weight_version
+        groups.setdefault((kind, checksums) if server.checksums and not server.dead_reason else number, []).append(
+            server
+        )
+    for first, *others in groups.values():
+        for other in others:
+            yield first, other, ""
+    for ours, theirs in combinations(groups.values(), 2):
+        alike = f"; {len(ours):,} servers are like the first, {len(theirs):,} like the second"
+        yield ours[0], theirs[0], alike if len(ours) + len(theirs) > 2 else ""
 
 
 def _compare_servers(one: ServerState, other: ServerState) -> Iterator[Problem]:

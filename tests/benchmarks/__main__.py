@@ -9,6 +9,7 @@ from tests.benchmarks import (
     diff,
     figures,
     headers,
+    machines,
     megatron,
     parity,
     refit,
@@ -29,5 +30,6 @@ if __name__ == "__main__":
     parity.main()
     watch.main()
     attribution.main()
+    machines.main()
     if figures.missed:
         sys.exit(f"\nmissed: {'; '.join(figures.missed)}")

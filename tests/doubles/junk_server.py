@@ -17,7 +17,7 @@ Answer = Any | Callable[[BaseHTTPRequestHandler], None]
 class JunkServer:
     """Serves until the end of the ``with`` block. asked: method, path and body of every request."""
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
+    def __init__(self, answers: Mapping[str, Answer], host: str = "127.0.0.1") -> None:
         self.answers = dict(answers)
         self.asked: list[tuple[str, str, Any]] = []
         self.tokens: list[str | None] = []
@@ -34,7 +34,10 @@ class JunkServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Fleet(ThreadingHTTPServer):
+            request_queue_size = 1024  # else a crowd of clients waits a second for its connections
+
+        self._http = Fleet((host, 0), Handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)

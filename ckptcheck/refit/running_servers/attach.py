@@ -7,11 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.timeouts import Timeouts
+from ckptcheck.runners.runner import run_in_threads
 from ckptcheck.runtime.engines.known_issues import traits_of_weights
 from ckptcheck.text.formatting import join_truncated
 
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     from ckptcheck.refit.running_servers.probe import ProbeSettings, TrainerScores
     from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState
     from ckptcheck.runtime.process.exchange import TensorExchange
+    from ckptcheck.runtime.servers.base import Server
+    from ckptcheck.runtime.servers.client import ServerClient
     from ckptcheck.runtime.trainers.base import Trainer
 
 API_KEY_VARIABLE = "CKPTCHECK_API_KEY"
 """Environment variable with the API key of the servers. An option would show in the list of processes."""
+MOST_ASKED = 64
+"""Servers that are asked at a time. Each answer is a wait for the network and the server."""
 SMALLEST_VOCABULARY = 512
 """Token ids below this exist in every model; used where no checkpoint says how many rows the embedding has."""
 
@@ -62,13 +68,12 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
     """Probe the servers, and start the engine and the trainer that they are compared with.
 
     After an interruption the evidence holds what was measured before it, and says what was not compared. Raises CkptcheckError
-    if nobody listens at an address, and for options that contradict each other.
+    if too few servers are left to compare because nobody listens at an address, and for options that contradict each other.
     """
     from ckptcheck.refit.running_servers import probe
     from ckptcheck.refit.scoring_inputs import scoring_sequences
     from ckptcheck.runtime.servers.client import ServerClient
     from ckptcheck.runtime.servers.dedupe import refuse_same_instance, refuse_same_place
-    from ckptcheck.runtime.servers.detect_engine import detect_engine
 
     if source is None and len(options.addresses) == 1:
         raise CkptcheckError(
@@ -94,13 +99,15 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
         for url in options.addresses
     ]
     refuse_same_place(clients)
-    servers = [detect_engine(client, seconds=min(request_timeout, probe.ALIVE)) for client in clients]
+    servers, lost = _detect_engines(clients, min(request_timeout, probe.ALIVE), may_lack=source is not None)
     states: list[ServerState] = []
     reference, reference_skipped, trainer_scores, trainer_skipped = None, "", None, ""
     not_compared: dict[str, str] = {}
     try:
-        for server in servers:
-            states.append(probe.probe_server(server, probe_settings, log))  # noqa: PERF401 - Ctrl-C keeps the states before it
+        ask = partial(probe.probe_server, settings=probe_settings, log=log)
+        for _, state in run_in_threads(ask, servers, min(MOST_ASKED, len(servers))):
+            states.append(state)
+        states += lost
         refuse_same_instance({server.url: server.info.instance for server in states})
         if options.allow_write and source is not None and folder is not None:
             _refuse_other_architecture(source, states)
@@ -127,6 +134,39 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
         traits=_traits(source) if source is not None else frozenset(),
         architecture=_architecture(source) if source is not None else "",
     )
+
+
+def _detect_engines(
+    clients: Sequence[ServerClient], seconds: float, *, may_lack: bool
+) -> tuple[list[Server], list[ServerState]]:
+    """Ask every address at once which engine is there; return the servers, and the states of those that do not answer.
+
+    may_lack: there is something to compare a single server with. Raises the error of an address that does not answer where it
+    leaves nothing to compare, and of one where another program answers.
+    """
+    from ckptcheck.refit.running_servers.trace import ServerState
+    from ckptcheck.runtime.servers.base import ServerInfo
+    from ckptcheck.runtime.servers.detect_engine import detect_engine
+    from ckptcheck.runtime.servers.errors import RequestTimeout, Unreachable
+
+    def detect(client: ServerClient) -> Server | RequestTimeout | Unreachable:
+        try:
+            return detect_engine(client, seconds=seconds)
+        except (RequestTimeout, Unreachable) as error:
+            return error
+
+    found: list[Server] = []
+    lost: list[ServerState] = []
+    errors: list[CkptcheckError] = []
+    for client, answer in run_in_threads(detect, clients, min(MOST_ASKED, len(clients))):
+        if isinstance(answer, (RequestTimeout, Unreachable)):
+            errors.append(answer)
+            lost.append(ServerState(client.url, ServerInfo(""), dead_reason=answer.message))
+        else:
+            found.append(answer)
+    if errors and len(found) < (1 if may_lack else 2):
+        raise errors[0]
+    return found, lost
 
 
 def _traits(source: Checkpoint) -> frozenset[str]:

@@ -12,14 +12,15 @@ ONCE = "name every server once"
 
 def refuse_same_place(clients: Sequence[ServerClient]) -> None:
     """Raise CkptcheckError for addresses that lead to one port of one machine, and for names that lead nowhere."""
-    for number, client in enumerate(clients):
-        for other in clients[:number]:
-            if client.endpoints & other.endpoints:
-                if client.url == other.url:
-                    raise CkptcheckError(f"{client.url} is named twice, and a server always agrees with itself", ONCE)
-                raise CkptcheckError(
-                    f"{other.url} and {client.url} are one server, and it always agrees with itself", ONCE
-                )
+    known: dict[object, ServerClient] = {}
+    for client in clients:
+        for endpoint in client.endpoints:
+            other = known.setdefault(endpoint, client)
+            if other is client:
+                continue
+            if client.url == other.url:
+                raise CkptcheckError(f"{client.url} is named twice, and a server always agrees with itself", ONCE)
+            raise CkptcheckError(f"{other.url} and {client.url} are one server, and it always agrees with itself", ONCE)
 
 
 def refuse_same_instance(instances: Mapping[str, str]) -> None:
