@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SCORERS = ("ForSequenceClassification", "ForTokenClassification", "RewardModel", "ForRewardModel", "ForScore")
 VALUE_HEADS = ("value_head.weight", "v_head.weight", "v_head.summary.weight", "critic_head.weight")
 OTHER_PARTS = re.compile(
-    r"embed|(^|[._])(wte|wpe|shared|rotary\w*|position\w*|(\w*_)?norm\w*|\w*norm|ln\w*|pooler|predictions\w*|lm_head|vocab_\w+)(\.|$)"
+    r"embed|(^|[._])(wte|wpe|shared|rotary\w{0,64}|position\w{0,64}|norm\w{0,64}|\w{0,64}norm|ln\w{0,64}|pooler"
+    r"|predictions\w{0,64}|lm_head|vocab_\w{1,64})(\.|$)"
 )
 """Names of tensors outside the layers that are no score head: embeddings, norms, the pooler and the head of the language model."""
 LM_HEADS = ("embed_out.weight", "lm_head.weight")

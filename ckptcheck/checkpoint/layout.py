@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-BOX = re.compile(r"\[[^\]]*\]")
+BOX = re.compile(r"\[[^\[\]]*\]")
 """The part of a chunk's name that says which slice of the weight it holds (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots in canonical form (ASCII, no leading zero)."""

@@ -32,7 +32,7 @@ class ShardSet:
 
     def name(self, number: int) -> str:
         """Return the name of the shard with this number, formatted like the other names of the set."""
-        pattern = re.compile(r"\d+(?=-of-\d+\.safetensors$)")
+        pattern = re.compile(r"(?<!\d)\d{1,6}(?=-of-\d{1,6}\.safetensors$)")
         return pattern.sub(lambda match: f"{number:0{len(match[0])}}", next(iter(self.files.values())))
 
 

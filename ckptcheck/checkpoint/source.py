@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -28,7 +29,7 @@ class File:
     path: str = field(default="", compare=False)
     """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
     version: str = field(default="", compare=False)
-    """What an object store changes when the object is replaced (its ETag); "" elsewhere."""
+    """What changes when the file is replaced: its ETag in an object store, its number and time on disk; "" on the Hub."""
 
 
 class Source(Protocol):
@@ -131,6 +132,7 @@ class Folder:
             raise PermissionError(f"it is a link to {link}, and was not followed")
         file = open_regular_file(self.files[name].path)
         try:
+            _require_same(self.files[name], os.fstat(file))
             parts = []
             while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
                 parts.append(part)
@@ -138,6 +140,18 @@ class Folder:
             return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             os.close(file)
+
+
+def _require_same(listed: File, opened: os.stat_result) -> None:
+    """Raise OSError where another file took the place of the one that was listed.
+
+    A file that is only written to keeps its number. Some network folders give a file a new number each time it is opened, so that
+    the number alone shows nothing, and Windows lists none.
+    """
+    number, _, time = listed.version.partition(" ")
+    is_other = number not in ("", "0", str(opened.st_ino))
+    if is_other and (time, listed.size) != (str(opened.st_mtime_ns), opened.st_size):
+        raise OSError(errno.ESTALE, "it was replaced by another file since it was listed")
 
 
 def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
@@ -159,7 +173,7 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
         dangles = "a file that does not exist" if isinstance(error, FileNotFoundError) else goal
         return File(entry.name, 0, outside_link or dangles)
     if stat.S_ISREG(status.st_mode):
-        return File(entry.name, status.st_size, outside_link, path)
+        return File(entry.name, status.st_size, outside_link, path, f"{status.st_ino} {status.st_mtime_ns}")
     leads_out = entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(allowed[0])
     if leads_out and not stat.S_ISDIR(status.st_mode):
         # a pipe would wait for ever, and a device has no end

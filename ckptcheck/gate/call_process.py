@@ -41,7 +41,10 @@ def main() -> None:
     except (CkptcheckError, OSError) as error:
         hint = error.hint if isinstance(error, CkptcheckError) else None
         result = {"error": error.message if isinstance(error, CkptcheckError) else str(error), "hint": hint}
-    replace_file(Path(request["result"]), json.dumps(result).encode())
+    try:
+        replace_file(Path(request["result"]), json.dumps(result).encode())
+    except CkptcheckError as error:  # a full disk: the gate misses the result, and says so
+        sys.exit(f"ckptcheck: {error.message}")
 
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from ckptcheck.preflight.shell.word import MARK, Word
 CONFIG_FILE = ("--config", "--config-file")
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp", "--config-dir")
-PROGRAM = re.compile(r"(\S*\.py|\S*launch_server|\S*api_server|serve|(^|\S*/)rl)$")
+PROGRAM = re.compile(r"((?<!\S)\S*\.py|(?<!\S)\S*launch_server|(?<!\S)\S*api_server|serve|(^|(?<!\S)\S*/)rl)$")
 
 
 def read_launch_command(

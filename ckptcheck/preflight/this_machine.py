@@ -50,7 +50,7 @@ PORTS: Mapping[str, tuple[tuple[str, str], ...]] = {
 WRITTEN = ("MASTER_PORT",)
 """Environment variables with a port on which the job listens."""
 REMOTE = re.compile(r"[a-z0-9]+://")
-SLICE = re.compile(r"@\[[^\]]*\]$")
+SLICE = re.compile(r"@\[[^\[\]]*\]$")
 """Rows that slime takes of a file: ``train.jsonl@[0:100]``."""
 DATA_FILES = (".parquet", ".json", ".jsonl", ".arrow", ".csv", ".tsv", ".npy", ".pt")
 

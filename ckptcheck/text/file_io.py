@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 
@@ -40,6 +40,11 @@ def open_regular_file(path: str | Path) -> int:
         return file
     os.close(file)
     raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
+
+
+def open_regular_stream(path: str | Path) -> BinaryIO:
+    """Open a file that the user named, or one that a link names, for reading; never a pipe or a device. Raises OSError."""
+    return os.fdopen(open_regular_file(os.path.realpath(path)), "rb")
 
 
 def read_regular_file(path: str | Path, most: int) -> bytes:

@@ -30,7 +30,7 @@ from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 
-LAYER = re.compile(r"(.*?\b(?:layers|h|blocks))\.(\d+)\.(.+)\.[^.]+")
+LAYER = re.compile(r"(.{0,400}?\b(?:layers|h|blocks))\.(\d+)\.(.+)\.[^.]+")
 
 
 @rule(

@@ -37,7 +37,7 @@ from ckptcheck.checkpoint.token_search import LONGEST_TOKEN
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
 
-PLACEHOLDER = re.compile(r"(?i)[<\[].*(image|img|video|vision|audio|speech|sound).*[>\]]")
+PLACEHOLDER = re.compile(r"(?i)[<\[](?>.*?(image|img|video|vision|audio|speech|sound)).*[>\]]")
 
 
 @rule(

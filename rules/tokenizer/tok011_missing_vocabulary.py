@@ -47,8 +47,10 @@ FILELESS_CLASSES = (
 )
 FILELESS_MODELS = ("byt5", "canine", "dia", "perceiver", "esmc", "esmfold2", "rag")
 """Model types that need no file, because their tokens are bytes, characters or a fixed alphabet, or have tokenizers in folders."""
-CONVERTIBLE = re.compile(r"tokenizer\.json|tekken\.json|.*\.model(\..+)?|.*\.(tiktoken|gguf|spm)|tokeniz.*\.py")
-VOCABULARY = re.compile(r".*vocab.*|encoder\.json|dict\.txt|.*\.(codes|tokenizer|bpe|vocab)|byte_maps\.json")
+CONVERTIBLE = re.compile(
+    r"tokenizer\.json|tekken\.json|.*\.model(\..+)?|.*\.(tiktoken|gguf|spm)|tokeniz.*\.py", re.DOTALL
+)
+VOCABULARY = re.compile(r".*vocab.*|encoder\.json|dict\.txt|.*\.(codes|tokenizer|bpe|vocab)|byte_maps\.json", re.DOTALL)
 
 
 @rule(

@@ -330,3 +330,16 @@ def test_a_link_that_is_turned_elsewhere_after_the_listing_is_read_where_it_led(
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").symlink_to("/etc/hostname")
     assert folder.read("config.json", 0, 10) == b"a"
+
+
+def test_a_file_that_took_the_place_of_a_listed_one_is_not_read(tmp_path: Path) -> None:
+    """A sound file put in place of a listed one is another checkpoint's; one that is written to, or moved, is the same."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"listed")
+    folder = Folder(tmp_path, "x")
+    (tmp_path / "new").write_bytes(b"listed too")
+    os.replace(tmp_path / "new", tmp_path / "a")
+    (tmp_path / "b").write_bytes(b"others")
+    with pytest.raises(OSError, match="it was replaced by another file since it was listed"):
+        folder.read("a", 0, 100)
+    assert folder.read("b", 0, 100) == b"others"

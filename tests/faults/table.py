@@ -12,16 +12,30 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 VERBS: dict[str, tuple[str, ...]] = {
     "scan": ("scan", "sound", "--format", "json"),
-    "manifest": ("manifest", "sound", "-o", "report"),
+    "manifest": ("manifest", "sound", "-o", "report.jsonl"),
     "preflight": ("preflight", "job.yaml", "--format", "json"),
+    "scan --values": ("scan", "sound", "--values", "--format", "json"),
+    "scan of a run": ("scan", "run", "--values", "--format", "json"),
+    "diff": ("diff", "sound", "other", "--format", "json"),
+    "verify": ("verify", "sound", "manifest.json", "--format", "json"),
+    "parity judge": ("parity", "judge", "rollouts.jsonl", "--format", "json"),
+    "parity convert": ("parity", "convert", "batch.pkl", "-o", "report.jsonl"),
+    "gate": ("gate", "job.yaml", "--stages", "preflight,scan", "--model", "sound", "--format", "json"),
 }
 """Verb → the command."""
+QUICK = ("scan", "manifest", "preflight")
+"""The verbs of each run of the tests; `make matrix` runs all."""
+MARK = "CKPTCHECK_FAULT_MARK"
+LONGEST, TO_LEAVE = 120, 20
+"""Seconds that a command may take, and those in which its children end behind it."""
+METADATA = "iter_0000100/.metadata"
 OLD = b"what stood there before\n"
 
 
@@ -35,8 +49,12 @@ class Fault:
     """Whether reads of the inputs go through failing_reads.c."""
     output: str = ""
     """Where stdout goes, in place of a pipe: a file, or ``closed``."""
-    kill: tuple[int, float] | None = None
-    """A signal, and after how many seconds it is sent."""
+    signal: int = 0
+    """A signal that is sent while it runs."""
+    at: float = 0.0
+    """When it is sent: the share of the time that the command takes without a fault."""
+    secret: str = ""
+    """What must not be in the answer."""
     must_not_pass: bool = False
     """Whether 0 would say of something that it was looked at which nobody could read or write."""
 
@@ -50,10 +68,47 @@ FAULTS: dict[str, Fault] = {
     "few descriptors": Fault(limits={resource.RLIMIT_NOFILE: 16}),
     "no file may grow (full disk)": Fault(limits={resource.RLIMIT_FSIZE: 64}),
     "no temporary folder": Fault(environment={"TMPDIR": "/nowhere", "TEMP": "/nowhere", "TMP": "/nowhere"}),
-    "SIGTERM": Fault(kill=(signal.SIGTERM, 0.4)),
-    "SIGKILL": Fault(kill=(signal.SIGKILL, 0.4)),
+    "SIGTERM": Fault(signal=signal.SIGTERM, at=0.6),
+    "SIGKILL": Fault(signal=signal.SIGKILL, at=0.6),
 }
 """Fault → what happens."""
+IN_PLACE = {
+    "a link out of the folder": "link",
+    "a pipe": "pipe",
+    "a link to /dev/zero": "endless",
+    "another file": "another",
+}
+"""What takes the place of a file → its name beside the inputs."""
+MORE_FAULTS: dict[str, Fault] = {
+    "a read-only file system": Fault(is_shim=True, environment={"FAULT_READONLY": "{here}"}),
+    "no /dev/shm": Fault(is_shim=True, environment={"FAULT_MISSING": "/dev/shm"}),
+    "little memory": Fault(limits={resource.RLIMIT_AS: 320 << 20}),
+    "too little memory": Fault(limits={resource.RLIMIT_AS: 90 << 20}, must_not_pass=True),
+    **{
+        f"{what} takes the place of a file, at read {number}": Fault(
+            is_shim=True,
+            environment={"FAULT_AFTER": str(number), "FAULT_SWAP": f"{{here}}/{name}:{{here}}/{{input}}"},
+            secret="the secret beside it",
+        )
+        for what, name in IN_PLACE.items()
+        for number in (1, 4)
+    },
+    **{
+        f"{kind.name} at {share:.0%}": Fault(signal=kind, at=share)
+        for kind in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+        for share in (0.02, 0.2, 0.4, 0.8, 0.95)
+        if kind != signal.SIGINT or share > 0.1  # at first it is Python that starts, and shows where it was
+    },
+}
+"""Faults that only `make matrix` makes."""
+INPUTS = {
+    "preflight": "job.yaml",
+    "parity judge": "rollouts.jsonl",
+    "parity convert": "batch.pkl",
+    "scan of a run": "run/{metadata}",
+}
+"""Verb → the file that is replaced; a shard for the others."""
+SHARD = "sound/model-00002-of-00003.safetensors"
 
 
 @dataclass(frozen=True)
@@ -63,13 +118,24 @@ class Answer:
     code: int
     stdout: str
     stderr: str
+    left: list[str] = field(default_factory=list)
+    """Its processes that are still there."""
+    is_hanging: bool = False
 
 
-def run_with_fault(here: Path, verb: str, fault: Fault, shim: Path | None) -> Answer:
-    """Run a command in the folder of its inputs while the machine fails as told."""
-    environment = {**os.environ, "COLUMNS": "100", **fault.environment}
+def run_with_fault(here: Path, verb: str, fault: Fault, shim: Path | None, takes: float = 1.0) -> Answer:
+    """Run a command in the folder of its inputs while the machine fails as told.
+
+    takes: seconds that the command takes without a fault.
+    """
+    mark = uuid.uuid4().hex
+    replaced = INPUTS.get(verb, SHARD).format(metadata=METADATA)
+    wanted = {name: value.format(here=here, input=replaced) for name, value in fault.environment.items()}
+    environment = {**os.environ, "COLUMNS": "100", MARK: mark, **wanted}
     if fault.is_shim:
-        environment |= {"LD_PRELOAD": str(shim), "FAULT_FOLDER": str(here)}
+        environment |= {"LD_PRELOAD": str(shim)}
+        if not wanted.keys() & {"FAULT_READONLY", "FAULT_MISSING"}:
+            environment |= {"FAULT_FOLDER": str(here)}
 
     def prepare() -> None:
         for limit, value in fault.limits.items():
@@ -85,21 +151,64 @@ def run_with_fault(here: Path, verb: str, fault: Fault, shim: Path | None) -> An
         process = subprocess.Popen(
             command, cwd=here, env=environment, stdout=out, stderr=subprocess.PIPE, preexec_fn=prepare
         )
-        if fault.kill is not None:
-            time.sleep(fault.kill[1])
-            process.send_signal(fault.kill[0])
-        stdout, stderr = process.communicate(timeout=120)
+        if fault.signal:
+            try:
+                process.wait(fault.at * takes)
+            except subprocess.TimeoutExpired:
+                process.send_signal(fault.signal)
+        try:
+            stdout, stderr = process.communicate(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return Answer(process.returncode, "", "", is_hanging=True)
     finally:
         if not isinstance(out, int):
             out.close()
-    return Answer(process.returncode, (stdout or b"").decode(), stderr.decode())
+    return Answer(process.returncode, (stdout or b"").decode(), stderr.decode(), find_left(mark))
+
+
+def find_left(mark: str) -> list[str]:
+    """Return the processes of a command that are still there; they have some seconds to see that it has ended."""
+    end = time.monotonic() + TO_LEAVE
+    while True:
+        left = []
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdigit() and f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                    left.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+
+
+def is_whole(written: bytes) -> bool:
+    """Whether a manifest or a file of rollouts has its end: both are lines of JSON, or one JSON value."""
+    import json
+
+    try:
+        json.loads(written)
+    except ValueError:
+        try:
+            return all(isinstance(json.loads(line), dict) for line in written.splitlines()) and written.endswith(b"\n")
+        except ValueError:
+            return False
+    return True
 
 
 def find_wrong(here: Path, verb: str, fault: Fault, answer: Answer) -> str:
     """Return what is wrong with an answer; "" where nothing is."""
     import json
 
-    sent = fault.kill[0] if fault.kill else 0
+    sent = fault.signal
+    if answer.is_hanging:
+        return "it hangs"
+    if answer.left:
+        return f"it leaves processes: {answer.left}"
+    if fault.secret and fault.secret in answer.stdout + answer.stderr:
+        return "it shows a file beside its inputs"
     if "Traceback" in answer.stderr or "Traceback" in answer.stdout:
         return f"a traceback: {answer.stderr[-600:]}"
     if answer.code not in (0, 1, 2) and not (sent and answer.code in (-sent, 128 + sent)):
@@ -115,9 +224,11 @@ def find_wrong(here: Path, verb: str, fault: Fault, answer: Answer) -> str:
             return f"no whole report: {answer.stdout[:200]}"
         if answer.code == 0 and isinstance(report, dict) and report.get("verdict") == "incomplete":
             return "it ends with 0, and its report is incomplete"
-    written = (here / "report").read_bytes()
-    if written != OLD and not (written.rstrip().endswith(b"}") and answer.code == 0):
+    written = (here / "report.jsonl").read_bytes()
+    if written != OLD and not is_whole(written):
         return f"half a file: {written[:80]!r}, exit code {answer.code}"
+    if written == OLD and answer.code == 0 and "-o" in VERBS[verb]:
+        return "it ends with 0 and wrote nothing"
     beside = [path.name for path in here.glob(".report*")]
     if beside and sent != signal.SIGKILL:
         return f"it leaves {beside}"

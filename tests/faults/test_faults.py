@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.factories.checkpoint_cases import CHECKPOINTS
-from tests.faults.table import FAULTS, OLD, VERBS, find_wrong, run_with_fault
-from tests.paths import ROOT
+from ckptcheck import api
+from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
+from tests.faults.table import FAULTS, MORE_FAULTS, OLD, QUICK, VERBS, Fault, find_wrong, run_with_fault
+from tests.paths import DATA, ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and a shim"),
+]
 JOB = "trainer:\n  n_gpus_per_node: 8\nactor_rollout_ref:\n  rollout:\n    name: vllm\n"
 
 
@@ -28,24 +38,62 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inputs of every verb, and what takes the place of one."""
     folder = tmp_path_factory.mktemp("inputs")
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "sound")
+    shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "other")
+    shutil.copytree(MEGATRON / "dense", folder / "run")
     (folder / "job.yaml").write_text(JOB)
-    (folder / "report").write_bytes(OLD)
+    shutil.copy(DATA / "rollouts" / "verl-0.9.1.pkl", folder / "batch.pkl")
+    api.manifest(folder / "sound", folder / "manifest.json")
+    rows = [
+        {"tokens": [1, 2, 3, 4], "prompt_length": 2, "engine_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.0]}
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "report.jsonl").write_bytes(OLD)
+    (folder / "secret").write_text("the secret beside it\n" * 100)
     return folder
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_under_every_fault(verb: str, inputs: Path, shim: Path, tmp_path: Path) -> None:
-    wrong = {}
-    for name, fault in FAULTS.items():
-        here = Path(shutil.copytree(inputs, tmp_path / name.replace(" ", "-").replace("/", "")))
-        answer = run_with_fault(here, verb, fault, shim)
+def put_beside(here: Path) -> None:
+    """Put what takes the place of a file beside the inputs."""
+    (here / "link").symlink_to(here / "secret")
+    (here / "endless").symlink_to("/dev/zero")
+    (here / "another").write_text("another file\n" * 500)
+    os.mkfifo(here / "pipe")
+
+
+def find_all_wrong(verb: str, faults: Mapping[str, Fault], inputs: Path, shim: Path, place: Path) -> dict[str, str]:
+    wrong, takes = {}, 0.0
+    for name, fault in {"no fault": Fault(), **faults}.items():
+        here = Path(shutil.copytree(inputs, place / re.sub("[^a-z0-9]+", "-", name, flags=re.IGNORECASE)))
+        put_beside(here)
+        begun = time.monotonic()
+        answer = run_with_fault(here, verb, fault, shim, takes)
+        takes = takes or time.monotonic() - begun
         if found := find_wrong(here, verb, fault, answer):
             wrong[name] = found
-    assert not wrong
+        elif name == "no fault" and answer.code == 2:
+            wrong[name] = f"it could not check: {answer.stderr[-300:]}"
+        shutil.rmtree(here)
+    return wrong
+
+
+@pytest.mark.parametrize("verb", QUICK)
+def test_a_verb_under_every_fault(verb: str, inputs: Path, shim: Path, tmp_path: Path) -> None:
+    assert not find_all_wrong(verb, FAULTS, inputs, shim, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif("CKPTCHECK_MATRIX" not in os.environ, reason="some minutes: make matrix")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_under_more_faults(verb: str, inputs: Path, shim: Path, tmp_path: Path) -> None:
+    """The faults above for the other verbs too; files that are replaced, little memory, signals at many moments."""
+    faults = MORE_FAULTS if verb in QUICK else FAULTS | MORE_FAULTS
+    assert not find_all_wrong(verb, faults, inputs, shim, tmp_path)
 
 
 def test_the_page_lists_every_fault_and_verb() -> None:
     page = (ROOT / "docs" / "faults-while-running.md").read_text(encoding="utf-8")
-    assert [name for name in (*FAULTS, *VERBS) if name not in page] == []
+    plain = [re.sub(", at read .*| at [0-9]+%", "", name) for name in (*FAULTS, *MORE_FAULTS, *VERBS)]
+    assert [name for name in plain if name not in page] == []

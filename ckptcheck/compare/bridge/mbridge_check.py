@@ -21,7 +21,7 @@ from ckptcheck.errors import CkptcheckError
 
 TIMEOUT_SECONDS = 300.0
 """Importing torch, Megatron and mbridge takes ten seconds."""
-EXPERT = re.compile(r"(.+\.mlp\.experts)\.local_experts\.([0-9]+)\.(linear_fc[12])\.(weight|bias)")
+EXPERT = re.compile(r"(.{1,400}\.mlp\.experts)\.local_experts\.([0-9]+)\.(linear_fc[12])\.(weight|bias)")
 LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
 MTP_TENSORS = ("enorm.", "hnorm.", "eh_proj.", "final_layernorm.")
 

@@ -17,7 +17,7 @@ PART_PATTERNS = {
     "gate": re.compile(r"(^|\.)(gate_proj|w1)\.(weight|bias)$"),
     "up": re.compile(r"(^|\.)(up_proj|w3)\.(weight|bias)$"),
     "gate_up": re.compile(r"(^|\.)(linear_fc1\.(weight|bias)\d*|gate_up_proj(\.(weight|bias))?|w13_(weight|bias))$"),
-    "norm": re.compile(r"(norm[^.]*|\.ln_?\w*)\.weight$|layer_norm_weight$", re.IGNORECASE),
+    "norm": re.compile(r"(norm[^.]{0,64}|\.ln_?\w{0,64})\.weight$|layer_norm_weight$", re.IGNORECASE),
     "vocabulary": re.compile(rf"({EMBEDDING.pattern})|({HEAD.pattern})|(^|\.)output_layer\.weight$"),
 }
 INTERLEAVED = re.compile(r"(^|\.)(linear_qkv|query_key_value)\.(weight|bias)$")

@@ -9,7 +9,6 @@ that could not check for that reason are skipped.
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -92,4 +91,4 @@ def _codes(report: Report, names: dict[str, str]) -> list[str]:
 
 
 def _family(code: str) -> str:
-    return re.sub(r"\d+$", "", code) or code
+    return code.rstrip("0123456789") or code

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.metrics.logprob_metrics import LogprobMetrics
+from ckptcheck.text.file_io import open_regular_stream
 
 LARGEST = 1 << 20
 """Bytes of the largest floor; a larger file may be one of rollouts."""
@@ -73,7 +74,7 @@ def write_noise_floor(floor: NoiseFloor, path: Path) -> None:
 def read_noise_floor(path: Path) -> NoiseFloor:
     """Read a floor file, or take the gap of a rollout file as the floor. Raises CkptcheckError where the file is neither."""
     try:
-        with path.open("rb") as file:
+        with open_regular_stream(path) as file:
             raw = file.read(LARGEST + 1)
         if len(raw) <= LARGEST and raw.lstrip()[:1] == b"{" and (floor := _parse_floor(raw)) is not None:
             return floor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from ckptcheck.parity.rollouts.lines import read_lines, write_lines
 from ckptcheck.parity.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.rollouts.validation import describe_wrong_shape, find_defects
-from ckptcheck.text.file_io import open_for_replace
+from ckptcheck.text.file_io import open_for_replace, open_regular_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def read_rollouts(path: Path) -> Rollouts:
         if not path.is_file():
             raise CkptcheckError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular_stream(path) as file:
             raw = file.read(min(size, FIRST_READ))
             # safetensors begins with a length of 8 bytes, the last of which are zero
             if raw[:1] == b"{" and 0 not in raw[:8]:
@@ -94,9 +94,9 @@ def read_rollouts(path: Path) -> Rollouts:
                 raise CkptcheckError(f"{path} is a pickle, and rollouts are safetensors or JSON lines", hint=hint)
             if FIRST_READ < length <= min(size, MAX_HEADER + 8):
                 raw += file.read(length - len(raw))
+        return _parse_shard(path, parse_header(path.name, size, raw))
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
-    return _parse_shard(path, parse_header(path.name, size, raw))
 
 
 def _parse_shard(path: Path, shard: Shard) -> Rollouts:
@@ -147,4 +147,8 @@ def _map_column(path: Path, begin: int, dtype: str, shape: tuple[int, ...]) -> N
     if 0 in shape:
         return np.zeros(shape, WIDTHS[dtype])
     # a plain view, because slicing a memmap takes ten times as long
-    return np.memmap(os.fspath(path), WIDTHS[dtype], "r", begin, shape).view(np.ndarray)
+    with open_regular_stream(path) as file:
+        try:
+            return np.memmap(file, WIDTHS[dtype], "r", begin, shape).view(np.ndarray)
+        except ValueError as error:  # it asks for bytes that are no longer there
+            raise OSError(errno.EIO, "it became shorter while it was read") from error

@@ -20,7 +20,7 @@ from ckptcheck.parity.rollouts.json_text import NotJSON, convert_json, parse_jso
 from ckptcheck.parity.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.rollouts.validation import find_defects
-from ckptcheck.text.file_io import open_for_replace
+from ckptcheck.text.file_io import open_for_replace, open_regular_stream
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _format_row(values: NDArray[Any]) -> str:
 def read_lines(path: Path) -> Rollouts:
     """Read JSON lines; `Rollouts.defects` lists what is malformed. Raises CkptcheckError where the file cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular_stream(path) as file:
             return _parse_lines(read_text_lines(file), path.name)
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
@@ -111,7 +111,7 @@ def read_lines(path: Path) -> Rollouts:
 def is_rollout_lines(path: Path) -> bool:
     """Whether a file begins with the first line of rollouts; False where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular_stream(path) as file:
             header = parse_json(next(read_text_lines(file, MOST_HEAD), b""))
         return isinstance(header, dict) and "rollouts" in header and "columns" in header
     except (OSError, NotJSON):

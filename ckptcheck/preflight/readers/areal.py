@@ -244,7 +244,7 @@ FRAMEWORK = Framework(
         ("experiment_name", "trial_name", "cluster.fileroot"),
     ),
     launches=re.compile(
-        r"-m\s+areal\.\S+\s.*--config\b|--config\b.*\s(scheduler\.type|allocation_mode|rollout\.backend|actor\.backend|gconfig\.\w+"
+        r"-m\s+areal\.\S{1,400}\s.{0,2000}--config\b|--config\b.{0,2000}\s(scheduler\.type|allocation_mode|rollout\.backend|actor\.backend|gconfig\.\w+"
         r"|cluster\.n_nodes)=",
         re.DOTALL,
     ),

@@ -289,7 +289,7 @@ FRAMEWORK = Framework(
         re.DOTALL,
     ),
     config_options=("--config",),
-    program=re.compile(r"(\S*/)?rlhf(\.py)?$|\S*\.rlhf$"),
+    program=re.compile(r"((?<!\S)\S*/)?rlhf(\.py)?$|(?<!\S)\S*\.rlhf$"),
     engine_launches=re.compile(r"\bswift\s+rollout\b|\bswift[./]cli[./]rollout\b"),
     read_python=_read_python,
     finish=_finish,

@@ -130,6 +130,6 @@ FRAMEWORK = Framework(
     sources={},
     launches=re.compile(r"\bopen_instruct/grpo(_fast)?\.py\b|-m\s+open_instruct\.grpo(_fast)?\b"),
     config_options=("--config",),  # it has no such option, and takes a YAML file before its flags
-    program=re.compile(r"(\S*/)?open_instruct(/|\.)grpo(_fast)?(\.py)?$"),
+    program=re.compile(r"((?<!\S)\S*/)?open_instruct(/|\.)grpo(_fast)?(\.py)?$"),
     finish=_finish,
 )

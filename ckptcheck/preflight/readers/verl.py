@@ -315,7 +315,7 @@ FRAMEWORK = Framework(
     sources=SOURCES,
     signs=(("actor_rollout_ref",),),
     launches=re.compile(
-        r"\s-m\s+(verl|recipe)\.[\w.]*main\w*|\b(verl|recipe)/\S*main\w*\.py\b|\s[+]{0,2}actor_rollout_ref\.\w"
+        r"\s-m\s+(verl|recipe)\.[\w.]{0,400}main\w*|\b(verl|recipe)/\S{0,400}main\w{0,100}\.py\b|\s[+]{0,2}actor_rollout_ref\.\w"
     ),
     standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
     known_keys={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},

@@ -10,7 +10,7 @@ ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S|Fatal Python error")
 
 PYDANTIC_COUNT = re.compile(r"\d+ validation errors? for ")
 """The first line of a pydantic ValidationError; its reasons follow, each with a trailing ``[type=…]``."""
-FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+FRAME = re.compile(r'File "([^"]*)", line (\d+) in (.*)')
 """A frame as faulthandler prints it."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 
 
-LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)(?:\.(.+?))?(:in)?")
+LAYER = re.compile(r"(?:.{0,400}\.)?layers\.(\d+)(?:\.(.+?))?(:in)?")
 CHUNK = re.compile(r"(\d+)\.")
 """A dump of a list of models, Megatron's chunks of layers, begins each name with its place in the list."""
 MEGATRON = {

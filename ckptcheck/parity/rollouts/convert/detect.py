@@ -29,6 +29,7 @@ from ckptcheck.parity.rollouts.convert.reading import WRONG_FIELD_ERRORS
 from ckptcheck.parity.rollouts.json_text import NotJSON, parse_json, read_text, to_printable
 from ckptcheck.parity.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
 from ckptcheck.parity.rollouts.rollouts import Rollouts
+from ckptcheck.text.file_io import open_regular_stream
 from ckptcheck.text.formatting import join_truncated
 
 MOST_TEXT = 1 << 32
@@ -163,7 +164,7 @@ def files(paths: Sequence[Path]) -> list[Path]:
 def _load_content(path: Path) -> tuple[Any, bool]:
     """Return a file's content (see KINDS), and whether it is a pickle."""
     try:
-        with path.open("rb") as file:
+        with open_regular_stream(path) as file:
             magic = file.read(4)
             if magic == b"PAR1":
                 file.seek(max(4, path.stat().st_size - LONGEST_FOOTER))

@@ -12,7 +12,7 @@ from typing import Any
 
 from .capture import Hook, as_matrix
 
-LAYER = re.compile(r"(?P<model>.*?)layers\.(?P<layer>\d+)\.(?P<part>.+)")
+LAYER = re.compile(r"(?P<model>.{0,400}?)layers\.(?P<layer>\d+)\.(?P<part>.+)")
 REPLICATED = ("input_layernorm", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate", "mlp.down_proj")
 """Modules whose output every rank holds as a whole."""
 SHARDED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
