@@ -50,17 +50,19 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             explained.update(names)
             yield Problem(
                 f"before any step, the trainer exports {count(len(names), 'other tensor')} than SOURCE has: {verdict.sentence}"
-                + describe_part_origin(trace, names, names),
+                + describe_part_origin(trace, names, names)
+                + party,
                 key=names[0],
-                hint=f"find it in the trainer's {party}, not in the sync; {verdict.evidence}",
+                hint=f"look there, not in the sync; {verdict.evidence}",
                 names=tuple(names),
             )
     if rest := [name for name in comparison.differing if name not in explained]:
         yield Problem(
             f"before any step, the trainer exports {count(len(rest), 'other tensor')} than SOURCE has: {join_truncated(rest)}"
-            + describe_part_origin(trace, rest, rest),
+            + describe_part_origin(trace, rest, rest)
+            + party,
             key=rest[0],
-            hint=f"find it in the trainer's {party}, not in the sync",
+            hint="look there, not in the sync",
             names=tuple(rest),
         )
     if comparison.missing:
@@ -80,5 +82,9 @@ def _name_party(trace: RefitTrace) -> str:
     """Name what of the trainer is at fault: its exporter, if it exports otherwise than its ranks hold, else its loader."""
     first = next((each for each in trace.export_comparisons if not each.step), None)
     if first is None:
-        return "loader or exporter"
-    return "exporter" if first.wrong else "loader: its ranks hold what it exports"
+        return "; the trainer's loader or its exporter is at fault"
+    return (
+        "; the trainer's ranks hold other values than it exports: its exporter is at fault"
+        if first.wrong
+        else "; the trainer's ranks hold what it exports: its loader is at fault"
+    )
