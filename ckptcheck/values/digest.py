@@ -13,7 +13,7 @@ from ckptcheck.runners.runner import Runner
 from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
 ZEROS = bytes(1 << 20)
-REMOTE_TENSORS = 32
+REMOTE_TENSORS = 8
 """Tensors that are read at a time where they are not on this machine; each holds 8 MiB."""
 
 

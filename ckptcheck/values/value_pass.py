@@ -25,7 +25,7 @@ READ_BYTES = 1 << 23
 """Bytes read at a time if files are not mapped."""
 MIN_BYTES_FOR_WORKERS = 1 << 28
 """Bytes from which starting processes (0.2 s) is faster than reading in this one."""
-REMOTE_READS = 32
+REMOTE_READS = 16
 """Reads at a time where the files are not on this machine: each waits for the network. They hold READ_BYTES each."""
 NETWORK_FILE_SYSTEMS = frozenset(
     (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 STEP = 1 << 24
-REMOTE_RECORDS = 12
+REMOTE_RECORDS = 6
 """Records that are read at a time where they are not on this machine; each holds STEP bytes."""
 
 

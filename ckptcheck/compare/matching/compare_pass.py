@@ -21,7 +21,7 @@ STEP_BYTES = 1 << 18
 """Bytes of each side that are read and compared at a time: both stay in the cache of a core."""
 REMOTE_STEP_BYTES = 1 << 23
 """The same where a side is not on this machine, and each step waits for the network."""
-REMOTE_TASKS = 12
+REMOTE_TASKS = 5
 """Tasks at a time where a side is not on this machine; each holds four times REMOTE_STEP_BYTES."""
 TASK_BYTES = 1 << 25
 """Bytes in a task where both sides store the elements in the same order."""
