@@ -11,6 +11,7 @@ from tests.benchmarks import (
     headers,
     machines,
     megatron,
+    pages,
     parity,
     refit,
     tolerance,
@@ -31,5 +32,6 @@ if __name__ == "__main__":
     watch.main()
     attribution.main()
     machines.main()
+    pages.main()
     if figures.missed:
         sys.exit(f"\nmissed: {'; '.join(figures.missed)}")
