@@ -104,7 +104,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(f"ckptcheck needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
-.venv/tools.done: pyproject.toml ckptcheck/values/pattern_max.c .venv/bin/python
+.venv/tools.done: pyproject.toml ckptcheck/values/pattern_max.c ckptcheck/values/shard_digest.c .venv/bin/python
 	$(BIN)/pip install --quiet --editable '.[test,check]'
 	@touch $@
 

@@ -30,6 +30,7 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.identity import Identity
     from ckptcheck.compare.manifest import Manifest
     from ckptcheck.compare.matching.comparison import Comparison
     from ckptcheck.linter.report import FailOn, Report, Reports
@@ -581,6 +582,40 @@ def manifest(
         write_manifest(built, Path(output))
         observer.log(f"{count(len(built.tensors), 'tensor')} written to {output}")
     return built
+
+
+def identity(
+    target: StrPath,
+    *,
+    like: StrPath | None = None,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+) -> Identity:
+    """Return one name for a set of weights, the same for every layout in which they are stored.
+
+    Args:
+        target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
+        like: a Hugging Face checkpoint of the same model, whose config says what Megatron's tensors are called there; its weights
+            are not read. None: a Megatron run keeps its own names, and has another identity than its export.
+        follow_links: follow links out of the checkpoint, to regular files.
+        jobs: pieces of tensors read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    Raises EvidenceError where a tensor is missing or cannot be read: part of a set of weights has no identity.
+    """
+    _require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.identity import identify_checkpoint
+
+    name = os.fspath(target)
+    options = ScanOptions(follow_links=follow_links)
+    reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
+    with observer.progress(name) as progress:
+        return identify_checkpoint(
+            open_target(name, jobs=jobs, options=options), reference, jobs=jobs, progress=progress
+        )
 
 
 def verify(

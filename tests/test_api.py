@@ -532,6 +532,7 @@ FUNCTIONS = {
     "scan": api.scan,
     "diff": api.diff,
     "manifest": api.manifest,
+    "identity": api.identity,
     "verify": api.verify,
     "join": api.join,
     "preflight": api.preflight,

@@ -30,6 +30,7 @@ COMMAND_MODULES = {
     "refit lora": "refit_lora",
     "manifest": "manifest",
     "verify": "manifest",
+    "identity": "identity",
     "join": "join",
     "rules": "rules",
     "rule": "rules",

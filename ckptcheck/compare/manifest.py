@@ -91,7 +91,7 @@ def build_manifest(
 
     Raises EvidenceError if a tensor is missing or unreadable: a partial manifest proves nothing.
     """
-    if absent := _absent(ckpt):
+    if absent := describe_absent(ckpt):
         raise EvidenceError(
             f"no manifest of {ckpt.target} can be written: {absent}",
             hint=f"ckptcheck scan {ckpt.target} lists what is wrong",
@@ -101,7 +101,7 @@ def build_manifest(
     return Manifest(SCHEMA, ckpt.target, {name: _entry(streams[name], digests[name]) for name in sorted(digests)})
 
 
-def _absent(ckpt: Checkpoint | Megatron) -> str | None:
+def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
     """Describe what a checkpoint lacks; None if nothing is known to be missing."""
     if isinstance(ckpt, Megatron):
         ranks = {rank.folder for rank in ckpt.ranks}

@@ -1,6 +1,6 @@
-"""Compiles `pattern_max.c` and writes the index of the rules when the package is built or installed.
+"""Compiles the kernels in C and writes the index of the rules when the package is built or installed.
 
-Without a C compiler the package is built without the library; a checkout and an editable install have no index of the rules,
+Without a C compiler the package is built without the libraries; a checkout and an editable install have no index of the rules,
 which are then read from their files (`ckptcheck/linter/rule_index.py`).
 
 Hatch runs this file by its path (https://hatch.pypa.io/latest/plugins/build-hook/custom/), before the package can be imported.
@@ -22,8 +22,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("ckptcheck/values/pattern_max.c")
-LIBRARY = Path("ckptcheck/values/_pattern_max.so")
+LIBRARIES = {
+    Path("ckptcheck/values/pattern_max.c"): Path("ckptcheck/values/_pattern_max.so"),
+    Path("ckptcheck/values/shard_digest.c"): Path("ckptcheck/values/_shard_digest.so"),
+}
+"""Source → what it is compiled to."""
 RULE_INDEX = Path("ckptcheck/linter/rule_index.py")
 PACKED_RULES = Path("ckptcheck/_rules")
 CLONES = (
@@ -34,8 +37,8 @@ CLONES = (
 """Compiler flags, from the fastest kernel to the one that every compiler can build. A processor without AVX uses "default"."""
 
 
-class CompiledKernel(BuildHookInterface[Any]):
-    """Adds the compiled library to wheels and to the source tree of an editable install, the rules and their index to wheels.
+class CompiledKernels(BuildHookInterface[Any]):
+    """Adds the compiled libraries to wheels and to the source tree of an editable install, the rules and their index to wheels.
 
     The cases of the rules stay behind: only the tests read them.
     """
@@ -43,7 +46,7 @@ class CompiledKernel(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the library. If that fails, warn and build the package without it: numpy does the same, slower."""
+        """Compile the libraries. If that fails, warn and build the package without it: numpy does the same, slower."""
         root = Path(self.root)
         self._folder = tempfile.mkdtemp(prefix="ckptcheck-")
         if version != "editable":
@@ -53,17 +56,23 @@ class CompiledKernel(BuildHookInterface[Any]):
             index = Path(self._folder) / "index.json"
             index.write_text(_load_rule_index(root).build_index(rules), encoding="utf-8")
             build_data["force_include"][str(index)] = str(PACKED_RULES / index.name)
-        library = root / LIBRARY if version == "editable" else Path(self._folder) / LIBRARY.name
-        if os.environ.get("CKPTCHECK_PURE_PYTHON") or not compile_library(root / SOURCE, library):
-            self.app.display_warning("ckptcheck is built without its compiled kernel: scans of values take longer")
+        targets = {
+            source: root / library if version == "editable" else Path(self._folder) / library.name
+            for source, library in LIBRARIES.items()
+        }
+        if os.environ.get("CKPTCHECK_PURE_PYTHON") or not all(
+            compile_library(root / source, target) for source, target in targets.items()
+        ):
+            self.app.display_warning("ckptcheck is built without its compiled kernels: what reads values takes longer")
             return
         if version != "editable":
-            build_data["force_include"][str(library)] = str(LIBRARY)
+            for source, target in targets.items():
+                build_data["force_include"][str(target)] = str(LIBRARIES[source])
             build_data["pure_python"] = False
             build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove the library that was compiled for a wheel."""
+        """Remove the libraries that were compiled for a wheel."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -87,7 +96,7 @@ def compile_library(source: Path, library: Path) -> bool:
     flags = ["-O3", "-shared", "-fPIC", str(source)]
     if sys.platform == "linux":
         flags.append("-Wl,--no-as-needed")  # names the C library in the file: auditwheel tells glibc from musl by that
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".pattern_max-") as folder:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".kernel-") as folder:
         output = Path(folder) / library.name
         for clones in CLONES:
             try:

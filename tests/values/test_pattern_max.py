@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,16 +21,6 @@ from ckptcheck.values.stats import MIN_ZERO_RUN
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 
 SOURCE = ROOT / "ckptcheck/values/pattern_max.c"
-
-
-@pytest.fixture(scope="module")
-def hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hatch_build", SOURCE.with_name("hatch_build.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file, save_file
 
+from ckptcheck import identity
+from ckptcheck.compare.identity import list_differences
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.side import open_side
 from ckptcheck.linter import rule_loader
@@ -146,3 +148,11 @@ def test_a_chunk_that_is_nowhere_is_not_equal(runs: Path, tmp_path: Path) -> Non
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     report, _ = diff(damaged, runs / "dense-tp2-pp2-hf")
     assert report.exit_code("error") == 2
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_run_and_its_export_are_one_set_of_weights(name: str, runs: Path) -> None:
+    """On every grid, and in every format that megatron-core writes."""
+    ours, theirs = identity(runs / name, like=runs / f"{name}-hf"), identity(runs / f"{name}-hf")
+    assert list_differences(ours, theirs) == []
+    assert ours.identity == theirs.identity

@@ -1,0 +1,51 @@
+"""``ckptcheck identity`` prints one name for a set of weights, whatever their layout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from ckptcheck import api
+from ckptcheck.cli.options import FollowLinks, Output, Target, TensorJobs
+
+IdentityFormat = Literal["text", "json"]
+"""Formats of an identity."""
+
+
+def identity(
+    target: Target,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="A Hugging Face checkpoint of the same model: its config says what Megatron's tensors are called there.",
+        ),
+    ] = None,
+    follow_links: FollowLinks = False,
+    format: Annotated[
+        IdentityFormat, typer.Option(help="text: one line; json: every tensor with its digest.")
+    ] = "text",
+    output: Output = None,
+    jobs: TensorJobs = None,
+) -> None:
+    """Print one name for a set of weights, the same for every layout: shards, a Megatron run on any grid, fused projections.
+
+    Exit codes: 0 printed, 2 a tensor is missing or cannot be read.
+    """
+    from ckptcheck.cli import output as out
+    from ckptcheck.text.file_io import replace_file
+    from ckptcheck.text.formatting import count, format_bytes
+
+    found = api.identity(target, like=like, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
+    if format == "json":
+        text = json.dumps(found.to_dict(), indent=2) + "\n"
+    else:
+        tensors = count(len(found.tensors), "tensor")
+        text = f"{found.identity}  {found.target}  ({tensors}, {format_bytes(found.nbytes)}, {found.names} names)\n"
+    if output is not None:
+        replace_file(output, text.encode("utf-8", "backslashreplace"))
+    else:
+        sys.stdout.write(text)

@@ -1,0 +1,269 @@
+"""One name for a set of weights, the same for every layout in which they are stored.
+
+Each tensor has a digest that shards add up to (`ckptcheck_worker.shard_digest`), under the plain name that Hugging Face gives it:
+fused projections are split, Megatron's names are mapped. The identity is the root of a Merkle tree of SHA-256 over name, dtype,
+shape and digest, sorted by name. So a Megatron run on any grid, its export and a copy in other shards have one identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.compare.bridge.families import find_family_table
+from ckptcheck.compare.bridge.family_table import find_original, split_tensor
+from ckptcheck.compare.bridge.hf_names import normalize_hf_name
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
+from ckptcheck.compare.manifest import describe_absent
+from ckptcheck.compare.matching.megatron_side import build_megatron_side
+from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.errors import EvidenceError
+from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import add_sums, format_sums
+from ckptcheck.text.formatting import join_truncated
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
+
+SCHEMA = "ckptcheck-identity/1"
+SLAB = 1 << 23
+"""Bytes that are read at a time."""
+
+Sums = tuple[int, int]
+
+
+class TensorIdentity(msgspec.Struct, frozen=True):
+    """One tensor of a set of weights."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    # 32 hexadecimal digits.
+    digest: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The name of a set of weights, and what it was computed from."""
+
+    target: str
+    tensors: Mapping[str, TensorIdentity] = field(repr=False)
+    """Plain name → tensor, sorted by name."""
+    left_out: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Name → why the tensor is no part of the identity: a tied head, a buffer, the state of the optimizer."""
+    names: str = "Hugging Face"
+    """Whose names the tensors have. Identities can only be equal under the same names."""
+
+    @property
+    def identity(self) -> str:
+        """The root of the Merkle tree: 64 hexadecimal digits."""
+        return compute_root(self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        from ckptcheck.values.dtypes import FORMATS
+
+        return sum(
+            prod(each.shape) * (FORMATS[each.dtype].bits if each.dtype in FORMATS else 64) // 8
+            for each in self.tensors.values()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "identity": self.identity,
+            "names": self.names,
+            "tensors": {name: msgspec.to_builtins(each) for name, each in self.tensors.items()},
+            "left_out": dict(self.left_out),
+        }
+
+
+def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
+    """Return the root of the Merkle tree over tensors, in hexadecimal digits.
+
+    Leaves and nodes are told apart by their first byte, and a node without a partner moves up, as in RFC 6962.
+    """
+    level = [
+        hashlib.sha256(b"\0" + msgspec.json.encode([name, each.dtype, each.shape, each.digest])).digest()
+        for name, each in sorted(tensors.items())
+    ]
+    if not level:
+        return hashlib.sha256(b"").hexdigest()
+    while len(level) > 1:
+        pairs = [hashlib.sha256(b"\1" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0].hex()
+
+
+def identify_checkpoint(
+    ckpt: Checkpoint | Megatron,
+    reference: Checkpoint | Megatron | None = None,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Identity:
+    """Return the identity of a checkpoint.
+
+    reference: a Hugging Face checkpoint of the same model, whose config says what the tensors of a Megatron run are called there.
+    Raises EvidenceError, also where the reference has no config of a family whose names are known.
+    """
+    if absent := describe_absent(ckpt):
+        raise EvidenceError(
+            f"{ckpt.target} has no identity: {absent}", hint=f"ckptcheck scan {ckpt.target} lists what is wrong"
+        )
+    table, vocabulary = None, None
+    if reference is not None:
+        config = reference.config if isinstance(reference, Checkpoint) else None
+        table = find_family_table(config)
+        if config is None or table is None:
+            raise EvidenceError(
+                f"{reference.target} does not say what Megatron's tensors are called in Hugging Face's form",
+                hint="name a Hugging Face checkpoint of the same model, with its config.json",
+            )
+        vocabulary = config.integer("vocab_size")
+    side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
+    return compute_identity(
+        side,
+        table,
+        vocabulary=vocabulary if side.is_megatron else None,
+        jobs=jobs or ckpt.jobs,
+        progress=progress,
+    )
+
+
+def compute_identity(
+    side: ComparisonSide,
+    table: FamilyTable | None = None,
+    *,
+    vocabulary: int | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Identity:
+    """Digest every tensor of a checkpoint under its plain name.
+
+    Args:
+        side: the checkpoint.
+        table: of its family; None: that of its config.
+        vocabulary: rows of the embedding; those beyond it pad a Megatron run. None: all rows count.
+        jobs: threads.
+        progress: called with the bytes digested so far and the bytes in all.
+
+    Raises EvidenceError where a tensor does not fit its layout or cannot be read: part of a set has no identity.
+    """
+    table = table or side.table
+    if side.malformed:
+        raise EvidenceError(f"{side.target} has no identity: {join_truncated(list(side.malformed))} cannot be read")
+    plain = _split_tensors(side, table)
+    if vocabulary is not None:
+        for name in {side.embedding, side.head} & plain.keys():
+            if plain[name].shape and plain[name].shape[0] > vocabulary:
+                plain[name] = plain[name].cut(0, 0, vocabulary)
+    tensors = _digest_layouts(side, plain, jobs, progress)
+    left_out = dict(side.left_out)
+    for name in list(tensors):
+        original = find_original(table.copies, name) if table is not None else None
+        if name == side.head and side.tied:
+            original = side.embedding
+        if original in tensors and tensors[original] == tensors[name]:
+            left_out[name] = f"it is {original}, stored again"
+            del tensors[name]
+    is_mapped = not side.is_megatron or table is not None
+    return Identity(side.target, dict(sorted(tensors.items())), left_out, "Hugging Face" if is_mapped else "Megatron")
+
+
+def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str, TensorLayout]:
+    """Return the tensors under their plain names; parts of quantized weights under the names that they are stored by."""
+    entries: Mapping[str, TableEntry] = {}
+    if table is not None:
+        entries = table.megatron if side.is_megatron else table.variants
+    plain: dict[str, TensorLayout] = {}
+    for name, layout in side.stored.items():
+        try:
+            parts = None if name in side.quantized_parts else split_tensor(entries, name, layout, side.dimensions)
+        except LayoutError as error:
+            raise EvidenceError(f"{side.target} has no identity: {name} cannot be split: {error}") from error
+        for part, tensor in (parts or {normalize_hf_name(name): layout}).items():
+            if part in plain:
+                raise EvidenceError(f"{side.target} has no identity: two of its tensors are both {part}")
+            plain[part] = tensor
+    return plain
+
+
+def _digest_layouts(
+    side: ComparisonSide,
+    plain: Mapping[str, TensorLayout],
+    jobs: int,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, TensorIdentity]:
+    from ckptcheck.values.shard_digest import sum_shard
+
+    total, done = sum(layout.nbytes for layout in plain.values()), 0
+    sums: dict[str, Sums] = dict.fromkeys(plain, (0, 0))
+    slabs = [(name, slab) for name, layout in plain.items() for slab in _cut_slabs(layout)]
+
+    with TensorFiles(side.source) as files:
+
+        def sum_slab(task: tuple[str, FileChunk]) -> Sums:
+            name, chunk = task
+            layout = plain[name]
+            values = files.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
+            return sum_shard(values, chunk.origin, layout.shape)
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            for (name, slab), part in zip(slabs, pool.map(sum_slab, slabs), strict=True):
+                sums[name] = add_sums(sums[name], part)
+                done += prod(slab.shape) * plain[name].itemsize
+                if progress is not None:
+                    progress(done, total)
+        except UnreadableFile as error:
+            raise EvidenceError(
+                f"{side.target} has no identity: {error.file} cannot be read: {error.reason}"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if changed := files.list_changed():
+            raise EvidenceError(f"{side.target} has no identity: {join_truncated(changed)} changed while it was read")
+    return {
+        name: TensorIdentity(layout.dtype, layout.shape, format_sums(sums[name], layout.nbytes))
+        for name, layout in plain.items()
+    }
+
+
+def _cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
+    """Cut the rectangles of a tensor along their first dimension, into slabs of about SLAB bytes."""
+    for chunk in layout.chunks:
+        if not prod(chunk.shape):
+            continue
+        rows = chunk.shape[0] if chunk.shape else 1
+        step = max(1, SLAB * rows // (prod(chunk.shape) * layout.itemsize))
+        if step >= rows:
+            yield chunk
+            continue
+        for row in range(0, rows, step):
+            yield FileChunk(
+                (chunk.origin[0] + row, *chunk.origin[1:]),
+                (min(step, rows - row), *chunk.shape[1:]),
+                chunk.file,
+                chunk.offset + row * chunk.strides[0],
+                chunk.strides,
+            )
+
+
+def list_differences(first: Identity, second: Identity) -> Iterable[str]:
+    """Return the names of the tensors in which two sets differ, those that one of them lacks included."""
+    return sorted(
+        name
+        for name in first.tensors.keys() | second.tensors.keys()
+        if first.tensors.get(name) != second.tensors.get(name)
+    )

@@ -1,0 +1,203 @@
+"""Computes the digest of a tensor from its shards, each where it lies, and adds them up without moving a byte.
+
+**Definition.** The bytes of the whole tensor in row-major order, as little-endian digits of 32 bits, are d[0], d[1], …; the last is
+padded with zeros. A block is 512 digits. Each half h of the digest is
+
+    sum over i of  d[i] × factor[h][i mod 512] × weight[h][i div 512]   modulo 2^64
+
+where the factors are fixed random numbers below 2^32, and the weights are odd random numbers below 2^64. At the end the number of
+bytes, times an odd number, is added, so that zeros at the end count.
+
+**Why shards add up.** The sum is linear: a shard is the tensor with zeros elsewhere, and zeros add nothing. So the sums of shards
+that cover a tensor without overlap, whatever their shape (rows, columns, flat ranges), are added to that of the tensor.
+
+**How likely two contents have one digest.** The factors do not depend on the contents. If two contents differ within one block,
+their sums over the block are equal with a probability of at most 2^-32 for each half (a difference of two digits, times a number
+below 2^32, has 2^32 different values modulo 2^64: Black et al. 1999, the hash NH of UMAC). A difference of one block is multiplied
+by an odd number, so it does not vanish. The weighted differences of several blocks cancel with a probability of 2^(v-63), where 2^v
+divides all of them: v is near 0 for most contents, and 31 if nothing but the signs of every second bf16 differ. In all, two
+different contents have one digest with a probability below 2^-50, and of about 2^-62 where they do not differ in such a pattern.
+Rows that change places, signs and constant tensors are no exceptions: every digit has its own factor, every block its own weight.
+The digest finds accidents, not forgeries: the numbers are public.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .digest import MASK
+
+DIGITS = 512
+"""Digits of 32 bits in a block. Part of the definition."""
+BLOCK = 4 * DIGITS
+"""Bytes of a block."""
+SEEDS = (0xA4093822299F31D0, 0x082EFA98EC4E6C89)
+"""Digits of pi that follow those of `digest` (nothing-up-my-sleeve numbers)."""
+LOW = (1 << 32) - 1
+STEP = 1 << 12
+"""Blocks whose weights are computed at a time: 8 MiB."""
+ROWS = {"cpu": 63, "": STEP}
+"""Blocks summed at a time, by device type: on a CPU few enough to fit the cache and to stay below the 32,768 elements from which
+torch uses several threads."""
+LONG_RUN, SCATTERED = 1 << 16, 1 << 23
+"""Bytes of a run from which it is summed by itself; and bytes of the whole tensor in which shorter runs are summed together."""
+
+
+def mix(seed: int, number: int) -> int:
+    """Return the number-th 64-bit word of splitmix64 that starts from a seed."""
+    word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+@functools.cache
+def factors(half: int) -> tuple[int, ...]:
+    """Return the factors of the digits of a block, in their order, for one half of the digest."""
+    return tuple(mix(~SEEDS[half] & MASK, position) >> 32 for position in range(DIGITS))
+
+
+def format_sums(sums: tuple[int, int], nbytes: int) -> str:
+    """Return 32 hexadecimal digits for the sums of a whole tensor of `nbytes` bytes."""
+    return "".join(f"{(sums[half] + nbytes * (mix(SEEDS[half], -1) | 1)) & MASK:016x}" for half in (0, 1))
+
+
+def add_sums(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    """Join what two shards of a tensor add to its digest."""
+    return (first[0] + second[0]) & MASK, (first[1] + second[1]) & MASK
+
+
+def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Any:
+    """Return what a shard adds to the two sums of its tensor: a torch tensor of two int64, on the shard's device.
+
+    tensor: the shard, a torch tensor of any strides and dtype.
+    offsets: the index of its first element in the whole tensor, one number an axis; None for the origin.
+    shape: of the whole tensor; None where the shard is the whole.
+    """
+    import torch
+
+    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    with torch.inference_mode():
+        tensor = tensor.detach()
+        width = tensor.element_size()
+        for index, start, stride in iterate_runs(tensor.shape, offsets, shape):
+            rows = tensor[index].contiguous()
+            rows = rows.view(1, -1) if not stride else rows.view(len(rows), -1)
+            rows = rows.view(torch.uint8)
+            step = max(1, SCATTERED // max(stride * width, 1)) if rows.shape[1] < LONG_RUN else 1
+            for row in range(0, len(rows), step):
+                part = rows[row : row + step]
+                if len(part) > 1:  # the bytes between the runs are zero, which adds nothing
+                    spread = torch.zeros(len(part), stride * width, dtype=torch.uint8, device=part.device)
+                    spread[:, : part.shape[1]] = part
+                    part = spread
+                sums += _sum_run(part.reshape(-1), (start + row * stride) * width)
+    return sums
+
+
+def iterate_runs(
+    part: Sequence[int], offsets: Sequence[int] | None, shape: Sequence[int] | None
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Say where the parts of a shard lie in the whole tensor.
+
+    part: the shape of the shard. offsets, shape: as for `sum_shard`.
+    Yields an index into the shard; the element of the whole tensor with which that part of the shard begins; and, where its
+    rows are runs with others between them, by how many elements they lie apart, else 0.
+
+    >>> list(iterate_runs((2, 3), (4, 0), (8, 3)))  # rows: one run
+    [((), 12, 0)]
+    >>> list(iterate_runs((2, 2, 3), (0, 0, 6), (2, 2, 9)))  # columns of two matrices
+    [((0,), 6, 9), ((1,), 24, 9)]
+    """
+    shape = tuple(part) if shape is None else tuple(shape)
+    offsets = (0,) * len(shape) if offsets is None else tuple(offsets)
+    if 0 in part:
+        return
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    origin = sum(offset * stride for offset, stride in zip(offsets, strides))
+    axis = len(shape)
+    while axis and part[axis - 1] == shape[axis - 1]:
+        axis -= 1  # from this axis on the shard is whole
+    if axis <= 1:
+        yield (), origin, 0
+        return
+    # The shard is cut along axis - 1: its runs lie one stride of axis - 2 apart.
+    for index in itertools.product(*map(range, part[: axis - 2])):
+        yield index, origin + sum(each * stride for each, stride in zip(index, strides)), strides[axis - 2]
+
+
+def _sum_run(run: Any, start: int) -> Any:
+    """Return the two sums of consecutive bytes that begin at byte `start` of their tensor."""
+    import torch
+
+    total = torch.zeros(2, dtype=torch.int64, device=run.device)
+    at = 0
+    while at < len(run):
+        skip = (start + at) % BLOCK
+        take = min(STEP * BLOCK - skip, len(run) - at)
+        block, blocks = (start + at) // BLOCK, -(-(skip + take) // BLOCK)
+        part = run[at : at + take]
+        if skip or take % BLOCK or part.storage_offset() % 8 or part.data_ptr() % 8:
+            padded = torch.zeros(blocks * BLOCK, dtype=torch.uint8, device=run.device)
+            padded[skip : skip + take] = part
+            part = padded
+        words = part.view(torch.int64).view(blocks, DIGITS // 2)
+        for half, sums in enumerate(_sum_blocks(words)):
+            total[half] += (sums * _weigh_blocks(half, block, blocks, run.device)).sum()
+        at += take
+    return total
+
+
+def _sum_blocks(words: Any) -> Any:
+    """Return [half, block]: the sums of blocks, unweighted. words: [block, word]."""
+    import torch
+
+    sums = torch.empty(2, len(words), dtype=torch.int64, device=words.device)
+    step = min(len(words), ROWS.get(words.device.type, ROWS[""]))
+    low, high, product = (torch.empty(step, words.shape[1], dtype=torch.int64, device=words.device) for _ in range(3))
+    tables = [_factor_tensors(half, words.device) for half in (0, 1)]
+    for at in range(0, len(words), step):
+        part = words[at : at + step]
+        if len(part) < step:
+            low, high, product = low[: len(part)], high[: len(part)], product[: len(part)]
+        torch.bitwise_and(part, LOW, out=low)
+        torch.bitwise_right_shift(part, 32, out=high).bitwise_and_(LOW)
+        for half, (even, odd) in enumerate(tables):
+            target = sums[half, at : at + step]
+            torch.sum(torch.mul(low, even, out=product), 1, out=target)
+            target += torch.mul(high, odd, out=product).sum(1)
+    return sums
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+@functools.cache
+def _factor_tensors(half: int, device: Any) -> tuple[Any, Any]:
+    """Return the factors of the low and of the high digits of a block's words."""
+    import torch
+
+    values = torch.tensor(factors(half), dtype=torch.int64, device=device)
+    return values[0::2].contiguous(), values[1::2].contiguous()
+
+
+def _weigh_blocks(half: int, first: int, number: int, device: Any) -> Any:
+    """Return the weights of `number` blocks from block `first`, as signed words."""
+    import torch
+
+    word = torch.arange(first + 1, first + number + 1, dtype=torch.int64, device=device)
+    word = word * _signed(0x9E3779B97F4A7C15) + _signed(SEEDS[half])
+    for shift, odd in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ _shift_right(word, shift)) * _signed(odd)
+    return (word ^ _shift_right(word, 31)) | 1
+
+
+def _shift_right(word: Any, by: int) -> Any:
+    """Shift signed words as if they were unsigned."""
+    return (word >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,153 @@
+"""Computes the digest of `ckptcheck_worker.shard_digest` with numpy, or in C where the kernel was compiled: the same digits."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptcheck.runtime.worker.ckptcheck_worker.digest import MASK
+from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import (
+    BLOCK,
+    DIGITS,
+    LONG_RUN,
+    SCATTERED,
+    SEEDS,
+    add_sums,
+    factors,
+    iterate_runs,
+)
+
+KERNEL_VERSION = 1
+"""What `shard_digest_version` of the source that belongs to this file returns."""
+LIBRARY = Path(__file__).with_name("_shard_digest.so")
+STEP = 1 << 8
+"""Blocks that numpy sums at a time: half a megabyte, which stays in the cache."""
+
+Sums = tuple[int, int]
+SumRows = Callable[[NDArray[np.uint8], int, int], Sums]
+
+
+def sum_bytes(raw: bytes | NDArray[np.uint8], start: int = 0) -> Sums:
+    """Return what consecutive bytes of a tensor add to its two sums. start: the first one's place in the tensor."""
+    data = np.frombuffer(raw, np.uint8)
+    return sum_rows(data.reshape(1, -1), start, 0) if data.size else (0, 0)
+
+
+def sum_shard(array: NDArray[Any], offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Sums:
+    """Return what a shard adds to the two sums of its tensor.
+
+    offsets: the index of its first element in the whole tensor, one number an axis; None for the origin.
+    shape: of the whole tensor; None where the shard is the whole.
+    """
+    sums, width = (0, 0), array.itemsize
+    for index, start, stride in iterate_runs(array.shape, offsets, shape):
+        rows = np.ascontiguousarray(array[index])
+        rows = rows.reshape(len(rows) if stride else 1, -1).view(np.uint8)
+        sums = add_sums(sums, sum_rows(rows, start * width, stride * width))
+    return sums
+
+
+def sum_rows(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
+    """Return what runs of bytes add to the two sums of their tensor.
+
+    rows: [run, byte], in row-major order.
+    start: the place of the first run in the tensor, in bytes. stride: by how many bytes the runs lie apart there.
+    """
+    return (_load_kernel() or sum_rows_numpy)(rows, start, stride)
+
+
+def is_compiled() -> bool:
+    """Whether the compiled kernel exists and belongs to this version."""
+    return _load_kernel() is not None
+
+
+def sum_rows_numpy(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
+    """Do the same as `sum_rows`, with numpy alone."""
+    sums = (0, 0)
+    step = max(1, SCATTERED // max(stride, 1)) if rows.shape[1] < LONG_RUN else 1
+    for row in range(0, len(rows), step):
+        part = rows[row : row + step]
+        if len(part) > 1:  # the bytes between the runs are zero, which adds nothing
+            spread = np.zeros((len(part), stride), np.uint8)
+            spread[:, : part.shape[1]] = part
+            part = spread
+        sums = add_sums(sums, _sum_run(part.reshape(-1), start + row * stride))
+    return sums
+
+
+def _sum_run(run: NDArray[np.uint8], start: int) -> Sums:
+    total, at = [0, 0], 0
+    while at < run.size:
+        skip = (start + at) % BLOCK
+        take = min(STEP * BLOCK - skip, run.size - at)
+        block, blocks = (start + at) // BLOCK, -(-(skip + take) // BLOCK)
+        part = run[at : at + take]
+        if skip or take % BLOCK:
+            part = np.zeros(blocks * BLOCK, np.uint8)
+            part[skip : skip + take] = run[at : at + take]
+        digits = part.view("<u4").reshape(blocks, DIGITS).astype(np.uint64)
+        for half in (0, 1):
+            sums = (digits * _factor_array(half)).sum(1)
+            total[half] += int((sums * _weigh_blocks(half, block, blocks)).sum())
+        at += take
+    return total[0] & MASK, total[1] & MASK
+
+
+@cache
+def _factor_array(half: int) -> NDArray[np.uint64]:
+    return np.array(factors(half), np.uint64)
+
+
+def _weigh_blocks(half: int, first: int, number: int) -> NDArray[np.uint64]:
+    """Return the weights of `number` blocks from block `first`."""
+    word = np.arange(first + 1, first + number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        SEEDS[half]
+    )
+    for shift, odd in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        word = (word ^ (word >> np.uint64(shift))) * np.uint64(odd)
+    weights: NDArray[np.uint64] = (word ^ (word >> np.uint64(31))) | np.uint64(1)
+    return weights
+
+
+@cache
+def _load_kernel() -> SumRows | None:
+    """Return the compiled kernel; None if there is none, or one that was compiled from another version of the source."""
+    if sys.byteorder != "little":
+        return None
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        if library.shard_digest_version() != KERNEL_VERSION:
+            return None
+        add = library.shard_digest_add
+    except (OSError, AttributeError):
+        return None
+    word, pointer = ctypes.c_uint64, ctypes.c_void_p
+    add.argtypes = [pointer, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, word, word, pointer, pointer, pointer]
+    add.restype = None
+    table = np.concatenate([_factor_array(half)[digit::2] for half in (0, 1) for digit in (0, 1)])
+    seeds = np.array(SEEDS, np.uint64)
+
+    def sum_compiled(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
+        sums = np.zeros(2, np.uint64)
+        number, length = rows.shape
+        add(
+            rows.ctypes.data,
+            number,
+            length,
+            rows.strides[0],
+            start,
+            stride,
+            table.ctypes.data,
+            seeds.ctypes.data,
+            sums.ctypes.data,
+        )
+        return int(sums[0]), int(sums[1])
+
+    return sum_compiled

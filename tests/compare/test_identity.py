@@ -1,0 +1,147 @@
+"""One name for a set of weights: equal for every layout of the same weights, and for no others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck import CkptcheckError, identity
+from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, list_differences
+from ckptcheck.errors import EvidenceError
+from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import format_sums
+from ckptcheck.values.shard_digest import sum_bytes
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.paths import ROOT
+
+
+def load_all(folder: Path) -> dict[str, np.ndarray]:
+    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+
+
+def save_whole(tensors: dict[str, np.ndarray], source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    shutil.copy(source / "config.json", folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_the_name_does_not_depend_on_shards(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-llama-sharded"
+    whole = save_whole(load_all(source), source, tmp_path / "whole")
+    first, second = identity(source), identity(whole, jobs=1)
+    assert first.identity == second.identity
+    assert first.tensors == second.tensors
+    for name, value in load_all(source).items():
+        assert first.tensors[name] == TensorIdentity(
+            "F32", value.shape, format_sums(sum_bytes(value.tobytes()), value.nbytes)
+        )
+
+
+def test_every_bit_counts(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-llama-sharded"
+    usual = identity(source)
+    tensors = load_all(source)
+    for number, name in enumerate(list(tensors)[::7]):
+        changed = {other: value.copy() for other, value in tensors.items()}
+        changed[name].reshape(-1).view(np.uint32)[-1] ^= 1 << number
+        other = identity(save_whole(changed, source, tmp_path / str(number)))
+        assert other.identity != usual.identity
+        assert list_differences(usual, other) == [name]
+
+
+def test_names_dtypes_and_shapes_count() -> None:
+    tensor = TensorIdentity("BF16", (4, 8), "0" * 32)
+    roots = {
+        compute_root({"a": tensor}),
+        compute_root({"b": tensor}),
+        compute_root({"a": TensorIdentity("F16", (4, 8), "0" * 32)}),
+        compute_root({"a": TensorIdentity("BF16", (8, 4), "0" * 32)}),
+        compute_root({"a": tensor, "b": tensor}),
+        compute_root({"a": tensor, "b": tensor, "c": tensor}),
+        compute_root({}),
+    }
+    assert len(roots) == 7
+    assert compute_root({"b": tensor, "a": tensor}) == compute_root({"a": tensor, "b": tensor})
+
+
+def test_a_tied_head_that_is_stored_again_is_no_second_tensor(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-qwen2-tied"
+    tensors = load_all(source)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    twice = identity(save_whole(tensors, source, tmp_path / "twice"))
+    assert twice.identity == identity(source).identity
+    assert twice.left_out["lm_head.weight"] == "it is model.embed_tokens.weight, stored again"
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
+    assert identity(save_whole(tensors, source, tmp_path / "other")).identity != twice.identity
+
+
+def test_joined_experts_and_single_ones_have_one_name(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-qwen3-moe"
+    tensors = load_all(source)
+    experts = [name for name in tensors if ".experts." in name]
+    joined = {name: value for name, value in tensors.items() if name not in experts}
+    layers = sorted({name.partition(".mlp.")[0] for name in experts})
+    for layer in layers:
+        at = f"{layer}.mlp.experts"
+        number = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in experts if name.startswith(layer))
+        gates, ups, downs = (
+            np.stack([tensors[f"{at}.{index}.{part}_proj.weight"] for index in range(number)])
+            for part in ("gate", "up", "down")
+        )
+        joined[f"{at}.gate_up_proj"] = np.concatenate([gates, ups], 1)
+        joined[f"{at}.down_proj"] = downs
+    assert len(joined) < len(tensors)
+    other = identity(save_whole(joined, source, tmp_path / "joined"))
+    assert list_differences(identity(source), other) == []
+
+
+def test_a_set_with_a_part_missing_has_no_name(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / "ckpt"))
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(EvidenceError, match=r"has no identity: model-00002-of-00003\.safetensors cannot be read"):
+        identity(folder)
+    shard = folder / "model-00001-of-00003.safetensors"
+    shutil.copy(CHECKPOINTS / "tiny-llama-sharded/model-00002-of-00003.safetensors", folder)
+    shard.write_bytes(shard.read_bytes()[:-64])
+    with pytest.raises(EvidenceError, match="has no identity"):
+        identity(folder)
+
+
+def test_a_reference_that_names_nothing_is_refused() -> None:
+    with pytest.raises(CkptcheckError, match="does not say what Megatron's tensors are called"):
+        identity(ROOT / "fixtures/megatron/dense", like=ROOT / "fixtures/megatron/dense")
+
+
+def test_a_run_without_a_reference_keeps_its_own_names() -> None:
+    found = identity(ROOT / "fixtures/megatron/tp2-pp2")
+    assert found.names == "Megatron"
+    assert "decoder.layers.0.self_attention.linear_qkv.weight" in found.tensors
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ckptcheck", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_prints_one_line_or_all_tensors(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-llama-sharded"
+    found: Identity = identity(source)
+    text = run("identity", source)
+    assert (text.returncode, text.stderr) == (0, "")
+    assert text.stdout == f"{found.identity}  {source}  (30 tensors, 8.03 kB, Hugging Face names)\n"
+    file = tmp_path / "identity.json"
+    assert run("identity", source, "--format", "json", "-o", file).stdout == ""
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written == json.loads(json.dumps(found.to_dict()))
+    assert (written["schema"], written["identity"]) == ("ckptcheck-identity/1", found.identity)
+    missing = run("identity", tmp_path / "nowhere")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("ckptcheck: ")
