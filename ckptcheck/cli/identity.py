@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FollowLinks, Output, Target, TensorJobs
+from ckptcheck.cli.options import FollowLinks, Target, TensorJobs
 
 IdentityFormat = Literal["text", "json"]
 """Formats of an identity."""
@@ -28,7 +28,6 @@ def identity(
     format: Annotated[
         IdentityFormat, typer.Option(help="text: one line; json: every tensor with its digest.")
     ] = "text",
-    output: Output = None,
     jobs: TensorJobs = None,
 ) -> None:
     """Print one name for a set of weights, the same for every layout: shards, a Megatron run on any grid, fused projections.
@@ -36,7 +35,6 @@ def identity(
     Exit codes: 0 printed, 2 a tensor is missing or cannot be read.
     """
     from ckptcheck.cli import output as out
-    from ckptcheck.text.file_io import replace_file
     from ckptcheck.text.formatting import count, format_bytes
 
     found = api.identity(target, like=like, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
@@ -45,7 +43,4 @@ def identity(
     else:
         tensors = count(len(found.tensors), "tensor")
         text = f"{found.identity}  {found.target}  ({tensors}, {format_bytes(found.nbytes)}, {found.names} names)\n"
-    if output is not None:
-        replace_file(output, text.encode("utf-8", "backslashreplace"))
-    else:
-        sys.stdout.write(text)
+    sys.stdout.write(text)

@@ -137,9 +137,7 @@ def test_the_command_prints_one_line_or_all_tensors(tmp_path: Path) -> None:
     text = run("identity", source)
     assert (text.returncode, text.stderr) == (0, "")
     assert text.stdout == f"{found.identity}  {source}  (30 tensors, 8.03 kB, Hugging Face names)\n"
-    file = tmp_path / "identity.json"
-    assert run("identity", source, "--format", "json", "-o", file).stdout == ""
-    written = json.loads(file.read_text(encoding="utf-8"))
+    written = json.loads(run("identity", source, "--format", "json").stdout)
     assert written == json.loads(json.dumps(found.to_dict()))
     assert (written["schema"], written["identity"]) == ("ckptcheck-identity/1", found.identity)
     missing = run("identity", tmp_path / "nowhere")
