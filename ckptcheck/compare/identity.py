@@ -27,7 +27,6 @@ from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 from ckptcheck.errors import EvidenceError
-from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import add_sums, format_sums
 from ckptcheck.text.formatting import join_truncated
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def _digest_layouts(
     jobs: int,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, TensorIdentity]:
-    from ckptcheck.values.shard_digest import sum_shard
+    from ckptcheck.values.shard_digest import add_sums, format_sums, sum_shard
 
     total, done = sum(layout.nbytes for layout in plain.values()), 0
     sums: dict[str, Sums] = dict.fromkeys(plain, (0, 0))

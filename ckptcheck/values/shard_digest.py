@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.runtime.worker.ckptcheck_worker.digest import MASK
 from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import (
     BLOCK,
     DIGITS,
     LONG_RUN,
+    MASK,
     SCATTERED,
     SEEDS,
     add_sums,
     factors,
+    format_sums,
     iterate_runs,
 )
+
+__all__ = ["add_sums", "format_sums", "is_compiled", "sum_bytes", "sum_rows", "sum_shard"]
 
 KERNEL_VERSION = 1
 """What `shard_digest_version` of the source that belongs to this file returns."""

@@ -28,15 +28,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .digest import MASK
-
 DIGITS = 512
 """Digits of 32 bits in a block. Part of the definition."""
 BLOCK = 4 * DIGITS
 """Bytes of a block."""
 SEEDS = (0xA4093822299F31D0, 0x082EFA98EC4E6C89)
 """Digits of pi that follow those of `digest` (nothing-up-my-sleeve numbers)."""
-LOW = (1 << 32) - 1
+MASK, LOW = (1 << 64) - 1, (1 << 32) - 1
 STEP = 1 << 12
 """Blocks whose weights are computed at a time: 8 MiB."""
 ROWS = {"cpu": 63, "": STEP}
