@@ -22,7 +22,6 @@
 NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, exit code 0)
 """
 
-import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -31,8 +30,6 @@ from ckptcheck.refit.history.history import History, name_pattern
 from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 2
-LAYER = re.compile(r".*?\.\d+(?=\.)")
-"""The name of a layer: a tensor's up to the first number."""
 
 
 @rule(
@@ -71,5 +68,7 @@ def check(history: History) -> Iterator[Problem]:
 
 
 def _find_layer(name: str) -> str:
-    match = LAYER.match(name)
-    return match[0] if match else ""
+    """Return the name of a tensor's layer, which ends with its first number; "" where it is in none."""
+    parts = name.split(".")
+    at = next((at for at, part in enumerate(parts[1:-1], 1) if part.isdecimal()), 0)
+    return ".".join(parts[: at + 1]) if at else ""
