@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import ckptcheck
 from ckptcheck import api
+from ckptcheck.api import arguments
 from ckptcheck.cli.app import build_app
 from ckptcheck.compare.manifest import Manifest
 from ckptcheck.errors import CkptcheckError
@@ -486,13 +487,15 @@ def test_a_malformed_argument_is_refused(call: Call, message: str, nothing_start
 def test_every_list_takes_a_single_string(nothing_starts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No function splits a string into its letters."""
     wrapped: list[tuple[object, ...]] = []
-    original = api._wrap_single
+    original = arguments.wrap_single
 
     def wrap_single(values: Any) -> tuple[object, ...]:
         wrapped.append(original(values))
         return wrapped[-1]
 
-    monkeypatch.setattr(api, "_wrap_single", wrap_single)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ckptcheck.api.") and hasattr(module, "wrap_single"):
+            monkeypatch.setattr(module, "wrap_single", wrap_single)
     checked = 0
     for function in (function for command_name in FUNCTIONS for function in api_functions(command_name)):
         for name, parameter in inspect.signature(function).parameters.items():

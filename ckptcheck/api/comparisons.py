@@ -1,0 +1,293 @@
+"""Compares two sets of weights, or one with its manifest, and names a set by its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.api.arguments import Bridge, StrPath, check_runner, require_choice, require_ranges, to_path, wrap_single
+from ckptcheck.api.report import add_notes, build_report
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.observer import SILENT, Observer
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.identity import Identity
+    from ckptcheck.compare.manifest import Manifest
+    from ckptcheck.compare.matching.comparison import Comparison
+    from ckptcheck.linter.report import Report
+    from ckptcheck.runners.runner import Runner
+    from ckptcheck.text.observer import Advance
+
+
+def diff(
+    first: StrPath,
+    second: StrPath,
+    *,
+    cast: str = "auto",
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    previous: StrPath | None = None,
+    base: StrPath | None = None,
+    critic: bool = False,
+    bridge: Bridge = "builtin",
+    follow_links: bool = False,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    observer: Observer = SILENT,
+) -> Report:
+    """Compare two checkpoints tensor by tensor, across layouts, and say why they differ.
+
+    Args:
+        first: the reference: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``, ``s3://bucket/folder``.
+        second: what was made of it.
+        cast: the dtype to compare in (bf16, fp16, fp32, fp64), auto for the one that the second declares, or none.
+        rtol: relative tolerance, of the first's numbers.
+        atol: absolute tolerance.
+        previous: the version before `first`, where `second` was to be updated: what `second` still has of it is stale.
+        base: the base model of `first`, if that is a LoRA adapter: `second` is compared with the base with the adapter merged
+            into it. If `first` is a whole model, the version that both were made from: what `second` still has of it is stale.
+        critic: one side is a critic: only the heads may be missing or extra.
+        bridge: maps Megatron's tensors by the built-in tables, by mbridge, or compares both mappings.
+        follow_links: follow links out of a checkpoint, to regular files.
+        jobs: threads that compare; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        observer: receives messages and progress.
+
+    """
+    with observer.progress(f"{os.fspath(first)} ↔ {os.fspath(second)}") as progress:
+        comparison = open_comparison(
+            first=first,
+            second=second,
+            cast=cast,
+            rtol=rtol,
+            atol=atol,
+            previous=previous,
+            base=base,
+            critic=critic,
+            bridge=bridge,
+            follow_links=follow_links,
+            jobs=jobs,
+            runner=runner,
+            progress=progress,
+        )
+        return add_notes(build_report(comparison), runner)
+
+
+def open_comparison(
+    *,
+    first: StrPath,
+    second: StrPath,
+    cast: str,
+    rtol: float,
+    atol: float,
+    previous: StrPath | None,
+    base: StrPath | None,
+    critic: bool,
+    bridge: Bridge,
+    follow_links: bool,
+    jobs: int | None,
+    runner: Runner | None,
+    progress: Advance | None,
+) -> Comparison:
+    """Open both sides; see `diff` for the arguments."""
+    require_ranges(rtol=rtol, atol=atol, jobs=jobs)
+    from ckptcheck.compare.matching.cast import parse_dtype
+    from ckptcheck.compare.matching.comparison import Comparison
+    from ckptcheck.compare.matching.equality import Tolerance
+    from ckptcheck.compare.matching.merged_adapter import is_adapter, open_adapter
+    from ckptcheck.compare.matching.side import open_side
+
+    require_choice("--bridge", bridge, Bridge)
+    dtype = cast if cast in ("auto", "none") else parse_dtype(cast)
+    if dtype is None:
+        raise CkptcheckError(f"{cast!r} is no dtype to compare in", hint="choose auto, none, bf16, fp16, fp32 or fp64")
+    if base is not None and previous is not None:
+        raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
+    names = os.fspath(first), os.fspath(second)
+    adapter, reference = None, names[0]
+    if base is not None and is_adapter(names[0], follow_links=follow_links):
+        reference = os.fspath(base)
+    elif base is not None:
+        previous = base
+    sides = (
+        open_side(reference, jobs=jobs, follow_links=follow_links),
+        open_side(names[1], jobs=jobs, follow_links=follow_links),
+    )
+    if reference != names[0]:
+        adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
+    if bridge != "builtin" and sides[0].is_megatron == sides[1].is_megatron:
+        raise CkptcheckError(
+            f"--bridge {bridge} has no effect between two checkpoints of one form",
+            "a bridge maps between Megatron's tensors and Hugging Face's",
+        )
+    before = open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links) if previous is not None else None
+    comparison = Comparison(
+        *sides,
+        Tolerance(dtype, rtol, atol),
+        critic,
+        bridge,
+        previous=before,
+        adapter=adapter,
+        jobs=jobs,
+        runner=check_runner(runner),
+        progress=progress,
+    )
+    # raises CkptcheckError where mbridge is asked for and fails
+    _ = comparison.mbridge_mapping
+    return comparison
+
+
+def manifest(
+    target: StrPath,
+    output: StrPath | None = None,
+    *,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    observer: Observer = SILENT,
+) -> Manifest:
+    """Return dtype, shape and digest (xxh3-128) of every tensor.
+
+    Args:
+        target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
+        output: file that the manifest is written to; None: none.
+        follow_links: follow links out of the checkpoint, to regular files.
+        jobs: tensors read at a time; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        observer: receives messages and progress.
+
+    """
+    require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.manifest import build_manifest, write_manifest
+    from ckptcheck.text.formatting import count
+
+    name = os.fspath(target)
+    with observer.progress(name) as progress:
+        built = build_manifest(
+            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            jobs=jobs,
+            runner=check_runner(runner),
+            progress=progress,
+        )
+    if output is not None:
+        write_manifest(built, Path(output))
+        observer.log(f"{count(len(built.tensors), 'tensor')} written to {output}")
+    return built
+
+
+def identity(
+    target: StrPath,
+    *,
+    like: StrPath | None = None,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+) -> Identity:
+    """Return one name for a set of weights, the same for every layout in which they are stored.
+
+    Args:
+        target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
+        like: a Hugging Face checkpoint of the same model, whose config says what Megatron's tensors are called there; its weights
+            are not read. None: a Megatron run keeps its own names, and has another identity than its export.
+        follow_links: follow links out of the checkpoint, to regular files.
+        jobs: pieces of tensors read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    Raises EvidenceError where a tensor is missing or cannot be read: part of a set of weights has no identity.
+    """
+    require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.identity import identify_checkpoint
+
+    name = os.fspath(target)
+    options = ScanOptions(follow_links=follow_links)
+    reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
+    with observer.progress(name) as progress:
+        return identify_checkpoint(
+            open_target(name, jobs=jobs, options=options), reference, jobs=jobs, progress=progress
+        )
+
+
+def verify(
+    target: StrPath,
+    manifest: StrPath | Manifest,
+    *,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    observer: Observer = SILENT,
+) -> Report:
+    """Say which tensors changed, moved or vanished since a manifest was written.
+
+    Args:
+        target: the checkpoint as it is now.
+        manifest: what `manifest` returned, or the file that it wrote.
+        follow_links: follow links out of the checkpoint, to regular files.
+        jobs: tensors read at a time; None: as many as there are cores.
+        runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        observer: receives messages and progress.
+
+    """
+    require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.manifest import Manifest, read_manifest, verify_manifest
+
+    expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
+    name = os.fspath(target)
+    with observer.progress(name) as progress:
+        verification = verify_manifest(
+            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            expected,
+            jobs=jobs,
+            runner=check_runner(runner),
+            progress=progress,
+        )
+    return add_notes(build_report(verification), runner)
+
+
+def critic(
+    source: StrPath,
+    *,
+    layouts: str | Sequence[str] = (),
+    length: int = 16,
+    trainer_python: StrPath | None = None,
+    timeout: float = 900.0,
+    observer: Observer = SILENT,
+) -> Report:
+    """Compare a critic in transformers with the same critic in megatron-core: values, loss, gradients (``ckptcheck critic``).
+
+    Args:
+        source: a critic as a Hugging Face checkpoint on this disk, or a language model, to which a head is added.
+        layouts: Megatron's parallel layouts, such as ``tp2`` and ``pp2vpp2``; (): tp1, tp2, pp2 and pp2vpp2 where they fit.
+        length: tokens of a sequence.
+        trainer_python: a Python that has megatron-core and transformers; None: the one that ckptcheck installed.
+        timeout: seconds for any one call.
+        observer: receives messages.
+
+    """
+    layouts = wrap_single(layouts)
+    require_ranges(length=length, timeout=timeout)
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.parity.critic import compare_critic
+    from ckptcheck.runtime.trainers.critic_layout import CriticLayout
+
+    chosen = [CriticLayout.parse(text) for text in dict.fromkeys(layouts)] or None
+    name = os.fspath(source)
+    checkpoint = open_target(name)
+    if not isinstance(checkpoint, Checkpoint):
+        raise CkptcheckError(
+            f"{name} is a Megatron run, and both frameworks start from a Hugging Face checkpoint",
+            hint="convert it, and compare the two with ckptcheck diff --critic",
+        )
+    return build_report(
+        compare_critic(
+            checkpoint, chosen, length=length, python=to_path(trainer_python), timeout=timeout, observer=observer
+        )
+    )

@@ -1,0 +1,122 @@
+"""Spreads scans and comparisons over machines, part by part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.api.arguments import PartVerb, StrPath, require_choice, require_ranges
+from ckptcheck.api.checkpoints import prepare_scan, scan_all
+from ckptcheck.api.comparisons import diff, manifest, open_comparison, verify
+from ckptcheck.errors import UsageError
+from ckptcheck.text.observer import SILENT, Observer
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.manifest import Manifest
+    from ckptcheck.linter.report import Reports
+
+
+def write_part(
+    verb: PartVerb,
+    *targets: StrPath,
+    part: str,
+    folder: StrPath,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+    **options: Any,
+) -> Path:
+    """Compute one part of what a verb reads and write it to a folder, which machines share; `join` makes the report of all parts.
+
+    Args:
+        verb: scan, manifest, verify or diff.
+        targets: the arguments of the verb that have no name: checkpoints, and the manifest of verify.
+        part: which part of how many: ``0/8`` to ``7/8``.
+        folder: where the parts are written. What an earlier run wrote there of the same files is not computed again.
+        jobs: threads of this process; None: as many as there are cores, more where bytes come over the network.
+        observer: receives messages and progress.
+        options: further arguments of the verb, which `join` uses as well.
+
+    Returns the file. Raises EvidenceError where not everything could be read: the part is there, and a rerun reads the rest.
+    """
+    require_choice("verb", verb, PartVerb)
+    require_ranges(jobs=jobs)
+    import inspect
+
+    from ckptcheck.runners.parts import PartWriter
+    from ckptcheck.scanning import run_passes
+    from ckptcheck.text.addresses import is_remote_address
+    from ckptcheck.text.formatting import format_bytes
+
+    function: Any = {"scan": scan_all, "manifest": manifest, "verify": verify, "diff": diff}[verb]
+    names = [os.fspath(target) for target in targets]
+    if verb == "scan" and any(map(is_remote_address, names)):
+        options["values"] = True
+    defaults = inspect.signature(function).parameters
+    for name in options.keys() - defaults.keys():
+        raise UsageError(f"{verb} takes no {name}")
+    given = {
+        name: [*map(_plain, value)] if isinstance(value, (list, tuple)) else _plain(value)
+        for name, value in options.items()
+        if value not in (None, defaults[name].default) and value != []
+    }
+    if given.get("headers_only") or given.get("fix"):
+        raise UsageError(
+            "parts are of values: --headers-only and --fix have no effect on one", hint="scan without --part"
+        )
+    writer = PartWriter(Path(folder), part, verb, {"*": names, **given}, jobs=jobs)
+    with observer.progress(f"part {part}") as progress:
+        if verb == "scan":
+            defaulted = {name: one.default for name, one in defaults.items() if one.kind is one.KEYWORD_ONLY}
+            arguments = {**defaulted, **given, "targets": names, "jobs": jobs, "runner": writer, "observer": observer}
+            found, request, _, _ = prepare_scan(**arguments)
+            run_passes(found, request)
+        elif verb == "diff":
+            defaulted = {name: one.default for name, one in defaults.items() if name != "observer"}
+            comparison = open_comparison(
+                **{**defaulted, **given, "first": names[0], "second": names[1], "jobs": jobs, "runner": writer},
+                progress=progress,
+            )
+            _ = comparison.value_differences
+        else:
+            function(*names, **given, jobs=jobs, runner=writer, observer=observer)
+    path = writer.write()
+    known = f", {format_bytes(writer.known)} known from before" if writer.known else ""
+    observer.log(f"part {part} written to {path}: {format_bytes(writer.computed)} read{known}")
+    return path
+
+
+def join(
+    folder: StrPath, output: StrPath | None = None, *, jobs: int | None = None, observer: Observer = SILENT
+) -> Reports | Manifest:
+    """Return what a verb returns, from the parts that `write_part` wrote to a folder.
+
+    Rules run here; they read headers, and single pieces of tensors, from the checkpoint.
+
+    Args:
+        folder: the folder of the parts.
+        output: file that a manifest is written to; None: none. Reports are written by whoever asks for them.
+        jobs: files read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    Raises EvidenceError where a part is missing, doubled, of another plan or version, with the command that runs it again.
+    """
+    require_ranges(jobs=jobs)
+    from ckptcheck.linter.report import Reports
+    from ckptcheck.runners.parts import Parts
+
+    parts = Parts(os.fspath(folder))
+    verb, recorded = parts.read_command()
+    names, arguments = recorded["*"], {name: value for name, value in recorded.items() if name != "*"}
+    if verb == "scan":
+        return scan_all(names, **arguments, jobs=jobs, runner=parts, observer=observer)
+    if verb == "manifest":
+        return manifest(names[0], output, **arguments, jobs=jobs, runner=parts, observer=observer)
+    compare: Any = {"verify": verify, "diff": diff}[verb]
+    report = compare(*names, **arguments, jobs=jobs, runner=parts, observer=observer)
+    return Reports((report,))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a part records it."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
