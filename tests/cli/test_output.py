@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 
+from ckptcheck.linter.reporters import ReportFormat
 from tests.factories.command_line import SCHEMA, run
 
 
@@ -39,7 +41,7 @@ def test_findings(here: Path) -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("form", ["text", "json", "sarif", "junit", "github", "html"])
+@pytest.mark.parametrize("form", get_args(ReportFormat))
 def test_every_format_goes_to_stdout_or_to_a_file(here: Path, form: str) -> None:
     printed = run(here, "scan", "broken", "--format", form)
     assert printed.returncode == 1
