@@ -11,6 +11,7 @@ import pytest
 
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.worker.ckptcheck_worker import digest as digest_module
+from ckptcheck.runtime.worker.ckptcheck_worker import shard_digest
 from tests.paths import ROOT
 
 ROW = 8 * digest_module.WIDTH
@@ -38,23 +39,36 @@ def test_rows_of_any_number_at_once_give_the_same(size: int, monkeypatch: pytest
 
 
 PROGRAM = """
-import torch
-from ckptcheck.runtime.worker.ckptcheck_worker import digest, digest_kernel
-odd = [digest._odd(half, torch.device("cpu")) for half in (0, 1)]
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from ckptcheck_worker import digest, digest_kernel, shard_digest, shard_digest_kernel
+device = torch.device("cpu")
+odd = [digest._multiplier_tensor(half, device) for half in (0, 1)]
+factors = [shard_digest._factor_tensors(half, device) for half in (0, 1)]
 for number in (1, 3, 16):
     table = torch.randint(-(2**62), 2**62, (number, digest.WIDTH)) * 3 + 1
-    same = map(torch.equal, digest_kernel.hash_rows(table, odd), digest._torch_row_hasher(table.numel(), table.device)(table))
+    same = map(torch.equal, digest_kernel.hash_rows(table, odd), digest._torch_row_hasher(table.numel(), device)(table))
     assert all(same), number
+    words = table.view(-1, shard_digest.DIGITS // 2)[: 5 * number]
+    assert torch.equal(shard_digest_kernel.sum_blocks(words, factors), shard_digest._sum_blocks_with_torch(words)), number
+print("equal")
 """
 
 
-def test_the_kernel_in_tritons_interpreter() -> None:
+def test_the_kernels_in_tritons_interpreter() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT / "ckptcheck/runtime/worker")],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stdout == "equal\n", process.stderr[-2000:]
 
 
-def test_a_gpu_without_triton_goes_on_with_torch() -> None:
+def test_without_a_gpu_torch_computes_both() -> None:
     torch = pytest.importorskip("torch")
     assert digest_module.row_hash_kernel(torch.device("cpu")) is None
+    assert shard_digest.block_sum_kernel(torch.device("cpu")) is None
