@@ -8,12 +8,13 @@ unpickler where there can be a confined one; what it decodes creates lists, dict
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from ckptcheck.checkpoint.confinement import Ended, run_confined
+from ckptcheck.checkpoint.confinement import ConfinedReader, Ended, can_confine, run_confined
 from ckptcheck.checkpoint.megatron.stubs import Storage, StorageType, StoredTensor
 from ckptcheck.checkpoint.pickled_storage import PickledStorage, PickledTensor
 from ckptcheck.checkpoint.unpickle import (
@@ -33,7 +34,8 @@ LEAST_SECONDS, LEAST_MEMORY, MEMORY_A_BYTE = 4, 200 << 20, 60
 19 MB that describe 50,000 tensors take 3 seconds on a slow machine and 20 bytes of memory a byte.
 """
 SHORT = 4096
-"""Bytes of a pickle whose answer is kept: a checkpoint describes each of its thousand chunks of one shape with the same bytes."""
+"""Bytes of a pickle that a process reads after others: starting one takes longer. Its answer is kept, since a checkpoint describes
+each of its thousand chunks of one shape with the same bytes."""
 INLINE = 64
 """Longest text and run of bytes that is written wherever it stands; a longer one is a node."""
 MAX_KEYS = 1 << 24
@@ -41,6 +43,13 @@ MAX_KEYS = 1 << 24
 _NUMBERS = frozenset((int, float, bool, type(None)))
 _LARGEST = (1 << 63) - 1
 _BROKEN = (UnicodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError, msgspec.MsgspecError)
+
+
+@dataclass(frozen=True)
+class PerPickle:
+    """Makes the stubs anew for each pickle, of which it is given the number of bytes: some stubs count what they made."""
+
+    make: Callable[[int], Known]
 
 
 class _Tree(msgspec.Struct, array_like=True):
@@ -69,7 +78,9 @@ _LIST, _DICTIONARY, _SET, _OBJECT = range(4)
 _TUPLE, _FROZENSET, _TEXT, _BYTES, _INTEGER, _CLASS, _RECORD = range(7)
 
 
-def unpickle_confined(raw: bytes, known: Known, load_persistent: Callable[[Any], Any] | None = None) -> Unpickled:
+def unpickle_confined(
+    raw: bytes, known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None = None
+) -> Unpickled:
     """Read one pickle as `unpickle` does, in a confined process where there can be one. Raises UnreadablePickle."""
     if len(raw) <= SHORT:
         return _read_short(raw, known, load_persistent)
@@ -77,30 +88,51 @@ def unpickle_confined(raw: bytes, known: Known, load_persistent: Callable[[Any],
 
 
 @lru_cache(256)
-def _read_short(raw: bytes, known: Known, load_persistent: Callable[[Any], Any] | None) -> Unpickled:
-    return _read(raw, known, load_persistent)
+def _read_short(raw: bytes, known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> Unpickled:
+    if (reader := _find_reader(known, load_persistent)) is not None and (encoded := reader.ask(raw)) is not None:
+        return _decode(encoded)
+    return _read(raw, known, load_persistent)  # alone, so that what ended the process is said of this pickle
 
 
-def _read(raw: bytes, known: Known, load_persistent: Callable[[Any], Any] | None) -> Unpickled:
+@lru_cache(4)
+def _find_reader(known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> ConfinedReader | None:
+    """Return the process that reads short pickles with these stubs; None where there can be none."""
+    if not can_confine():
+        return None
+    return ConfinedReader(lambda raw: _answer(raw, known, load_persistent), seconds=LEAST_SECONDS, memory=LEAST_MEMORY)
+
+
+def _read(raw: bytes, known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> Unpickled:
     if len(raw) > MAX_PICKLE:
         raise UnreadablePickle(f"it has {len(raw):,} bytes, and no more than {MAX_PICKLE:,} are read")
-
-    def answer() -> bytes:
-        try:
-            return b"+" + encode_tree(unpickle(raw, known, load_persistent))
-        except UnreadablePickle as error:
-            return str(error).encode("utf-8", "replace")
-        except (*_BROKEN, RecursionError):
-            return b"it describes what no checkpoint holds"
-
     try:
         encoded = run_confined(
-            answer, seconds=LEAST_SECONDS + (len(raw) >> 20), memory=LEAST_MEMORY + MEMORY_A_BYTE * len(raw)
+            lambda: _answer(raw, known, load_persistent),
+            seconds=LEAST_SECONDS + (len(raw) >> 20),
+            memory=LEAST_MEMORY + MEMORY_A_BYTE * len(raw),
         )
     except Ended as ended:
         raise UnreadablePickle(str(ended)) from ended
     if encoded is None:
-        return unpickle(raw, known, load_persistent)
+        return unpickle(raw, _find_stubs(known, raw), load_persistent)
+    return _decode(encoded)
+
+
+def _find_stubs(known: Known | PerPickle, raw: bytes) -> Known:
+    return known.make(len(raw)) if isinstance(known, PerPickle) else known
+
+
+def _answer(raw: bytes, known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> bytes:
+    """Return what the confined process writes: what the pickle described, or why it cannot be read."""
+    try:
+        return b"+" + encode_tree(unpickle(raw, _find_stubs(known, raw), load_persistent))
+    except UnreadablePickle as error:
+        return str(error).encode("utf-8", "replace")
+    except (*_BROKEN, RecursionError):
+        return b"it describes what no checkpoint holds"
+
+
+def _decode(encoded: bytes) -> Unpickled:
     if encoded[:1] != b"+":
         raise UnreadablePickle(encoded[:1000].decode("utf-8", "replace"))
     return decode_tree(encoded[1:])

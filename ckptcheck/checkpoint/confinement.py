@@ -15,10 +15,12 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,109 @@ def _run_child(function: Callable[[], bytes], out: int, seconds: int, memory: in
         code = NO_MEMORY
     finally:
         os._exit(code)
+
+
+class ConfinedReader:
+    """A confined child that answers one request after another: starting one takes longer than reading something short.
+
+    Its limits are for all requests together. What ends it leaves one request without an answer, which the caller then reads in a
+    child of its own; the next request starts another child.
+    """
+
+    def __init__(self, function: Callable[[bytes], bytes], *, seconds: int, memory: int) -> None:
+        """Describe the child, which the first request starts.
+
+        Args:
+            function: makes the answer to a request.
+            seconds: limit of processor time.
+            memory: limit of memory in bytes, beyond what this process has.
+        """
+        self._function, self._seconds, self._memory = function, seconds, memory
+        self._lock = threading.Lock()
+        self._child = self._owner = 0
+        self._requests = self._answers = -1
+
+    def ask(self, request: bytes) -> bytes | None:
+        """Return the answer to a request; None where the child gave none."""
+        with self._lock:
+            try:
+                if not self._child or self._owner != os.getpid():
+                    self._start()
+                _write_all(self._requests, len(request).to_bytes(4, "little") + request)
+                end = time.monotonic() + self._seconds * BUSY
+                length = int.from_bytes(_read_exactly(self._answers, 4, end), "little")
+                return _read_exactly(self._answers, length, end)
+            except (OSError, EOFError):
+                self._stop()
+                return None
+
+    def _start(self) -> None:
+        import ctypes  # noqa: F401 - as in `run_confined`
+        import resource  # noqa: F401
+
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if not child:
+                _serve(self._function, requests, answers, self._seconds, self._memory)
+            self._child, self._owner = child, os.getpid()
+        finally:
+            os.close(requests)
+            os.close(answers)
+
+    def _stop(self) -> None:
+        for stream in (self._requests, self._answers):
+            with suppress(OSError):
+                os.close(stream)
+        if self._child and self._owner == os.getpid():
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._child, 9)
+                os.waitpid(self._child, 0)
+        self._child, self._requests, self._answers = 0, -1, -1
+
+
+def _serve(function: Callable[[bytes], bytes], requests: int, answers: int, seconds: int, memory: int) -> None:
+    """Confine this process, and answer requests until there are no more."""
+    global _is_confined
+    try:
+        _is_confined = True
+        first, last = sorted((requests, answers))
+        os.closerange(0, first)
+        os.closerange(first + 1, last)
+        os.closerange(last + 1, MOST_DESCRIPTORS)
+        confine_process(seconds, memory)
+        while True:
+            length = int.from_bytes(_read_exactly(requests, 4), "little")
+            answer = function(_read_exactly(requests, length))
+            _write_all(answers, len(answer).to_bytes(4, "little") + answer)
+    finally:
+        os._exit(0)
+
+
+def _write_all(stream: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(stream, rest) :]
+
+
+def _read_exactly(stream: int, number: int, end: float = inf) -> bytes:
+    """Read so many bytes. Raises EOFError where the other side ends before, or time.monotonic() reaches `end`."""
+    if number > MOST_ANSWER:
+        raise EOFError
+    waiting = select.poll()
+    waiting.register(stream, select.POLLIN)
+    data = b""
+    while len(data) < number:
+        if end < inf and not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise EOFError
+        part = os.read(stream, min(number - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return data
 
 
 def _receive(child: int, stream: int, seconds: int) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptcheck.checkpoint.confined_pickle import unpickle_confined
+from ckptcheck.checkpoint.confined_pickle import Known, PerPickle, unpickle_confined
 from ckptcheck.checkpoint.unpickle import UnreadablePickle
 
 Read = Callable[[int, int], bytes]
@@ -51,9 +51,7 @@ class Archive:
     has_checksums: bool = True
     """Whether the writer stored checksums (torch.serialization.set_crc32_options can switch that off)."""
 
-    def describe(
-        self, known: Callable[[str, str], Any], load_persistent: Callable[[Any], Any]
-    ) -> tuple[Any, tuple[str, ...]]:
+    def describe(self, known: Known | PerPickle, load_persistent: Callable[[Any], Any]) -> tuple[Any, tuple[str, ...]]:
         """Return the object that data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
         try:
             unpickled = unpickle_confined(self.pickle, known, load_persistent)

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.confined_pickle import unpickle_confined
+from ckptcheck.checkpoint.confined_pickle import PerPickle, unpickle_confined
 from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse_distributed_tensor
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
@@ -72,13 +72,13 @@ def read_torch_file_bytes(raw: bytes) -> Any:
 
 def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
     archive = open_archive(read, size)
-    value, foreign = archive.describe(_KnownGlobals(len(archive.pickle)).stub_for, load_persistent)
+    value, foreign = archive.describe(STUBS, load_persistent)
     _refuse(foreign)
     return _convert(_Plain(read, archive, WalkBudget(len(archive.pickle)), WalkBudget(size)), value)
 
 
 def _pickled(raw: bytes) -> Any:
-    unpickled = unpickle_confined(raw, _KnownGlobals(len(raw)).stub_for)
+    unpickled = unpickle_confined(raw, STUBS)
     _refuse(unpickled.unexpected_globals)
     empty = Archive({}, b"")
     return _convert(
@@ -141,6 +141,10 @@ class _KnownGlobals:
         """Stand for `torch.storage._load_from_bytes`."""
         self._budget.spend(HEAD + len(raw) if type(raw) is bytes else 1)
         return load_storage(raw)
+
+
+STUBS = PerPickle(lambda size: _KnownGlobals(size).stub_for)
+"""The stubs for one file."""
 
 
 def _known(module: str, name: str) -> Any:

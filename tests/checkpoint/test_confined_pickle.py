@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,18 @@ from tests.factories.torch_archives import open_bytes, write_archive
 from tests.paths import DATA
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is forked")
+
+
+@pytest.fixture(autouse=True)
+def no_reader_is_kept() -> Iterator[None]:
+    """Each test begins without a process that reads short pickles: one that runs already knows nothing of what is patched."""
+    confined_pickle._find_reader.cache_clear()
+    confined_pickle._read_short.cache_clear()
+    yield
+    confined_pickle._find_reader.cache_clear()
+    confined_pickle._read_short.cache_clear()
+
+
 ROLLOUTS = [path for path in sorted((DATA / "rollouts").iterdir()) if path.suffix in (".pt", ".pkl")]
 INNER: list[Any] = [1, "é", "\ud800", 1 << 200, -(1 << 63), b"x" * 200, "y" * 200, 1e300, None, True]
 VALUES: dict[str, Any] = {
@@ -149,3 +163,70 @@ class _Pairs(dict[Any, Any]):
 
     def items(self) -> Any:
         return self._pairs
+
+
+def test_short_pickles_are_read_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    forks: list[int] = []
+    real = os.fork
+    monkeypatch.setattr(os, "fork", lambda: forks.append(real()) or forks[-1])
+    for number in range(50):
+        assert unpickle_confined(pickle.dumps(["one of many", number], 4), stub_for).value == ["one of many", number]
+    assert len(forks) == 1
+
+
+def test_what_ends_that_process_is_said_of_its_pickle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = confined_pickle.unpickle
+
+    def end_at_the_third(raw: bytes, *rest: Any) -> Unpickled:
+        if b"third" in raw:
+            os._exit(1)
+        return real(raw, *rest)
+
+    monkeypatch.setattr(confined_pickle, "unpickle", end_at_the_third)
+    for name in ("first", "second"):
+        assert unpickle_confined(pickle.dumps(name, 4), stub_for).value == name
+    with pytest.raises(UnreadablePickle, match="its reader gave no answer"):
+        unpickle_confined(pickle.dumps("third", 4), stub_for)
+    assert unpickle_confined(pickle.dumps("fourth", 4), stub_for).value == "fourth"
+
+
+@pytest.mark.skipif(not confinement.describe_confinement()[0], reason="this kernel filters no system calls")
+def test_nothing_is_within_reach_of_that_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(*_: Any) -> Unpickled:
+        try:
+            (tmp_path / "written").write_text("x")
+        except OSError as error:
+            return Unpickled(type(error).__name__, ())
+        return Unpickled("written", ())
+
+    monkeypatch.setattr(confined_pickle, "unpickle", write)
+    assert unpickle_confined(b"\x80\x04N.", stub_for).value == "PermissionError"
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_process_that_was_forked_starts_a_reader_of_its_own() -> None:
+    assert unpickle_confined(pickle.dumps("here", 4), stub_for).value == "here"
+    read_end, write_end = os.pipe()
+    if not (child := os.fork()):
+        found = unpickle_confined(pickle.dumps("there", 4), stub_for).value
+        os.write(write_end, str(found).encode())
+        os._exit(0)
+    os.close(write_end)
+    assert os.read(read_end, 100) == b"there"
+    os.close(read_end)
+    os.waitpid(child, 0)
+    assert unpickle_confined(pickle.dumps("here again", 4), stub_for).value == "here again"
+
+
+def test_stubs_that_count_are_made_anew_for_each_pickle() -> None:
+    sizes: list[int] = []
+
+    def make(size: int) -> Any:
+        sizes.append(size)
+        return stub_for
+
+    known = confined_pickle.PerPickle(make)
+    raw = pickle.dumps("x" * 10, 4)
+    assert confined_pickle._answer(raw, known, None)[:1] == b"+"
+    assert confined_pickle._answer(raw, known, None)[:1] == b"+"
+    assert sizes == [len(raw)] * 2
