@@ -36,6 +36,8 @@ LEAST_SECONDS, LEAST_MEMORY, MEMORY_A_BYTE = 4, 200 << 20, 60
 SHORT = 4096
 """Bytes of a pickle that a process reads after others: starting one takes longer. Its answer is kept, since a checkpoint describes
 each of its thousand chunks of one shape with the same bytes."""
+SHORT_SECONDS = 1
+"""Processor time of that process, after which another is started: thousands of pickles. One that never ends is tried twice."""
 INLINE = 64
 """Longest text and run of bytes that is written wherever it stands; a longer one is a node."""
 MAX_KEYS = 1 << 24
@@ -99,7 +101,7 @@ def _find_reader(known: Known | PerPickle, load_persistent: Callable[[Any], Any]
     """Return the process that reads short pickles with these stubs; None where there can be none."""
     if not can_confine():
         return None
-    return ConfinedReader(lambda raw: _answer(raw, known, load_persistent), seconds=LEAST_SECONDS, memory=LEAST_MEMORY)
+    return ConfinedReader(lambda raw: _answer(raw, known, load_persistent), seconds=SHORT_SECONDS, memory=LEAST_MEMORY)
 
 
 def _read(raw: bytes, known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> Unpickled:

@@ -8,7 +8,7 @@ shape and digest, sorted by name. So a Megatron run on any grid, its export and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
@@ -257,12 +257,3 @@ def _cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
                 chunk.offset + row * chunk.strides[0],
                 chunk.strides,
             )
-
-
-def list_differences(first: Identity, second: Identity) -> Iterable[str]:
-    """Return the names of the tensors in which two sets differ, those that one of them lacks included."""
-    return sorted(
-        name
-        for name in first.tensors.keys() | second.tensors.keys()
-        if first.tensors.get(name) != second.tensors.get(name)
-    )

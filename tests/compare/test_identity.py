@@ -13,11 +13,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck import CkptcheckError, identity
-from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, list_differences
+from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root
 from ckptcheck.errors import EvidenceError
 from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import format_sums
 from ckptcheck.values.shard_digest import sum_bytes
 from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.identities import list_differences
 from tests.paths import ROOT
 
 

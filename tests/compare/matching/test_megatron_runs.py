@@ -14,7 +14,6 @@ from filelock import FileLock
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck import identity
-from ckptcheck.compare.identity import list_differences
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.side import open_side
 from ckptcheck.linter import rule_loader
@@ -23,6 +22,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.runtime.environments.recipe import find_recipe
 from ckptcheck.runtime.environments.store import find_environment
 from tests.factories.comparison_cases import read_header
+from tests.factories.identities import list_differences
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.engine
