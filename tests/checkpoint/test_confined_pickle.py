@@ -208,11 +208,14 @@ def test_a_process_that_was_forked_starts_a_reader_of_its_own() -> None:
     assert unpickle_confined(pickle.dumps("here", 4), stub_for).value == "here"
     read_end, write_end = os.pipe()
     if not (child := os.fork()):
+        forks: list[int] = []
+        real = os.fork
+        os.fork = lambda: forks.append(real()) or forks[-1]  # type: ignore[func-returns-value]
         found = unpickle_confined(pickle.dumps("there", 4), stub_for).value
-        os.write(write_end, str(found).encode())
+        os.write(write_end, f"{found} {len(forks)}".encode())
         os._exit(0)
     os.close(write_end)
-    assert os.read(read_end, 100) == b"there"
+    assert os.read(read_end, 100) == b"there 1"
     os.close(read_end)
     os.waitpid(child, 0)
     assert unpickle_confined(pickle.dumps("here again", 4), stub_for).value == "here again"
