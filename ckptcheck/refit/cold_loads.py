@@ -1,0 +1,111 @@
+"""Starts the engine of a trial cold from what the trainer holds: the reference of every sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ckptcheck.refit.draft import add_untrained, find_untrained, measure_acceptance
+from ckptcheck.refit.engine_state import EngineState
+from ckptcheck.refit.expert_moves import ExpertMoves
+from ckptcheck.refit.expert_slots import Slots, read_slots
+from ckptcheck.refit.observations import TrialObservations
+from ckptcheck.refit.scoring_inputs import ScoringInputs
+from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
+from ckptcheck.runtime.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class ColdLoad:
+    """What an engine is after it was started cold from the trainer's weights."""
+
+    manifest: TensorDigests
+    scalars: HostScalars
+    slots: Slots
+    scores: tuple[SequenceScores, ...] = ()
+    probe: SequenceScores | None = None
+    """Score of the sequence that is in the prefix cache of the other engine."""
+    acceptance: float | None = None
+    """Tokens of a draft model that it accepts; None without one."""
+
+
+class StartEngine(Protocol):
+    """Starts an engine cold from a checkpoint."""
+
+    def __call__(self, checkpoint: Path) -> Engine:
+        """Start it. Raises what the engine's worker raises."""
+        ...
+
+
+class ColdLoads:
+    """The cold loads of one trial."""
+
+    def __init__(
+        self,
+        start: StartEngine,
+        folder: Path,
+        draft_source: Checkpoint | None,
+        observations: TrialObservations,
+        inputs: ScoringInputs,
+        state: EngineState,
+        experts: ExpertMoves,
+    ) -> None:
+        """Name what the cold loads need.
+
+        Args:
+            start: starts the engine, each time in a process of its own.
+            folder: for the checkpoints.
+            draft_source: the checkpoint with the layers by which the engine drafts, which the cold loads get from there where the
+                trainer does not hold them; None without such layers.
+            observations: tell what the trainer does not hold.
+            inputs: what is scored.
+            state: reads what an engine holds.
+            experts: where the experts of the other engine lie.
+
+        """
+        self._start, self._folder, self._draft_source = start, folder, draft_source
+        self._observations, self._inputs, self._state, self._experts = observations, inputs, state, experts
+
+    def observe_trainer(self, trainer: Trainer) -> None:
+        """Note what the trainer holds, and which layers of the draft it does not hold."""
+        observations = self._observations
+        observations.trainer, observations.weights = trainer.info, tuple(trainer.weights())
+        if self._draft_source is not None:
+            observations.untrained = find_untrained(
+                self._draft_source, {weight.name for weight in observations.weights}
+            )
+
+    def start(self, trainer: Trainer, step: int) -> Engine:
+        """Save the trainer's weights, and start the engine cold from them."""
+        folder = self._folder / f"step{step}"
+        folder.mkdir()
+        trainer.save(folder)
+        if self._draft_source is not None and self._observations.untrained:
+            add_untrained(folder, self._draft_source, self._observations.untrained)
+        return self._start(folder)
+
+    def measure(self, trainer: Trainer, step: int, *, has_scores: bool) -> ColdLoad:
+        """Start the engine cold from the stepped weights, digest and score it, and close it again."""
+        engine, inputs = self.start(trainer, step), self._inputs
+        try:
+            self._experts.follow(engine)
+            manifest, slots = self._state.digest_tensors(engine), read_slots(engine)
+            if not has_scores:
+                # some numbers are made by the first forward pass
+                engine.score([inputs.sequences[0]], decode=1)
+                return ColdLoad(manifest, self._state.read_scalars(engine), slots)
+            # the probe first: nothing is in its cache then
+            probe, scores = inputs.score_cache_probe(engine), inputs.score_engine(engine)
+            acceptance = measure_acceptance(engine, inputs.sequences)
+            return ColdLoad(manifest, self._state.read_scalars(engine), slots, scores, probe, acceptance)
+        finally:
+            engine.close()
+
+    def start_again(self, step: int) -> Engine:
+        """Start the engine cold once more from the weights of a step, with its experts where they lie by then."""
+        engine = self._start(self._folder / f"step{step}")
+        return self._experts.follow(engine) if step else engine
