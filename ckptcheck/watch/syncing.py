@@ -195,7 +195,7 @@ class Syncing:
         )
         for sink in watch.sinks:
             watch.attempt("find the run of its numbers", sink.find_run)
-        watch.nbytes = max(watch.nbytes, self._sent.nbytes, self._held.nbytes)
+        watch.nbytes = max(watch.nbytes, self._sent.nbytes, self._held.nbytes, self._payload.nbytes)
         if not self._is_in_background or is_ending:
             self._checked.run(error)
             return

@@ -26,7 +26,8 @@ class Watch(WatchState):
         metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
             run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
         background: whether a sync is checked in a thread after it (digests of what was copied, record, rules, findings, metrics)
-            and not before it ends. None: where a sync has more than 16 MB, unless findings are raised. `wait` waits for it.
+            and not before it ends. None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
+            `wait` waits for it.
     """
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:

@@ -26,7 +26,9 @@ from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import Weights
 
 SMALL = 16 << 20
-"""Bytes of weights below which a sync is checked before it ends: milliseconds, and findings come where they arise."""
+"""Bytes of weights below which the first syncs are checked before they end: milliseconds, and findings come where they arise."""
+FIRST = 16
+"""The number of these syncs. What is wrong from the start shows in them, and a small sync takes less time than its check."""
 TAIL = 8
 """Number of digested syncs that the rules see at least, with the new one. ``ckptcheck refit history`` sees all of the file."""
 
@@ -84,7 +86,9 @@ class WatchState:
         """Whether a sync is checked after it, in a thread. An error that the watch raises has to come before the sync ends."""
         if self.on == "raise":
             return False
-        return self.nbytes > SMALL if self.background is None else self.background
+        if self.background is not None:
+            return self.background
+        return self.number > FIRST or self.nbytes > SMALL
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all syncs so far are checked and recorded, at most so many seconds; return whether they are."""

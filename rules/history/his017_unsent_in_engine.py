@@ -23,6 +23,7 @@ NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, exit code 0)
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ckptcheck import Problem, rule
 from ckptcheck.consumers.engine_tensors import find_source_tensors
@@ -67,6 +68,7 @@ def check(history: History) -> Iterator[Problem]:
         )
 
 
+@lru_cache(maxsize=1 << 16)
 def _find_layer(name: str) -> str:
     """Return the name of a tensor's layer, which ends with its first number; "" where it is in none."""
     parts = name.split(".")

@@ -66,6 +66,15 @@ def test_it_records_what_a_watch_records_that_the_job_waits_for(
     assert any(sync.background for sync in open_history(record).syncs)
 
 
+def test_a_small_model_is_checked_beside_the_job_after_its_first_syncs(tmp_path: Path) -> None:
+    engine, record = Engine(), tmp_path / "syncs.jsonl"
+    watch = Watch(module(engine), record=record)
+    run_syncs(watch, engine, range(watch_state.FIRST + 2))
+    assert watch.wait(60)
+    in_background = [bool(sync.background) for sync in open_history(record).syncs]
+    assert in_background == [False] * watch_state.FIRST + [True, True]
+
+
 def test_what_is_lost_is_said_in_the_background_and_in_the_report() -> None:
     found: list[tuple[str, str]] = []
     engine = Engine()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcheck.watch import SyncWarning, Watch, adapters
+from ckptcheck.watch import SyncWarning, Watch, adapters, watch_state
 from ckptcheck.watch.payload import find_tensors
 
 
@@ -52,6 +52,16 @@ def test_a_delta_is_digested_and_one_that_comes_again_is_named(background: bool)
     last = watch.last[-1]
     assert list(last.payload) == ["0.0.__delta_spec__", "0.0.__values__", "1.0.__delta_spec__", "1.0.__values__"]
     assert (last.sent, last.nbytes, last.payload_bytes) == ({}, 0, 8256)
+
+
+def test_a_large_delta_is_checked_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_state, "SMALL", 4096)
+    watch = Watch()
+    for step in range(3):
+        with watch(step=step) as sync:
+            list(sync.sent(flushes(step)))
+    assert watch.wait(60)
+    assert [bool(sync.background) for sync in watch.last] == [False, True, True]
 
 
 def test_what_has_no_tensor_is_still_said() -> None:
