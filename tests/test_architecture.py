@@ -16,7 +16,7 @@ EXPLAINED = {
         ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron"),
         ("compare.matching.comparison", "compare.matching.comparison_picture", "compare.matching.difference_causes",
          "compare.matching.value_heads", "compare.matching.quantized.swapped_weights"),
-        ("compare.manifest", "compare.manifest_picture"),
+        ("compare.verification", "compare.verification_picture"),
         ("compare.matching.megatron_side", "compare.matching.side"),
         ("refit.history.history", "refit.history.tables", "refit.pictures.history_curves", "refit.pictures.history_raster"),
         ("refit.pictures.tensor_states", "refit.pictures.trial_measurements", "refit.proof", "refit.report_sections", "refit.trace",

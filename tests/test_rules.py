@@ -31,6 +31,7 @@ from ckptcheck.checkpoint.views import (
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.compare import manifest
 from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.verification import Verification, verify_manifest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.rule import Rule
@@ -107,7 +108,7 @@ SCANNED = {
     "values": Checkpoint,
     "megatron": Megatron,
     "dcp": DcpCheckpoint,
-    "manifest": manifest.Verification,
+    "manifest": Verification,
 }
 """What a rule looks at → what its check receives, where a case's checkpoint is scanned."""
 EVIDENCE = SCANNED | {
@@ -161,7 +162,7 @@ def _build_evidence(case: Case, folder: Path) -> Evidence:
     assert isinstance(ckpt, Checkpoint)
     # The manifest is taken of the base, as it was before anything was done to it.
     recorded = manifest.build_manifest(open_checkpoint(str(CHECKPOINTS / case.table["base"])))
-    return manifest.verify_manifest(ckpt, recorded)
+    return verify_manifest(ckpt, recorded)
 
 
 def _find_one_case_of_each_schema() -> list[Case]:

@@ -143,16 +143,18 @@ def manifest(
     target: StrPath,
     output: StrPath | None = None,
     *,
+    like: StrPath | None = None,
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
     observer: Observer = SILENT,
 ) -> Manifest:
-    """Return dtype, shape and digest (xxh3-128) of every tensor.
+    """Return dtype, shape and digest (xxh3-128) of every tensor, and the identity of the weights.
 
     Args:
         target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
         output: file that the manifest is written to; None: none.
+        like: see `identity`.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -166,9 +168,12 @@ def manifest(
     from ckptcheck.text.formatting import count
 
     name = os.fspath(target)
+    options = ScanOptions(follow_links=follow_links)
+    reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
         built = build_manifest(
-            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            open_target(name, jobs=jobs, options=options),
+            reference,
             jobs=jobs,
             runner=check_runner(runner),
             progress=progress,
@@ -217,6 +222,7 @@ def verify(
     target: StrPath,
     manifest: StrPath | Manifest,
     *,
+    like: StrPath | None = None,
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
@@ -227,6 +233,7 @@ def verify(
     Args:
         target: the checkpoint as it is now.
         manifest: what `manifest` returned, or the file that it wrote.
+        like: see `identity`.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -236,14 +243,18 @@ def verify(
     require_ranges(jobs=jobs)
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.compare.manifest import Manifest, read_manifest, verify_manifest
+    from ckptcheck.compare.manifest import Manifest, read_manifest
+    from ckptcheck.compare.verification import verify_manifest
 
     expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
     name = os.fspath(target)
+    options = ScanOptions(follow_links=follow_links)
+    reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
         verification = verify_manifest(
-            open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links)),
+            open_target(name, jobs=jobs, options=options),
             expected,
+            reference,
             jobs=jobs,
             runner=check_runner(runner),
             progress=progress,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FollowLinks, Target, TensorJobs
+from ckptcheck.cli.options import FollowLinks, Like, Target, TensorJobs
 
 IdentityFormat = Literal["text", "json"]
 """Formats of an identity."""
@@ -17,13 +17,7 @@ IdentityFormat = Literal["text", "json"]
 
 def identity(
     target: Target,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CHECKPOINT",
-            help="A Hugging Face checkpoint of the same model: its config says what Megatron's tensors are called there.",
-        ),
-    ] = None,
+    like: Like = None,
     follow_links: FollowLinks = False,
     format: Annotated[
         IdentityFormat, typer.Option(help="text: one line; json: every tensor with its digest.")

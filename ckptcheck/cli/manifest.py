@@ -12,6 +12,7 @@ from ckptcheck.cli.options import (
     FailOn,
     FollowLinks,
     Format,
+    Like,
     On,
     Output,
     OutputFile,
@@ -27,17 +28,19 @@ def manifest(
     ctx: typer.Context,
     target: Target,
     output: OutputFile,
+    like: Like = None,
     follow_links: FollowLinks = False,
     jobs: TensorJobs = None,
     part: Part = None,
     on: On = None,
 ) -> None:
-    """Write dtype, shape and digest (xxh3-128) of every tensor to a file."""
+    """Write dtype, shape and digest (xxh3-128) of every tensor to a file, and the identity of the weights."""
     from ckptcheck.cli import output as out
 
     if part is not None:
-        write_part(WrittenOptions(ctx), "manifest", [target], part, output, jobs, follow_links=follow_links)
-    api.manifest(target, output, follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL)
+        write_part(WrittenOptions(ctx), "manifest", [target], part, output, jobs, like=like, follow_links=follow_links)
+    runner = find_runner(on)
+    api.manifest(target, output, like=like, follow_links=follow_links, jobs=jobs, runner=runner, observer=out.TERMINAL)
 
 
 def verify(
@@ -46,6 +49,7 @@ def verify(
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote, or its s3:// address.")
     ],
+    like: Like = None,
     follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
@@ -63,9 +67,23 @@ def verify(
     if part is not None:
         unused = ("format", "fail_on")
         write_part(
-            WrittenOptions(ctx), "verify", [target, manifest], part, output, jobs, unused, follow_links=follow_links
+            WrittenOptions(ctx),
+            "verify",
+            [target, manifest],
+            part,
+            output,
+            jobs,
+            unused,
+            like=like,
+            follow_links=follow_links,
         )
     report = api.verify(
-        target, manifest, follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL
+        target,
+        manifest,
+        like=like,
+        follow_links=follow_links,
+        jobs=jobs,
+        runner=find_runner(on),
+        observer=out.TERMINAL,
     )
     out.finish(report, format, output, fail_on)

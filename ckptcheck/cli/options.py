@@ -77,6 +77,13 @@ TARGET_FORMS = (
 FollowLinks = Annotated[
     bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")
 ]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHECKPOINT",
+        help="A Hugging Face checkpoint of the same model: its config says what Megatron's tensors are called there.",
+    ),
+]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]

@@ -22,7 +22,7 @@ from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
-from ckptcheck.compare.manifest import describe_absent
+from ckptcheck.compare.completeness import describe_absent
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
@@ -120,7 +120,51 @@ def identify_checkpoint(
         raise EvidenceError(
             f"{ckpt.target} has no identity: {absent}", hint=f"ckptcheck scan {ckpt.target} lists what is wrong"
         )
-    table, vocabulary = None, None
+    side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
+    plan = plan_identity(side, reference)
+    return plan.name_set(_sum_layouts(side, plan.layouts, jobs or ckpt.jobs, progress))
+
+
+@dataclass(frozen=True)
+class IdentityPlan:
+    """Which tensors a set has under their plain names, and where their elements lie, before any is read."""
+
+    side: ComparisonSide
+    table: FamilyTable | None
+    layouts: Mapping[str, TensorLayout] = field(repr=False)
+    """Plain name → where the tensor lies."""
+
+    @property
+    def names(self) -> str:
+        """Whose names the tensors have."""
+        return "Megatron" if self.side.is_megatron and self.table is None else "Hugging Face"
+
+    def name_set(self, sums: Mapping[str, Sums]) -> Identity:
+        """Return the identity, for the two sums of the shard digest of every tensor."""
+        from ckptcheck.values.shard_digest import format_sums
+
+        tensors = {
+            name: TensorIdentity(layout.dtype, layout.shape, format_sums(sums.get(name, (0, 0)), layout.nbytes))
+            for name, layout in self.layouts.items()
+        }
+        side, left_out = self.side, dict(self.side.left_out)
+        for name in list(tensors):
+            original = find_original(self.table.copies, name) if self.table is not None else None
+            if name == side.head and side.tied:
+                original = side.embedding
+            if original in tensors and tensors[original] == tensors[name]:
+                left_out[name] = f"it is {original}, stored again"
+                del tensors[name]
+        return Identity(side.target, dict(sorted(tensors.items())), left_out, self.names)
+
+
+def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None = None) -> IdentityPlan:
+    """Find the tensors of a set under their plain names.
+
+    reference: see `identify_checkpoint`. Raises EvidenceError where a tensor does not fit its layout, and where the reference has
+    no config of a family whose names are known.
+    """
+    table, vocabulary = side.table, None
     if reference is not None:
         config = reference.config if isinstance(reference, Checkpoint) else None
         table = find_family_table(config)
@@ -129,55 +173,14 @@ def identify_checkpoint(
                 f"{reference.target} does not say what Megatron's tensors are called in Hugging Face's form",
                 hint="name a Hugging Face checkpoint of the same model, with its config.json",
             )
-        vocabulary = config.integer("vocab_size")
-    side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
-    return compute_identity(
-        side,
-        table,
-        vocabulary=vocabulary if side.is_megatron else None,
-        jobs=jobs or ckpt.jobs,
-        progress=progress,
-    )
-
-
-def compute_identity(
-    side: ComparisonSide,
-    table: FamilyTable | None = None,
-    *,
-    vocabulary: int | None = None,
-    jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-) -> Identity:
-    """Digest every tensor of a checkpoint under its plain name.
-
-    Args:
-        side: the checkpoint.
-        table: of its family; None: that of its config.
-        vocabulary: rows of the embedding; those beyond it pad a Megatron run. None: all rows count.
-        jobs: threads.
-        progress: called with the bytes digested so far and the bytes in all.
-
-    Raises EvidenceError where a tensor does not fit its layout or cannot be read: part of a set has no identity.
-    """
-    table = table or side.table
+        vocabulary = config.integer("vocab_size") if side.is_megatron else None
     if side.malformed:
         raise EvidenceError(f"{side.target} has no identity: {join_truncated(list(side.malformed))} cannot be read")
     plain = _split_tensors(side, table)
-    if vocabulary is not None:
-        for name in {side.embedding, side.head} & plain.keys():
-            if plain[name].shape and plain[name].shape[0] > vocabulary:
-                plain[name] = plain[name].cut(0, 0, vocabulary)
-    tensors = _digest_layouts(side, plain, jobs, progress)
-    left_out = dict(side.left_out)
-    for name in list(tensors):
-        original = find_original(table.copies, name) if table is not None else None
-        if name == side.head and side.tied:
-            original = side.embedding
-        if original in tensors and tensors[original] == tensors[name]:
-            left_out[name] = f"it is {original}, stored again"
-            del tensors[name]
-    is_mapped = not side.is_megatron or table is not None
-    return Identity(side.target, dict(sorted(tensors.items())), left_out, "Hugging Face" if is_mapped else "Megatron")
+    for name in {side.embedding, side.head} & plain.keys() if vocabulary is not None else ():
+        if plain[name].shape and plain[name].shape[0] > vocabulary:
+            plain[name] = plain[name].cut(0, 0, vocabulary)
+    return IdentityPlan(side, table, plain)
 
 
 def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str, TensorLayout]:
@@ -198,13 +201,14 @@ def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str,
     return plain
 
 
-def _digest_layouts(
+def _sum_layouts(
     side: ComparisonSide,
     plain: Mapping[str, TensorLayout],
     jobs: int,
     progress: Callable[[int, int], None] | None,
-) -> dict[str, TensorIdentity]:
-    from ckptcheck.values.shard_digest import add_sums, format_sums, sum_shard
+) -> dict[str, Sums]:
+    """Return plain name → the two sums of its digest. Raises EvidenceError where a tensor cannot be read."""
+    from ckptcheck.values.shard_digest import add_sums, sum_shard
 
     total, done = sum(layout.nbytes for layout in plain.values()), 0
     sums: dict[str, Sums] = dict.fromkeys(plain, (0, 0))
@@ -233,10 +237,7 @@ def _digest_layouts(
             pool.shutdown(wait=True, cancel_futures=True)
         if changed := files.list_changed():
             raise EvidenceError(f"{side.target} has no identity: {join_truncated(changed)} changed while it was read")
-    return {
-        name: TensorIdentity(layout.dtype, layout.shape, format_sums(sums[name], layout.nbytes))
-        for name, layout in plain.items()
-    }
+    return sums
 
 
 def _cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:

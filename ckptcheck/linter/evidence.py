@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last seven."""
+    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last eight."""
 
     @property
     def kind(self) -> str:
@@ -61,6 +61,11 @@ class Evidence(Protocol):
         """What was read of the target."""
         ...
 
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """Label → identity of a set of weights, where that was computed: ``trainer``, ``engine``, ``manifest``."""
+        ...
+
     def explain_unread(self, view: object) -> str:
         """Return why a rule that found nothing has not passed: what it asked this view for was not read. "" where all was."""
         ...
@@ -97,6 +102,11 @@ class EvidenceDefaults:
     @property
     def reading(self) -> Reading:
         """What was read of the target: the report says it elsewhere."""
+        return {}
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """Label → identity of a set of weights: none was computed."""
         return {}
 
     def explain_unread(self, view: object) -> str:

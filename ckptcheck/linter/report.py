@@ -72,6 +72,8 @@ class Report:
     """Measurements for the reader."""
     read: Reading = field(default_factory=dict)
     """What was read of the target, where that can be less than all: label → text, number or list."""
+    identities: Mapping[str, str] = field(default_factory=dict)
+    """Label → identity of a set of weights (64 hexadecimal digits), where that was computed."""
     headline: str = field(default="", compare=False)
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form."""
     pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
@@ -134,6 +136,7 @@ class Report:
             "version": __version__,
             "target": self.target,
             **({"read": dict(self.read)} if self.read else {}),
+            **({"identity": dict(self.identities)} if self.identities else {}),
             "verdict": self.verdict,
             "findings": [
                 {key: getattr(finding, key) for key in ("code", "name", "severity", "message", "file", "key", "hint")}
@@ -230,8 +233,8 @@ def _raise_for_findings(
 
 
 def describe_reading(report: Report) -> list[tuple[str, str]]:
-    """Return what was read of a target as (label, text), a list with commas between its items."""
-    return [
+    """Return what was read of a target as (label, text), a list with commas between its items; and the identities of weights."""
+    read = [
         (
             label,
             ", ".join(value) or "none"
@@ -242,6 +245,10 @@ def describe_reading(report: Report) -> list[tuple[str, str]]:
         )
         for label, value in report.read.items()
     ]
+    labels: dict[str, list[str]] = {}
+    for label, identity in report.identities.items():
+        labels.setdefault(identity, []).append(label)
+    return read + [(f"identity of the {' and the '.join(equal)}", identity) for identity, equal in labels.items()]
 
 
 def _finite(cell: Cell) -> Cell:

@@ -124,6 +124,7 @@ def run_rules(
         counts=evidence.counts,
         sections=tuple(evidence.sections),
         read=evidence.reading,
+        identities=evidence.identities,
         headline=evidence.headline if not findings else "",
         pictures=make_pictures(evidence.list_picture_makers),
     )

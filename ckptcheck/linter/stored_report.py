@@ -56,6 +56,7 @@ def load_report(form: Mapping[str, Any]) -> Report:
             consumers=tuple(form.get("consumers", ())),
             sections=tuple(_load_section(section) for section in form.get("sections", ())),
             read=form.get("read", {}),
+            identities=form.get("identity", {}),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise CkptcheckError(f"it is no report of ckptcheck ({SCHEMA}): {error}") from error

@@ -1,15 +1,19 @@
-"""Digests the bytes of every tensor with xxh3-128, which is as fast as reading. It finds accidents, not forgeries."""
+"""Digests the bytes of every tensor with xxh3-128, which is as fast as reading. It finds accidents, not forgeries.
+
+The same reading sums the parts of plain tensors for the identity of the set (`tensor_part`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ckptcheck.checkpoint.source import Source, describe_version
 from ckptcheck.errors import EvidenceError
 from ckptcheck.runners.runner import Runner
+from ckptcheck.values.tensor_part import PartSums, Sums, TensorPart
 from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
 ZEROS = bytes(1 << 20)
@@ -26,6 +30,8 @@ class DigestResult(msgspec.Struct):
     unread: str = ""
     """Why its bytes could not be read, though they may be intact."""
     hint: str | None = None
+    sums: dict[str, Sums] = {}
+    """Tensor → what the bytes add to its shard digest, of the tensors that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class TensorDigests:
 
     source: Source
     streams: Mapping[str, TensorStream]
+    parts: Mapping[str, Sequence[TensorPart]] = field(default_factory=dict)
+    """Stream → the parts of it whose shard digest is computed in the same reading."""
     result_type = DigestResult
 
     @property
@@ -47,23 +55,24 @@ class TensorDigests:
         return 0 if self.source.local is not None else REMOTE_TENSORS
 
     def compute(self, unit: str) -> DigestResult:
-        """Digest a tensor block by block: xxh3-128 of its bytes in row-major order."""
+        """Digest a tensor block by block: xxh3-128 of its bytes in row-major order, and the sums of its parts."""
         import xxhash
 
-        state = xxhash.xxh3_128()
+        state, parts = xxhash.xxh3_128(), PartSums(self.parts.get(unit, ()))
         try:
             for block in self.streams[unit].blocks():
                 state.update(block)
+                parts.add(block)
         except BrokenTensor as error:
             return DigestResult(broken=error.message)
         except EvidenceError as error:
             return DigestResult(unread=error.message, hint=error.hint)
-        return DigestResult(state.hexdigest())
+        return DigestResult(state.hexdigest(), sums=parts.sums)
 
     def describe(self, unit: str) -> str:
-        """Say which tensor it is."""
+        """Say which tensor it is, and of which its parts are."""
         stream = self.streams[unit]
-        return repr((unit, stream.dtype, stream.shape, stream.file))
+        return repr((unit, stream.dtype, stream.shape, stream.file, [part.tensor for part in self.parts.get(unit, ())]))
 
     def weigh(self, unit: str) -> int:
         """Return the bytes of a tensor."""
@@ -85,15 +94,20 @@ def digest_tensors(
     runner: Runner,
     progress: Callable[[int, int], None] | None = None,
     broken: dict[str, str] | None = None,
+    parts: Mapping[str, Sequence[TensorPart]] | None = None,
+    sums: dict[str, Sums] | None = None,
 ) -> dict[str, str]:
     """Return tensor → hexadecimal digest of its bytes in row-major order.
 
     source: where the streams read. progress: called with the bytes digested so far and the bytes of all tensors.
     broken: receives tensor → reason for the tensors that the checkpoint does not hold intact; without it they are errors.
+    parts: stream → parts of it that belong to plain tensors. sums: receives plain tensor → the two sums of its shard digest.
     Raises EvidenceError if a file cannot be read to the end: there is no digest of half a tensor.
     """
+    from ckptcheck.values.shard_digest import add_sums
+
     total, done, digests = sum(stream.nbytes for stream in streams.values()), 0, {}
-    for name, result in runner.run(TensorDigests(source, streams), list(streams)):
+    for name, result in runner.run(TensorDigests(source, streams, parts or {}), list(streams)):
         if result.unread:
             raise EvidenceError(result.unread, result.hint)
         if result.broken and broken is None:
@@ -102,6 +116,8 @@ def digest_tensors(
             broken[name] = result.broken
         else:
             digests[name] = result.digest
+            for tensor, part in result.sums.items() if sums is not None else ():
+                sums[tensor] = add_sums(sums.get(tensor, (0, 0)), part)
         done += streams[name].nbytes
         if progress is not None:
             progress(done, total)

@@ -73,12 +73,13 @@ def open_run_streams(run: Megatron) -> dict[str, TensorStream]:
     other ranks must not hide a copy that is damaged on one rank.
     """
     if run.form == "legacy":
-        return {name: _chunk_stream(run, tensor) for name, tensor in _rank_tensors(run)}
+        return {name: _chunk_stream(run, tensor) for name, tensor in list_rank_tensors(run)}
     others = {key: tensor for key, tensor in run.tensors.items() if not is_weight(key)}
     return {name: _chunk_stream(run, tensor) for name, tensor in (run.weights | others).items()}
 
 
-def _rank_tensors(run: Megatron) -> Iterator[tuple[str, GlobalTensor]]:
+def list_rank_tensors(run: Megatron) -> Iterator[tuple[str, GlobalTensor]]:
+    """Yield the streams of a legacy checkpoint: name → tensor of one rank, in one chunk."""
     for rank in run.ranks:
         item = Item(rank.file, 0, rank.size)
         for number, tensors in enumerate(rank.chunks):

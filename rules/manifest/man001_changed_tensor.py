@@ -7,6 +7,7 @@
 - Where (nearly) no tensor is as it was recorded, the manifest is of another model, another training or another step: one finding
   says so, and MAN002 to MAN004 are skipped. Tensors whose bytes occur several times in the manifest, such as norms of ones, do not
   count, and of fewer than eight tensors each is listed. A cast of all tensors is one finding.
+- Weights that are stored in another layout (an export of the run, projections that were joined) are compared by MAN006.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for the
@@ -28,12 +29,13 @@ vllm-project/vllm#53537, paiml/aprender#2337, safetensors#220
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.compare.manifest import Verification
+from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 
 @rule("MAN001", "changed-tensor", severity="error", on="manifest")
 def check(verification: Verification) -> Iterator[Problem]:
+    verification.require_same_layout()
     if verification.other_model:
         yield Problem(
             verification.other_model,

@@ -23,7 +23,7 @@ THUDM/slime#2270 (converters that dropped frozen tensors)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.compare.manifest import Verification
+from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -22,7 +22,7 @@ mflux-community/mflux#603
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.compare.manifest import Verification
+from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, join_truncated
 
 

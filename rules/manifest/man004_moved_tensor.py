@@ -20,7 +20,7 @@ Blaizzy/mlx-vlm#1827
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.compare.manifest import Verification
+from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -83,21 +83,25 @@ def test_a_tied_head_that_is_stored_again_is_no_second_tensor(tmp_path: Path) ->
     assert identity(save_whole(tensors, source, tmp_path / "other")).identity != twice.identity
 
 
-def test_joined_experts_and_single_ones_have_one_name(tmp_path: Path) -> None:
-    source = CHECKPOINTS / "tiny-qwen3-moe"
-    tensors = load_all(source)
+def join_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stack the experts of each layer, their gates above their up projections, as transformers 5 stores them."""
     experts = [name for name in tensors if ".experts." in name]
     joined = {name: value for name, value in tensors.items() if name not in experts}
-    layers = sorted({name.partition(".mlp.")[0] for name in experts})
-    for layer in layers:
-        at = f"{layer}.mlp.experts"
-        number = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in experts if name.startswith(layer))
+    for at in sorted({name.partition(".experts.")[0] + ".experts" for name in experts}):
+        number = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in experts if name.startswith(at))
         gates, ups, downs = (
             np.stack([tensors[f"{at}.{index}.{part}_proj.weight"] for index in range(number)])
             for part in ("gate", "up", "down")
         )
         joined[f"{at}.gate_up_proj"] = np.concatenate([gates, ups], 1)
         joined[f"{at}.down_proj"] = downs
+    return joined
+
+
+def test_joined_experts_and_single_ones_have_one_name(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "tiny-qwen3-moe"
+    tensors = load_all(source)
+    joined = join_experts(tensors)
     assert len(joined) < len(tensors)
     other = identity(save_whole(joined, source, tmp_path / "joined"))
     assert list_differences(identity(source), other) == []

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare import manifest
-from ckptcheck.compare.manifest_picture import draw_verification
+from ckptcheck.compare.verification import verify_manifest
+from ckptcheck.compare.verification_picture import draw_verification
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
@@ -71,7 +72,7 @@ def test_a_scan_does_not_see_what_verify_sees(folder: Path) -> None:
     raw[-4] ^= 1
     shard.write_bytes(raw)
     assert run_rules(open_checkpoint(str(folder)), rule_loader.load_rules()).findings == ()
-    report = run_rules(manifest.verify_manifest(open_checkpoint(str(folder)), before), rule_loader.load_rules())
+    report = run_rules(verify_manifest(open_checkpoint(str(folder)), before), rule_loader.load_rules())
     assert [finding.code for finding in report.findings] == ["MAN001"]
 
 
@@ -81,7 +82,7 @@ def test_a_renamed_tensor_is_recognised_by_its_bytes(folder: Path) -> None:
     raw = shard.read_bytes()
     assert raw.count(b'"lm_head.weight"') == 1
     shard.write_bytes(raw.replace(b'"lm_head.weight"', b'"lm_head.Weight"'))
-    report = run_rules(manifest.verify_manifest(open_checkpoint(str(folder)), before), rule_loader.load_rules())
+    report = run_rules(verify_manifest(open_checkpoint(str(folder)), before), rule_loader.load_rules())
     assert [(finding.code, finding.message) for finding in report.findings] == [
         ("MAN002", "1 tensor has another name now, with the same bytes: lm_head.weight is lm_head.Weight")
     ]
@@ -100,7 +101,7 @@ def _verified(folder: Path, before: dict[str, object], after: dict[str, object])
     write(before)
     taken = manifest.build_manifest(open_checkpoint(str(folder)))
     write(after)
-    report = run_rules(manifest.verify_manifest(open_checkpoint(str(folder)), taken), rule_loader.load_rules())
+    report = run_rules(verify_manifest(open_checkpoint(str(folder)), taken), rule_loader.load_rules())
     assert not report.crashed
     return [f"{finding.code} {finding.message}" for finding in report.findings]
 
@@ -250,7 +251,7 @@ def test_the_picture_says_what_became_of_each_tensor(folder: Path) -> None:
     old["vanished"] = msgspec.structs.replace(old.pop(gone), shape=(3,))
     old[changed] = msgspec.structs.replace(old[changed], digest="0" * 32)
     old[moved] = msgspec.structs.replace(old[moved], file="elsewhere")
-    evidence = manifest.verify_manifest(ckpt, manifest.Manifest(manifest.SCHEMA, "old", old))
+    evidence = verify_manifest(ckpt, manifest.Manifest(manifest.SCHEMA, "old", old))
     picture = draw_verification(evidence)
     assert picture is not None
     states = {cell.name: cell.state for cell in picture.cells.values()}

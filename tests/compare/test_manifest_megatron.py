@@ -17,6 +17,7 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.tensor import Item
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.compare import manifest
+from ckptcheck.compare.verification import verify_manifest
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
@@ -41,7 +42,7 @@ def copied(tmp_path: Path) -> Any:
 
 
 def findings(path: Path, before: manifest.Manifest) -> list[str]:
-    report = run_rules(manifest.verify_manifest(opened(path), before), RULES)
+    report = run_rules(verify_manifest(opened(path), before), RULES)
     assert not report.crashed
     return [f"{finding.code} {finding.file} {finding.key}: {finding.message}" for finding in report.findings]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ckptcheck import api
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.compare.manifest import build_manifest, verify_manifest
+from ckptcheck.compare.manifest import build_manifest
+from ckptcheck.compare.verification import verify_manifest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.pictures import ask_for_pictures

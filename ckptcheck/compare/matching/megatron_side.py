@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, itemsize
@@ -18,14 +19,20 @@ from ckptcheck.errors import EvidenceError
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
+    LocateTensor = Callable[[Megatron, str, GlobalTensor], TensorLayout]
+
 WRAPPERS = re.compile(r"^(?:(?:module|model|state_dict|app|actor)\.)+(?=(?:model|lm_head|score|transformer)\.)")
 """Prefixes that trainers put before the names of a Hugging Face model in torch.distributed.checkpoint."""
 MEGATRON_PREFIXES = ("decoder.", "embedding.")
 """Prefixes that only Megatron's names have."""
 
 
-def build_megatron_side(run: Megatron) -> ComparisonSide:
-    """Describe a Megatron checkpoint. Raises EvidenceError if it holds no readable weights."""
+def build_megatron_side(run: Megatron, locate: LocateTensor | None = None) -> ComparisonSide:
+    """Describe a Megatron checkpoint.
+
+    locate: says where a weight lies; None: in the files of the run. Raises EvidenceError if it holds no readable weights.
+    """
+    locate = locate or _locate_tensor
     weights = run.weights
     if not weights:
         raise EvidenceError(
@@ -45,7 +52,9 @@ def build_megatron_side(run: Megatron) -> ComparisonSide:
             left_out[name] = "a buffer that loaders recompute"
             continue
         try:
-            stored[plain] = _locate_tensor(run, tensor)
+            if not tensor.dtype:
+                raise UnreadableArchive("its dtype is not known")
+            stored[plain] = locate(run, name, tensor)
             files[plain] = next((chunk.item.file for chunk in tensor.chunks if chunk.item), "")
         except (UnreadableArchive, OSError) as error:
             strange[name] = str(error)
@@ -66,10 +75,8 @@ def build_megatron_side(run: Megatron) -> ComparisonSide:
     )
 
 
-def _locate_tensor(run: Megatron, tensor: GlobalTensor) -> TensorLayout:
+def _locate_tensor(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:
     """Return where the elements of a weight lie in files. Raises UnreadableArchive, OSError."""
-    if not tensor.dtype:
-        raise UnreadableArchive("its dtype is not known")
     element_size = itemsize(tensor.dtype)
     chunks = []
     for chunk in tensor.chunks:

@@ -22,7 +22,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     """Write one workflow command per line, then one line of plain text per target."""
     lines: list[str] = []
     for report in reports:
-        lines += [_reading(report)] if report.read else []
+        lines += [_reading(report)] if describe_reading(report) else []
         if report.error:
             lines.append(_command("error", {"title": "could not check"}, report.target, report.error))
         for code, error in report.other_reasons(report.crashed):

@@ -150,8 +150,8 @@ def _bases(reports: Sequence[Report]) -> dict[str, Any]:
 
 def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
     where = {"locations": [_location(report.target, None)]}
-    if report.read:
-        text = "; ".join(f"{label}: {value}" for label, value in describe_reading(report))
+    if reading := describe_reading(report):
+        text = "; ".join(f"{label}: {value}" for label, value in reading)
         yield {"level": "note", "message": {"text": _plain(f"read of {report.target}: {text}")}, **where}
     if report.error:
         text = f"{report.target} could not be checked: {report.error}"

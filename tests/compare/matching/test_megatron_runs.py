@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import identity
+from ckptcheck import identity, manifest, verify
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.side import open_side
 from ckptcheck.linter import rule_loader
@@ -164,3 +164,24 @@ def test_a_run_in_another_dtype_is_another_set_of_weights(runs: Path) -> None:
     other = set(list_differences(ours, theirs))
     assert other == {name for name in ours.tensors if ours.tensors[name].dtype != theirs.tensors[name].dtype} != set()
     assert ours.identity != theirs.identity
+
+
+@pytest.mark.parametrize("name", ["dense-tp2-pp2", "dense-optimizer", "dense-legacy-tp2-pp2", "moe-tp2-pp2-ep2"])
+def test_an_export_is_verified_against_the_manifest_of_its_run(name: str, runs: Path, tmp_path: Path) -> None:
+    run, export = runs / name, runs / f"{name}-hf"
+    taken = manifest(run, like=export)
+    assert taken.identity == identity(export).identity
+    (found,) = verify(export, taken).findings
+    assert (found.code, found.severity) == ("MAN005", "info")
+    assert ("are gone" in found.message) is (len(taken.tensors) > sum(map(bool, map(taken.list_parts, taken.tensors))))
+    broken = Path(shutil.copytree(export, tmp_path / "export"))
+    tensors = load_file(export / "model.safetensors")
+    exchange_halves(tensors)
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    (found,) = verify(broken, taken).findings
+    assert (found.code, set(found.names)) == (
+        "MAN006",
+        {each for each in tensors if "gate_proj" in each or "up_proj" in each},
+    )
+    # and the run against the manifest of its export
+    assert [each.code for each in verify(run, manifest(export), like=export).findings] == ["MAN005"]

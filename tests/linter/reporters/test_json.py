@@ -34,7 +34,11 @@ def test_json_schema_is_a_schema_and_describes_everything() -> None:
     closed = [node for node in objects(FORM.schema) if node.get("additionalProperties") is False]
     assert len(closed) == 7
     for node in closed:
-        optional = {"subject", "read", "consumers", "sections", "error"} if "verdict" in node["properties"] else set()
+        optional = (
+            {"subject", "read", "identity", "consumers", "sections", "error"}
+            if "verdict" in node["properties"]
+            else set()
+        )
         optional |= {"columns", "rows", "lines"} if "columns" in node["properties"] else set()
         optional |= {"line", "names"} if "hint" in node["properties"] else set()
         assert set(node["properties"]) - set(node["required"]) == optional

@@ -10,7 +10,7 @@ from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 from ckptcheck.text.formatting import format_shape, natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.compare.manifest import Verification
+    from ckptcheck.compare.verification import Verification
 
 STATES = (
     State("unchanged", "good", "the same bytes"),
@@ -42,7 +42,7 @@ def _list_cells(evidence: Verification) -> Iterator[HeatCell]:
             yield HeatCell(state="renamed", note=f"now {evidence.renamed[name]}", name=name)
         elif current is None:
             yield HeatCell(state="vanished", note=f"it was in {old.file}", name=name)
-        elif current.identity == old.identity:
+        elif current.content == old.content:
             is_there = current.file == old.file
             yield HeatCell(
                 state="unchanged" if is_there else "moved",

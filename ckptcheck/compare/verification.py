@@ -1,0 +1,217 @@
+"""Compares a checkpoint as it is now with its manifest: tensor by tensor, and by the identity of its weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.compare.identity import Identity
+from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint
+from ckptcheck.compare.stream_identity import plan_stream_identity
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Local, Runner
+from ckptcheck.text.formatting import count, natural_sort_key
+from ckptcheck.values.digest import digest_zeros
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+
+FEWEST_TELLING = 8
+"""Tensors from which on a manifest can be told to be of another model: each of fewer is listed."""
+SAME_STRUCTURE = 0.9
+"""Share of all names that have one shape on both sides from which on the architecture is called the same."""
+MOST_KEPT = 0.1
+"""Share of the tensors that another model may have in common with the one of the manifest: a frozen embedding, constants."""
+
+
+@dataclass(frozen=True)
+class ChangedWeights:
+    """Plain names of the weights in which two sets differ, each list in natural order."""
+
+    changed: list[str]
+    # Those with another dtype or shape.
+    reformed: list[str]
+    missing: list[str]
+    new: list[str]
+
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self.changed or self.reformed or self.missing or self.new)
+
+
+@dataclass(frozen=True)
+class Verification(EvidenceDefaults):
+    """The evidence of `verify`: a checkpoint as it is now, and its manifest."""
+
+    ckpt: Checkpoint | Megatron
+    manifest: Manifest
+    # Name → the tensor as it is now.
+    current: Mapping[str, ManifestEntry] = field(repr=False)
+    # Name of a listed tensor → why it cannot be read; these are not in `current`.
+    unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # The set of weights as it is now; None where it has no identity, or the manifest lists none.
+    identity: Identity | None = None
+    kind: str = "manifest"
+
+    @cached_property
+    def renamed(self) -> Mapping[str, str]:
+        """Name that is gone → new name of a tensor with equal dtype, shape and bytes.
+
+        Each new name is used once. Tensors of zeros are left out, because any two of one shape are equal.
+        """
+        new: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
+        for name in sorted(self.current.keys() - self.manifest.tensors.keys(), key=natural_sort_key, reverse=True):
+            new.setdefault(self.current[name].content, []).append(name)
+        new_names = {}
+        for name in sorted(
+            self.manifest.tensors.keys() - self.current.keys() - self.unreadable.keys(), key=natural_sort_key
+        ):
+            old = self.manifest.tensors[name]
+            if new.get(old.content) and old.digest != digest_zeros(old.nbytes):
+                new_names[name] = new[old.content].pop()
+        return new_names
+
+    @cached_property
+    def is_other_layout(self) -> bool:
+        """Whether the weights are stored otherwise than the manifest lists: a tensor is gone, and all its parts are there."""
+        if self.identity is None:
+            return False
+        current = self.identity.tensors
+        gone = self.manifest.tensors.keys() - self.current.keys() - self.unreadable.keys() - self.renamed.keys()
+        return any(parts and current.keys() >= {*parts} for parts in map(self.manifest.list_parts, gone))
+
+    @cached_property
+    def changed_weights(self) -> ChangedWeights:
+        """The plain tensors in which the set now differs from the manifest."""
+        old = self.manifest.weights
+        now = self.identity.tensors if self.identity is not None else {}
+        differ = sorted((name for name in old.keys() & now.keys() if old[name] != now[name]), key=natural_sort_key)
+        alike = {name for name in differ if (old[name].dtype, old[name].shape) == (now[name].dtype, now[name].shape)}
+        return ChangedWeights(
+            changed=[name for name in differ if name in alike],
+            reformed=[name for name in differ if name not in alike],
+            missing=sorted(old.keys() - now.keys(), key=natural_sort_key),
+            new=sorted(now.keys() - old.keys(), key=natural_sort_key),
+        )
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of the set now, and that of the manifest."""
+        now = {"target": self.identity.identity} if self.identity is not None else {}
+        return now | ({"manifest": self.manifest.identity} if self.manifest.identity is not None else {})
+
+    @cached_property
+    def other_model(self) -> str | None:
+        """Say in a sentence that the manifest is of another model or another state of it; None where it is of this one.
+
+        Judged by the tensors whose bytes occur once in the manifest: norms of ones are alike in any two models.
+        """
+        listed = self.manifest.tensors
+        occurrences = Counter(entry.content for entry in listed.values())
+        telling = [
+            name for name, entry in listed.items() if occurrences[entry.content] == 1 and name not in self.unreadable
+        ]
+        kept = [name for name in telling if name in self.renamed or self._is_unchanged(name)]
+        if len(telling) < FEWEST_TELLING or len(kept) > MOST_KEPT * len(telling):
+            return None
+        named = [name for name in listed if name in self.current]
+        alike = [name for name in named if self.current[name].shape == listed[name].shape]
+        cast = [name for name in alike if self.current[name].dtype != listed[name].dtype]
+        if 2 * len(cast) > len(listed):
+            return None  # the same model in another dtype
+        source = f"the manifest, which was written of {self.manifest.target}, is of another"
+        number = f"{len(kept) or 'none'} of {count(len(telling), 'tensor')}"
+        same_values = f"{number} {'have' if len(kept) > 1 else 'has'} the same values"
+        if len(alike) > SAME_STRUCTURE * len(listed.keys() | self.current.keys()):
+            return f"{source} step or another training of this architecture: names and shapes agree, and {same_values}"
+        new = len(self.current) - len(named)
+        return (
+            f"{source} model: of its {count(len(listed), 'tensor')}, {len(named):,} are here by name, {len(alike):,} of them "
+            f"with the same shape; {count(new, 'tensor')} here {'is' if new == 1 else 'are'} not in it; {same_values}"
+        )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return what the HTML report draws: the tensors by layer."""
+        from ckptcheck.compare.verification_picture import draw_verification
+
+        return [("Tensors by layer", partial(draw_verification, self))]
+
+    @property
+    def headline(self) -> str:
+        """How many tensors are unchanged; "" where not all are."""
+        if self.current.keys() != self.manifest.tensors.keys() or not all(map(self._is_unchanged, self.current)):
+            return ""
+        return f"{count(len(self.current), 'tensor is', 'tensors are')} unchanged, byte for byte"
+
+    def require_same_layout(self) -> None:
+        """Skip a rule about stored tensors where the weights are stored otherwise than the manifest lists. Raises Skip."""
+        if self.is_other_layout:
+            raise Skip("the weights are stored in another layout, see MAN005 and MAN006")
+
+    def require_this_model(self) -> None:
+        """Skip a rule that would list every tensor where the manifest is of another model or layout. Raises Skip."""
+        self.require_same_layout()
+        if self.other_model:
+            raise Skip("the manifest is of another model or another state of it, see MAN001")
+
+    def _is_unchanged(self, name: str) -> bool:
+        return name in self.current and self.current[name].content == self.manifest.tensors[name].content
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return self.ckpt.target
+
+    @property
+    def subject(self) -> str:
+        """What is compared with what."""
+        return f"{self.ckpt.subject} · against a manifest of {count(len(self.manifest.tensors), 'tensor')}"
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Shards that could not be read."""
+        return self.ckpt.unread
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Files, tensors and bytes."""
+        return self.ckpt.counts
+
+
+def verify_manifest(
+    ckpt: Checkpoint | Megatron,
+    manifest: Manifest,
+    reference: Checkpoint | Megatron | None = None,
+    *,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Digest a checkpoint as it is now, for comparison with its manifest.
+
+    reference: see `build_manifest`. Raises EvidenceError if a file cannot be read, and where the manifest calls the weights
+    otherwise than the checkpoint does, so that no tensor can be compared.
+    """
+    plan = None
+    if manifest.identity is not None:
+        try:
+            plan = plan_stream_identity(ckpt, reference)
+        except EvidenceError:
+            if reference is not None:
+                raise
+    if plan is not None and plan.identity.names != manifest.names:
+        raise EvidenceError(
+            f"the manifest has {manifest.names}'s names and {ckpt.target} {plan.identity.names}'s, so no tensor can be compared",
+            hint="give --like with a Hugging Face checkpoint of the model to the command that reads the Megatron run",
+        )
+    unreadable: dict[str, str] = {}
+    entries, identity = digest_checkpoint(ckpt, plan, runner or Local(jobs), progress, unreadable)
+    return Verification(ckpt, manifest, entries, unreadable, identity)

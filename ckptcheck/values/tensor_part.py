@@ -1,0 +1,94 @@
+"""Says which bytes of a stream belong to which tensor, and sums them for its shard digest block by block.
+
+A stream is the row-major bytes of a stored tensor. It may hold several plain tensors (a fused projection), or a shard of one (the
+tensor of one rank). Each is a rectangle: an offset, an extent and strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+Sums = tuple[int, int]
+"""What bytes add to the two sums of the shard digest of their tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """A rectangle of the bytes of a stream that belongs to a tensor."""
+
+    tensor: str
+    # Shape of the whole tensor.
+    shape: tuple[int, ...]
+    itemsize: int
+    # Index of the rectangle's first element in the tensor.
+    origin: tuple[int, ...]
+    # Elements along each dimension.
+    extent: tuple[int, ...]
+    # Bytes from the start of the stream to the first element.
+    offset: int
+    # Bytes of the stream from one element to the next, for each dimension.
+    strides: tuple[int, ...]
+
+    def cut(self, begin: int, end: int) -> Iterator[TensorPart]:
+        """Yield the rectangles of those elements that lie whole in the bytes [begin, end) of the stream.
+
+        Every element lies in one piece, and a stride spans the smaller ones, as in any rectangle of a row-major tensor.
+        """
+        if 0 in self.extent:
+            return
+        reach = sum((length - 1) * stride for length, stride in zip(self.extent, self.strides, strict=True))
+        last = self.offset + reach + self.itemsize
+        if begin <= self.offset and last <= end:
+            yield self
+        elif last > begin and self.offset < end and reach:
+            axis = max(
+                (axis for axis, length in enumerate(self.extent) if length > 1), key=lambda axis: self.strides[axis]
+            )
+            stride = self.strides[axis]
+            rest = last - self.offset - (self.extent[axis] - 1) * stride
+            first = min(max(-(-(begin - self.offset) // stride), 0), self.extent[axis])
+            beyond = max(min((end - self.offset - rest) // stride + 1, self.extent[axis]), first)
+            if first < beyond:
+                yield self._take(axis, first, beyond - first)
+            # At most one row lies across each end of the bytes.
+            for row in {first - 1, beyond}:
+                if 0 <= row < self.extent[axis]:
+                    yield from self._take(axis, row, 1).cut(begin, end)
+
+    def _take(self, axis: int, first: int, number: int) -> TensorPart:
+        return replace(
+            self,
+            origin=(*self.origin[:axis], self.origin[axis] + first, *self.origin[axis + 1 :]),
+            extent=(*self.extent[:axis], number, *self.extent[axis + 1 :]),
+            offset=self.offset + first * self.strides[axis],
+        )
+
+
+class PartSums:
+    """Sums the parts of a stream whose blocks follow each other."""
+
+    def __init__(self, parts: Iterable[TensorPart]) -> None:
+        """Name the parts."""
+        self._parts = tuple(parts)
+        self._at = 0
+        self._carried = b""
+        self.sums: dict[str, Sums] = {part.tensor: (0, 0) for part in self._parts}
+
+    def add(self, block: bytes) -> None:
+        """Add the next bytes of the stream."""
+        import numpy as np
+
+        from ckptcheck.values.shard_digest import add_sums, sum_shard
+
+        if not self._parts:
+            return
+        raw = self._carried + block if self._carried else block
+        # An element that goes on in the next block waits for it.
+        whole = len(raw) - len(raw) % max(part.itemsize for part in self._parts)
+        for part in self._parts:
+            for box in part.cut(self._at, self._at + whole):
+                values = np.ndarray(box.extent, f"<u{box.itemsize}", raw, box.offset - self._at, box.strides)
+                self.sums[part.tensor] = add_sums(self.sums[part.tensor], sum_shard(values, box.origin, box.shape))
+        self._at += whole
+        self._carried = raw[whole:]
