@@ -177,8 +177,8 @@ def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None 
     if side.malformed:
         raise EvidenceError(f"{side.target} has no identity: {join_truncated(list(side.malformed))} cannot be read")
     plain = _split_tensors(side, table)
-    for name in {side.embedding, side.head} & plain.keys() if vocabulary is not None else ():
-        if plain[name].shape and plain[name].shape[0] > vocabulary:
+    for name in {side.embedding, side.head} & plain.keys():
+        if vocabulary is not None and plain[name].shape and plain[name].shape[0] > vocabulary:
             plain[name] = plain[name].cut(0, 0, vocabulary)
     return IdentityPlan(side, table, plain)
 

@@ -107,6 +107,7 @@ def digest_tensors(
     from ckptcheck.values.shard_digest import add_sums
 
     total, done, digests = sum(stream.nbytes for stream in streams.values()), 0, {}
+    added = sums if sums is not None else {}
     for name, result in runner.run(TensorDigests(source, streams, parts or {}), list(streams)):
         if result.unread:
             raise EvidenceError(result.unread, result.hint)
@@ -116,8 +117,8 @@ def digest_tensors(
             broken[name] = result.broken
         else:
             digests[name] = result.digest
-            for tensor, part in result.sums.items() if sums is not None else ():
-                sums[tensor] = add_sums(sums.get(tensor, (0, 0)), part)
+            for tensor, part in result.sums.items():
+                added[tensor] = add_sums(added.get(tensor, (0, 0)), part)
         done += streams[name].nbytes
         if progress is not None:
             progress(done, total)

@@ -46,6 +46,6 @@ def check(verification: Verification) -> Iterator[Problem]:
             yield Problem(
                 f"{count(len(names), one, several)} {rest}: {join_truncated(names)}",
                 key=names[0],
-                names=names,
+                names=tuple(names),
                 hint=HINT,
             )
