@@ -7,6 +7,7 @@ caller asks for that.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,8 @@ class WatchState:
         self.reshaped: set[str] = set()
         """Names of tensors that the engine holds in another shape, so that rows of the one are not those of the other."""
         self._rules: list[Rule] = []
-        self._findings: set[Finding] = set()
+        self._said: set[tuple[str | None, ...]] = set()
+        """The `_identify` of each finding on the syncs so far."""
 
     @property
     def is_in_background(self) -> bool:
@@ -147,14 +149,14 @@ class WatchState:
         target = str(self.record.path) if self.record is not None else "syncs"
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
-        old_findings = self._findings
+        old = self._said
         if len(kept) < len(self.last):
             # a finding that comes up because the oldest syncs are dropped is not new either
-            old_findings |= set(run_rules(History(target, tuple(kept)), self._rules).findings)
+            old |= set(map(_identify, run_rules(History(target, tuple(kept)), self._rules).findings))
         self.last = [*kept, sync]
         report = run_rules(History(target, tuple(self.last)), self._rules)
-        self._findings = set(report.findings)
-        new_findings = tuple(finding for finding in report.findings if finding not in old_findings)
+        self._said = set(map(_identify, report.findings))
+        new_findings = tuple(finding for finding in report.findings if _identify(finding) not in old)
         return Report(
             report.target,
             report.subject,
@@ -164,6 +166,15 @@ class WatchState:
             report.crashed,
             counts=report.counts,
         )
+
+
+def _identify(finding: Finding) -> tuple[str | None, ...]:
+    """Return what stays the same of a finding while it lasts: the sync at which it began stands at the start of its message.
+
+    What is said of that sync may grow, as the number of probes that a gap has lasted for.
+    """
+    begins = re.match(r"(step|sync) \d+: ", finding.message)
+    return (finding.code, finding.key, begins[0] if begins else finding.message)
 
 
 def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:

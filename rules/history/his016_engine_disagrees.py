@@ -6,6 +6,7 @@
 - Otherwise it is at most 5 times the median of the probes before that were sound. From the third probe on the rule can
   tell; a gap below 2e-6 nats never counts.
 - In any case mean |Δ| stays below 0.05 nats.
+- A gap that lasts from one probe to the next is one finding, with the number of probes.
 
 ## Why it matters
 - Engine and trainer have the same weights right after a sync. If they compute different logprobs, the engine samples from
@@ -55,6 +56,8 @@ def _find_limit(before: list[float], floor: float | None) -> tuple[float, str]:
 )
 def check(history: History) -> Iterator[Problem]:
     sound: dict[str, list[float]] = {}
+    lasting: dict[str, list[int]] = {}
+    gaps: list[tuple[list[int], str]] = []
     for index, sync in enumerate(history.syncs):
         if (probe := sync.probe) is None:
             continue
@@ -62,11 +65,28 @@ def check(history: History) -> Iterator[Problem]:
         limit, reason = _find_limit(before, probe.floor)
         if probe.mean <= limit:
             before.append(probe.mean)
-            continue
-        yield Problem(
-            f"{history.label(index)}: on {probe.tokens:,} fixed tokens the engine is {probe.mean:.3g} nats a token from the"
-            f" trainer, at most {probe.most:.3g}; {reason}",
-            hint=f"ckptcheck parity why {probe.file} SOURCE"
-            if probe.file
-            else "ckptcheck parity probe separates the causes",
-        )
+            lasting.pop(sync.run, None)
+        elif sync.run in lasting:
+            lasting[sync.run].append(index)
+        else:
+            lasting[sync.run] = [index]
+            gaps.append((lasting[sync.run], reason))
+    for indices, reason in gaps:
+        yield _describe_gap(history, indices, reason)
+
+
+def _describe_gap(history: History, indices: list[int], reason: str) -> Problem:
+    """Describe a gap by its first probe, and say how long it lasts."""
+    probes = [probe for index in indices if (probe := history.syncs[index].probe) is not None]
+    first = probes[0]
+    message = (
+        f"{history.label(indices[0])}: on {first.tokens:,} fixed tokens the engine is {first.mean:.3g} nats a token from the"
+        f" trainer, at most {first.most:.3g}; {reason}"
+    )
+    if len(probes) > 1:
+        largest = max(probe.mean for probe in probes)
+        message += f"; it lasts for {len(probes):,} probes, to {history.label(indices[-1])}, and reaches {largest:.3g}"
+    return Problem(
+        message,
+        hint=f"ckptcheck parity why {first.file} SOURCE" if first.file else "ckptcheck parity probe separates the causes",
+    )

@@ -3,7 +3,7 @@
 ## What it checks
 With `--calibrate` ckptcheck first measures the gap of short prompts with equal weights; `--floor` reads it from a file. A cell's
 mult_prob_error may exceed 1 by at most five times as much (`--max-floor-multiple`), or by less than 0.0001, which float32 can
-reach over long prompts.
+reach over long prompts. Where PRB030 reports the cell, this rule is silent about it.
 
 ## Why it matters
 A limit for all models is too wide for a good one. A pair that agrees to six digits on short prompts and to two on long ones has a
@@ -30,6 +30,8 @@ SMALL = 1e-4
 @rule("PRB031", "beyond-floor", severity="warning", on="matrix", when=lambda trace: bool(trace.floor))
 def check(trace: MatrixTrace) -> Iterator[Problem]:
     for (row, pair), value in trace.values.items():
+        if not value.error <= trace.thresholds.mult_prob_error:
+            continue  # PRB030's matter, and so is what is not finite
         measured = trace.floor_of(row, pair)
         floor = (float("inf") if measured is None else measured) - 1
         excess = value.error - 1

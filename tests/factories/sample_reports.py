@@ -86,8 +86,7 @@ def sarif_run(reports: list[Report]) -> dict[str, Any]:
         (location_uri(result["locations"][0]), result["partialFingerprints"]["primaryLocationLineHash"])
         for result in run["results"]
     ]
-    if len({report.target for report in reports}) == len(reports):
-        assert len(set(identities)) == len(identities)
+    assert len(set(identities)) == len(identities)
     for note in run["invocations"][0]["toolExecutionNotifications"]:
         if "associatedRule" in note:
             assert rules[note["associatedRule"]["index"]]["id"] == note["associatedRule"]["id"]

@@ -40,6 +40,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     """Write the reports as one SARIF run."""
     descriptors = _descriptors(reports, rules)
     index = {descriptor["id"]: number for number, descriptor in enumerate(descriptors)}
+    occurrences: Counter[str] = Counter()
     run = {
         "tool": {"driver": {"name": "ckptcheck", "version": __version__, "rules": descriptors}},
         "invocations": [
@@ -49,7 +50,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
             }
         ],
         "originalUriBaseIds": _bases(reports),
-        "results": [result for report in reports for result in _results(report, index)],
+        "results": [result for report in reports for result in _results(report, index, occurrences)],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
@@ -93,20 +94,25 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST else text[: MOST - 1] + "…"
 
 
-def _results(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
-    occurrences: Counter[str] = Counter()
+def _results(report: Report, index: dict[str, int], occurrences: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Describe the findings of a report. occurrences: how many of each place and identity the run has; it goes on counting.
+
+    Two targets may name one file, by its absolute path; code scanning would take equal results there for one.
+    """
     for finding in report.findings:
         # Not the message: it may name numbers that change with every checkpoint, and the alert would not be the same.
         identity = json.dumps([finding.code, finding.file, finding.key])
-        occurrences[identity] += 1
+        location = _location(report.target, finding.file, finding.key, finding.line)
+        place = f"{location['physicalLocation']['artifactLocation']['uri']} {identity}"
+        occurrences[place] += 1
         digest = hashlib.sha256(identity.encode("ascii")).hexdigest()[:16]
         yield {
             "ruleId": finding.code,
             "ruleIndex": index[finding.code],
             "level": LEVELS[finding.severity],
             "message": {"text": _sentences(finding)},
-            "locations": [_location(report.target, finding.file, finding.key, finding.line)],
-            "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{occurrences[identity]}"},
+            "locations": [location],
+            "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{occurrences[place]}"},
         }
 
 

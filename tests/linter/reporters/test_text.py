@@ -107,8 +107,12 @@ def test_nothing_breaks_json(reports: list[Report]) -> None:
     FORM.validate(form)
 
 
+ABSOLUTE = (Finding("IDX001", "n", "error", "lost", "/models/a.safetensors"),)
+
+
 @hostile
 @with_everything
+@example([Report("a", findings=ABSOLUTE), Report("b", findings=ABSOLUTE)])
 @given(reports_of_anything)
 def test_nothing_breaks_sarif(reports: list[Report]) -> None:
     run = sarif_run(reports)
