@@ -88,5 +88,7 @@ def _describe_gap(history: History, indices: list[int], reason: str) -> Problem:
         message += f"; it lasts for {len(probes):,} probes, to {history.label(indices[-1])}, and reaches {largest:.3g}"
     return Problem(
         message,
-        hint=f"ckptcheck parity why {first.file} SOURCE" if first.file else "ckptcheck parity probe separates the causes",
+        hint=f"ckptcheck parity why {first.file} SOURCE"
+        if first.file
+        else "ckptcheck parity probe separates the causes",
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 from ckptcheck.refit.history.record import NO_BYTES
 from ckptcheck.text.formatting import count, natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.refit.history.history import History
+    from ckptcheck.refit.history.history import History, SyncPair
 
 STATES = (
     State("not compared", "quiet", "nothing before it can be compared with it, or the sync failed"),
@@ -36,6 +37,8 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
 
     first = max(len(history.syncs) - MOST_SYNCS, 0)
     states = {index: _judge_sync(history, side, index) for index in range(first, len(history.syncs))}
+    stale = {pair.index: _name_stale(history, pair, side) for pair in history.pairs if pair.index in states}
+    ever_stale = frozenset[str]().union(*stale.values())
     names = sorted({name for column in states.values() for name in column}, key=natural_sort_key)
     if not names:
         return None
@@ -49,8 +52,10 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
         for column, (index, known) in enumerate(states.items()):
             found = {name: known[name] for name in members if name in known}
             if found:
-                is_last = index == len(history.syncs) - 1
-                cells[place, column] = _make_cell(members, found, is_last=is_last, has_members=has_members)
+                named = stale.get(index, frozenset())
+                if index == len(history.syncs) - 1:
+                    named |= found.keys() - ever_stale
+                cells[place, column] = _make_cell(members, found, named, has_members=has_members)
     what = "The trainer sent these tensors" if side == "sent" else "The engine held these tensors afterwards"
     caption = f"{what}. Each column is a sync, each row a tensor{' or several of one kind' if len(groups) < len(names) else ''}."
     if first:
@@ -77,6 +82,17 @@ def label_syncs(history: History) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1, len(steps) + 1))
 
 
+def _name_stale(history: History, pair: SyncPair, side: Side) -> frozenset[str]:
+    """Return the tensors of one side that are stale at a sync: those of the engine, or what they are built from."""
+    stale = history.stale_tensors(pair)
+    if side == "held":
+        return frozenset(stale)
+    names = pair.after.sent.keys()
+    return pair.sent_changed.intersection(
+        source for key in stale for source in find_source_tensors(key.partition("/")[2], names)
+    )
+
+
 def _judge_sync(history: History, side: Side, index: int) -> dict[str, str]:
     """Return the state of each tensor that a sync digested, or tried to."""
     sync = history.syncs[index]
@@ -98,9 +114,9 @@ def _judge_sync(history: History, side: Side, index: int) -> dict[str, str]:
     return states
 
 
-def _make_cell(members: list[str], found: Mapping[str, str], *, is_last: bool, has_members: bool) -> HeatCell:
-    """Return the cell of one tensor, or of several that share a row."""
-    cells = {name: _make_tensor_cell(name, state, is_last=is_last) for name, state in found.items()}
+def _make_cell(members: list[str], found: Mapping[str, str], named: Collection[str], *, has_members: bool) -> HeatCell:
+    """Return the cell of one tensor, or of several that share a row. named: those to which links lead from findings."""
+    cells = {name: _make_tensor_cell(name, state, is_named=name in named) for name, state in found.items()}
     if len(members) == 1:
         return cells[members[0]]
     numbers = Counter(found.values())
@@ -111,13 +127,9 @@ def _make_cell(members: list[str], found: Mapping[str, str], *, is_last: bool, h
     return HeatCell(note=note, members=labels if len(labels) == len(cells) else cells)
 
 
-def _make_tensor_cell(name: str, state: str, *, is_last: bool) -> HeatCell:
-    """Return the cell of one tensor. Links lead from findings to cells of the last sync, and to what is stale.
-
-    Findings name a tensor of the engine without its rank.
-    """
+def _make_tensor_cell(name: str, state: str, *, is_named: bool) -> HeatCell:
+    """Return the cell of one tensor. Findings name a tensor of the engine without its rank."""
     rank, _, own = name.rpartition("/")
-    is_named = is_last or state == "stale"
     return HeatCell(state=state, name=(own if rank.isdecimal() else name) if is_named else "")
 
 

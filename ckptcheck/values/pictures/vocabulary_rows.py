@@ -45,15 +45,16 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
     special = _list_special_tokens(ckpt, rows.size)
     x = sorted({*range(0, rows.size, together), *special})
     groups = np.array_split(rows, range(together, rows.size, together))
+    lines = {"largest of the group": 1.0, "median": 0.5, "smallest": 0.0} if together > 1 else {"row": 1.0}
     series = [
-        Series(label, tuple(_measure(groups[at // together], share) for at in x))
-        for label, share in (("largest of the group", 1.0), ("median", 0.5), ("smallest", 0.0))
+        Series(label, tuple(_measure(groups[at // together], share) for at in x)) for label, share in lines.items()
     ]
     values = tuple(float(rows[at]) if at in special else None for at in x)
     series.append(Series("special tokens", values, "bad", is_dotted=True))
     marks = tuple(Mark("special tokens", x.index(at), text) for at, text in special.items() if text)[:MOST_MARKS]
+    point = f"a group of {together:,} neighbouring rows" if together > 1 else "a row"
     caption = (
-        f"{name}: each point is a group of {together:,} neighbouring rows, by the largest magnitude among a row's first elements. "
+        f"{name}: each point is {point}, by the largest magnitude among a row's first elements. "
         "A row without any other number than zero has no point."
     )
     return Curves(title, caption, tuple(x), tuple(series), "token id", "largest magnitude of a row", "log", marks=marks)

@@ -126,6 +126,15 @@ def test_pointing_at_a_cell_names_the_tensor(opened: Opened) -> None:
     assert tip.is_hidden()
 
 
+def list_clipped_texts(page: Any) -> list[str]:
+    """Return the parts of the bar and the labels beside pictures that do not fit where they stand."""
+    found = page.evaluate(
+        "[...document.querySelectorAll('.bar nav, .rows div')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim())"
+    )
+    return list(map(str, found))
+
+
 def cell_width(opened: Opened) -> float:
     return float(opened.page.evaluate("document.querySelector('#r1-p0 .stage canvas').clientWidth / 24"))
 
@@ -250,8 +259,22 @@ def test_the_pictures_of_every_verb_are_drawn_without_trouble(
     one = Opened(chromium, tmp_path, list(verbs.values()), viewport=viewport, color_scheme=scheme)
     one.draw_all()
     assert one.page.locator("article figure.picture").count() == sum(len(report.pictures) for report in verbs.values())
+    assert list_clipped_texts(one.page) == []
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     assert (one.trouble, one.requests) == ([], [one.url])
+    one.page.close()
+
+
+def test_a_phone_shows_every_part_in_the_bar_and_the_layer_of_a_row(
+    chromium: Any, tmp_path: Path, verbs: dict[str, Report]
+) -> None:
+    one = Opened(chromium, tmp_path, [verbs["record"]], viewport={"width": 360, "height": 800})
+    one.draw_all()
+    assert one.page.locator(".bar nav a").all_inner_texts() == ["Findings", "Pictures", "Measurements", "Rules"]
+    assert list_clipped_texts(one.page) == []
+    label = one.page.locator(f".rows div[title='{OUT}']").inner_text()
+    assert label.startswith("…")
+    assert label.endswith("1.self_attn.o_proj")
     one.page.close()
 
 
@@ -275,6 +298,8 @@ def test_a_finding_of_a_record_leads_to_the_sync_at_which_a_tensor_was_stale(
     chromium: Any, tmp_path: Path, verbs: dict[str, Report]
 ) -> None:
     one = Opened(chromium, tmp_path, [verbs["record"]])
+    one.page.locator(".finding .shows a", has_text="What the trainer sent").first.click()
+    assert "step 2" in one.page.locator("#r1-p0 > .readout").inner_text()
     one.page.locator(".finding .shows a", has_text="What the engine held").first.click()
     readout = one.page.locator("#r1-p1 > .readout").inner_text()
     assert OUT in readout

@@ -71,10 +71,13 @@ def test_a_failed_sync_and_another_process_are_not_compared(tmp_path: Path) -> N
 def test_a_finding_leads_to_the_tensor_that_is_stale(tmp_path: Path) -> None:
     history = make_history([{}, {"stale": ["model.layers.1.self_attn.o_proj.weight"]}, {}], tmp_path)
     (finding,) = (finding for finding in run_rules(history, RULES).findings if finding.code == "HIS001")
-    picture = draw(history)["What the engine held"]
-    assert isinstance(picture, HeatMap)
-    (cell,) = (cell for cell in picture.cells.values() if cell.state == "stale")
-    assert cell.name == finding.key
+    pictures = draw(history)
+    for title in ("What the trainer sent", "What the engine held"):
+        picture = pictures[title]
+        assert isinstance(picture, HeatMap)
+        assert [at for (_, at), cell in picture.cells.items() if cell.name == finding.key] == [1], title
+        others = {cell.name: at for (_, at), cell in picture.cells.items() if cell.name not in {"", finding.key}}
+        assert set(others.values()) == {2}, title
 
 
 def test_many_tensors_share_rows_and_a_click_opens_them() -> None:

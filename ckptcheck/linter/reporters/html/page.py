@@ -27,6 +27,8 @@ SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "small_multiple
 MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
 """Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
 POLICY = "base-uri 'none'; form-action 'none'"
+MOST_ON_A_LINE = 24
+"""Characters of a text in a table of measurements from which on its column may break lines."""
 FRAGMENT_HEIGHT = 900
 """Pixels of the frame in which a notebook shows pictures."""
 
@@ -208,11 +210,15 @@ def _show_cell(value: Cell) -> str:
 
 
 def _list_column_classes(rows: Sequence[Sequence[Cell]], columns: int) -> list[str]:
-    """Return the attribute of each column's cells, which moves columns of numbers to the right."""
+    """Return the attribute of each column's cells: columns of numbers stand at the right, and only long texts break lines."""
     from markupsafe import Markup
 
     numbers = {at for row in rows for at, value in enumerate(row) if isinstance(value, int | float)}
-    return [Markup(' class="number"') if at in numbers else "" for at in range(max([columns, *map(len, rows)]))]
+    words = {at for row in rows for at, value in enumerate(row) if len(str(value)) > MOST_ON_A_LINE}
+    classes = [
+        "number" if at in numbers else "words" if at in words else "" for at in range(max([columns, *map(len, rows)]))
+    ]
+    return [Markup(f' class="{name}"') if name else "" for name in classes]
 
 
 @cache

@@ -69,7 +69,7 @@ function formatNumber(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e12) return value.toLocaleString("en");
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
 }
 
 function formatBytes(value) {
@@ -125,6 +125,22 @@ function setUpCanvas(canvas, width, height) {
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return context;
+}
+
+// The labels beside rows: as wide as the longest, but the picture keeps some room. One that is too long loses ".weight" and its
+// start: what tells it from its neighbours stands at its end.
+const LETTER = 6.7;
+const measureLabels = (texts, room, share) => Math.min(Math.max(...texts.map((text) => text.length), 1) * LETTER + 6, room * share);
+function shorten(text, width) {
+  const most = Math.max(Math.floor((width - 4) / LETTER), 4);
+  const own = text.length > most ? text.replace(/\.weight( ▸)?$/, "$1") : text;
+  return own.length > most ? `…${own.slice(1 - most)}` : own;
+}
+// A text on a canvas that ends with … where the room ends.
+function fillText(brush, text, x, y, room) {
+  let shown = text;
+  while (shown.length > 1 && brush.measureText(shown).width > room) shown = `${shown.slice(0, shown.endsWith("…") ? -2 : -1)}…`;
+  brush.fillText(shown, x, y);
 }
 
 function fillRamp(context, width, height) {

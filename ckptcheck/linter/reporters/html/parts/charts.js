@@ -112,7 +112,7 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
     const longest = Math.max(...texts.map((text) => String(text).length), 1) * 6.5 + 12;
     const every = Math.max(1, Math.ceil((longest * positions.length) / wide));
     const isLong = isNumeric && positions.length > 12;
-    const ticks = isLong ? listTicks(from, to, false, Math.max(3, wide / 70)).map((x) => [x, formatNumber(x)]) : positions.map((x, index) => [x, String(texts[index])]).filter((_, index) => index % every === 0);
+    const ticks = isLong ? listTicks(from, to, false, Math.max(3.5, wide / 70)).map((x) => [x, formatNumber(x)]) : positions.map((x, index) => [x, String(texts[index])]).filter((_, index) => index % every === 0);
     for (const [x, text] of ticks) {
       const anchor = isLong || (x !== from && x !== to) ? "middle" : x === from ? "start" : "end";
       parts.push(draw("text", { x: toX(x), y: box.height - 18, "text-anchor": anchor }, text));
@@ -189,7 +189,7 @@ function drawBars(figure, picture, context) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const cursor = make("div", { class: "cursor", hidden: true });
   const labels = make("div", { class: "rows", "aria-hidden": "true" }, ...picture.bars.map((bar) => {
-    const label = make("div", { title: bar[0] }, bar[0]);
+    const label = make("div", { title: bar[0] });
     label.style.height = `${HIGH + GAP}px`;
     return label;
   }));
@@ -227,8 +227,9 @@ function drawBars(figure, picture, context) {
   }));
   function redraw() {
     const room = Math.max(figure.clientWidth - 24, 200);
-    const labelWidth = Math.min(Math.max(...picture.bars.map((bar) => bar[0].length), 1) * 6.7 + 6, room * 0.42);
+    const labelWidth = measureLabels(picture.bars.map((bar) => bar[0]), room, 0.46);
     labels.style.width = `${labelWidth}px`;
+    picture.bars.forEach((bar, row) => { labels.children[row].textContent = shorten(bar[0], labelWidth); });
     const wide = room - labelWidth - 90;
     const brush = setUpCanvas(canvas, wide + 84, picture.bars.length * (HIGH + GAP));
     boxes = [];
@@ -269,5 +270,5 @@ function drawTextTable(figure, picture, context) {
   const head = make("thead", {}, make("tr", {}, ...picture.columns.map((column) => make("th", { scope: "col" }, column))));
   const legend = makeLegend(picture, counts);
   context.redraws.push(legend.redraw);
-  figure.append(legend.list, make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": picture.title }, make("table", {}, head, body)));
+  figure.append(legend.list, make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": picture.title }, make("table", { class: "texts" }, head, body)));
 }

@@ -182,9 +182,9 @@ function drawHeatMap(figure, picture, context) {
 
   function redraw() {
     const room = Math.max(figure.clientWidth - 24, 200);
-    const longest = Math.max(...picture.rows.map((text) => text.length), 1);
-    const labelWidth = Math.min(longest * 6.7 + 6, room * 0.42);
+    const rowTexts = picture.rows.map((text, row) => (hasMembers[row] ? `${text} ▸` : text));
     const widestColumn = Math.max(...picture.columns.map((text) => text.length)) * 6 + 6;
+    const labelWidth = measureLabels(rowTexts, room, Math.min(Math.max(1 - (0.6 * width * Math.min(widestColumn, 64)) / room, 0.42), 0.68));
     cellWidth = Math.min(Math.max((room - labelWidth - 8) / width, 6), width > 12 ? 30 : Math.max(30, Math.min(widestColumn, 160)));
     if (width > 400) cellWidth = Math.max((room - labelWidth - 8) / width, 2);
     if (width > 12 && cellWidth >= 6) cellWidth = Math.floor(cellWidth);
@@ -208,12 +208,12 @@ function drawHeatMap(figure, picture, context) {
     brush.fillStyle = isDark() ? "#9daab8" : "#55606e";
     brush.font = "10px system-ui, sans-serif";
     const every = Math.max(1, Math.ceil(widestColumn / cellWidth));
-    for (let column = 0; column < width; column += every) brush.fillText(picture.columns[column], column * cellWidth + 1, high + 12);
+    for (let column = 0; column < width; column += every) fillText(brush, picture.columns[column], column * cellWidth + 1, high + 12, wide - column * cellWidth - 1);
     labels.style.width = `${labelWidth}px`;
     const step = Math.ceil(11 / cellHeight);
     labels.replaceChildren(...picture.rows.filter((_, row) => row % step === 0).map((text, number) => {
       const label = make("div", { title: text });
-      label.append(hasMembers[number * step] ? make("button", { type: "button", tabindex: "-1", onclick: () => openMembers(number * step) }, `${text} ▸`) : text);
+      label.append(hasMembers[number * step] ? make("button", { type: "button", tabindex: "-1", onclick: () => openMembers(number * step) }, shorten(rowTexts[number * step], labelWidth)) : shorten(text, labelWidth));
       label.style.height = `${Math.min(cellHeight * step, cellHeight * (height - number * step))}px`;
       return label;
     }));
