@@ -21,6 +21,7 @@ from huggingface_hub import HfApi, constants
 from safetensors.numpy import save_file
 
 from ckptcheck.checkpoint import hub as module
+from ckptcheck.checkpoint import hub_requests as requests
 from ckptcheck.checkpoint.header import FIRST_READ
 from ckptcheck.checkpoint.hub import Repository
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -45,7 +46,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
     asked: list[float] = []
-    monkeypatch.setattr(module, "sleep", asked.append)
+    monkeypatch.setattr(requests, "sleep", asked.append)
     return asked
 
 
@@ -399,7 +400,7 @@ def test_what_keeps_a_repository_from_opening(
     hub: HubServer, closed: str, monkeypatch: pytest.MonkeyPatch, waits: list[float], case: Case
 ) -> None:
     hosts = {"hub": hub.host, "closed": closed}
-    monkeypatch.setattr(module, "READ_TIMEOUT", 0.2 if "0.2" in case.said else 30)
+    monkeypatch.setattr(requests, "READ_TIMEOUT", 0.2 if "0.2" in case.said else 30)
     if case.endpoint:
         monkeypatch.setenv("HF_ENDPOINT", case.endpoint.format(**hosts))
     if case.token:
@@ -444,7 +445,7 @@ def test_what_keeps_a_file_from_being_read(
 ) -> None:
     repository = Repository(NAME, None, TARGET)
     prepare(hub)
-    monkeypatch.setattr(module, "READ_TIMEOUT", 0.2 if "0.2" in said else 30)
+    monkeypatch.setattr(requests, "READ_TIMEOUT", 0.2 if "0.2" in said else 30)
     name, size = SHARDS[0], (folder / SHARDS[0]).stat().st_size
     with pytest.raises(OSError, match=r"127\.0\.0\.1") as caught:
         repository.read(name, 0, 4096)
@@ -552,7 +553,7 @@ def test_contents_of_another_size_than_listed(hub: HubServer, folder: Path) -> N
 def test_an_answer_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(NAME, None, TARGET)
     clock = itertools.count(step=20)
-    monkeypatch.setattr(module, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(requests, "monotonic", lambda: next(clock))
     with pytest.raises(OSError, match="too slowly") as caught:
         repository.read(SHARDS[0], 0, FIRST_READ)
     assert caught.value.strerror == f"{hub.cdn_host} answers too slowly"
@@ -560,7 +561,7 @@ def test_an_answer_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch
 
 def test_a_head_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(NAME, None, TARGET)
-    monkeypatch.setattr(module, "HEAD_SECONDS", 0.5 - module.READ_TIMEOUT)
+    monkeypatch.setattr(requests, "HEAD_SECONDS", 0.5 - requests.READ_TIMEOUT)
     hub.fail("cdn", way="slow-head")
     with pytest.raises(OSError, match="too slowly") as caught:
         repository.read(SHARDS[0], 0, 1)
@@ -570,8 +571,8 @@ def test_a_head_that_trickles(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_server_that_is_always_slow_is_asked_no_more(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(NAME, None, TARGET)
-    monkeypatch.setattr(module, "HEAD_SECONDS", 0.2 - module.READ_TIMEOUT)
-    monkeypatch.setattr(module, "MAX_LOST_SECONDS", 0.3)
+    monkeypatch.setattr(requests, "HEAD_SECONDS", 0.2 - requests.READ_TIMEOUT)
+    monkeypatch.setattr(requests, "MAX_LOST_SECONDS", 0.3)
     hub.fail("/resolve/", way="slow-head")
     reasons = []
     for name in SHARDS:
@@ -594,7 +595,8 @@ def test_a_listing_without_end(hub: HubServer, monkeypatch: pytest.MonkeyPatch, 
         said = "lists more than 3 files of acme/tiny"
     else:
         clock = itertools.count(step=2)
-        monkeypatch.setattr(module, "monotonic", lambda: next(clock))
+        for part in (module, requests):
+            monkeypatch.setattr(part, "monotonic", lambda: next(clock))
     with pytest.raises(EvidenceError) as caught:
         open_checkpoint(TARGET)
     assert caught.value.message == f"{hub.host} {said}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckptcheck.checkpoint import hub
+from ckptcheck.checkpoint import hub_requests
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.servers import client
@@ -71,7 +71,7 @@ def test_a_hub_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPatch) -> Non
         "HEAD_SECONDS": 0.5,
         "WAITS": (0.0, 0.0),
     }.items():
-        monkeypatch.setattr(hub, name, seconds)
+        monkeypatch.setattr(hub_requests, name, seconds)
     begun = time.monotonic()
     with pytest.raises(CkptcheckError, match=r"did not answer within|answers too slowly|cannot be reached"):
         open_checkpoint("hf://acme/tiny")

@@ -149,7 +149,7 @@ def check_hub(seed: int, folder: Path) -> None:
     """Serve a checkpoint as a Hub does that lies, and run every rule that reads headers and configurations."""
     import huggingface_hub
 
-    from ckptcheck.checkpoint import hub
+    from ckptcheck.checkpoint import hub_requests
 
     dice = random.Random(seed)
     _ChangedHandler.dice = dice
@@ -166,7 +166,7 @@ def check_hub(seed: int, folder: Path) -> None:
     with (
         mock.patch.object(hub_server, "_Handler", _ChangedHandler),
         mock.patch.multiple(
-            hub, sleep=id, READ_TIMEOUT=0.2, CONNECT_TIMEOUT=0.5, HEAD_SECONDS=0.3, MAX_LOST_SECONDS=2.0
+            hub_requests, sleep=id, READ_TIMEOUT=0.2, CONNECT_TIMEOUT=0.5, HEAD_SECONDS=0.3, MAX_LOST_SECONDS=2.0
         ),
         hub_server.HubServer() if through_system else InMemoryHub() as server,
         mock.patch.dict(os.environ, {"HF_ENDPOINT": server.url}),

@@ -1,0 +1,223 @@
+"""Sends requests to the Hugging Face Hub, each with a limit of time and bytes as a whole, and repeats those that may still succeed.
+
+huggingface_hub provides the endpoint, the token, the HTTP client and the errors, so its proxies, certificates and offline
+mode apply here too. Retries are our own: its `http_backoff`, and so `HfApi.list_repo_tree`, has no time-out, waits as long as a
+server says and closes the shared client while other threads read. Its `build_hf_headers` fetches a list for telemetry.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from math import inf
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ckptcheck import __version__
+from ckptcheck.checkpoint.hub_refusals import (
+    LATER,
+    LOG_IN,
+    Question,
+    RequestError,
+    describe_broken_request,
+    describe_refusal,
+    host_of,
+)
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take."""
+READ_TIMEOUT = 30.0
+"""Seconds for which a server may send nothing."""
+SLOWEST = 10_000
+"""Bytes per second below which an answer is given up, once READ_TIMEOUT has passed."""
+WAITS = (1.0, 2.0)
+"""Seconds before the second and before the third try, which is the last."""
+LONGEST_WAIT = 10.0
+"""The longest Retry-After, in seconds, after which a request is repeated; a longer one is reported to the user."""
+HEAD_SECONDS = 90.0
+"""Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
+MAX_LOST_SECONDS = 600.0
+"""Seconds that all threads together wait for answers that are given up; then nothing more is asked of the repository."""
+UNPACKED = ("identity", "gzip", "deflate")
+"""How an answer may be packed, though none is asked to be. Others, and several at a time, make gigabytes of a kilobyte at once."""
+
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a request."""
+
+    host: str
+    body: bytes
+    total: int | None = None
+    """Bytes of the whole file; None where the server does not say."""
+    following: str = ""
+    """The query of the next page; empty for the last one."""
+
+
+class HubClient:
+    """Asks the Hub about one repository. Threads may share it."""
+
+    def __init__(self, question: Question, headers: Mapping[str, str]) -> None:
+        """Describe what is asked.
+
+        Args:
+            question: the repository and its revision, for what a refusal means.
+            headers: what goes with every request, from `build_headers`.
+        """
+        self._question, self._headers = question, headers
+        self._lost_seconds = 0.0
+
+    def get(self, url: str, most: int, start: int | None = None, *, end: float = inf) -> Answer:
+        """Get up to `most` bytes, trying again where that may help. Raises RequestError.
+
+        start: the first byte; None: the whole resource. end: when all this has to end, by `time.monotonic`.
+        """
+        for wait in WAITS:
+            try:
+                return self._get_once(url, most, start, end)
+            except RequestError as failure:
+                if failure.wait is None or failure.wait > LONGEST_WAIT:
+                    raise
+                sleep(max(wait, failure.wait))
+        return self._get_once(url, most, start, end)
+
+    def _get_once(self, url: str, most: int, start: int | None, end: float) -> Answer:
+        """Get it in a thread of its own, which is left alone where the answer does not come in time.
+
+        The client has limits of time for each part that arrives, and none for the whole: a head that comes letter by letter
+        keeps it for days. The thread ends with its connection, at the latest with the program.
+        """
+        if self._lost_seconds > MAX_LOST_SECONDS:
+            raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly too often, and is asked no more", LATER)
+        begun = monotonic()
+        seconds = min(HEAD_SECONDS + READ_TIMEOUT + most / SLOWEST, max(0.0, end - begun))
+        outcome: SimpleQueue[Answer | BaseException] = SimpleQueue()
+        given_up = Event()
+
+        def ask() -> None:
+            try:
+                outcome.put(self._ask(url, most, start, given_up))
+            except BaseException as error:
+                outcome.put(error)
+
+        Thread(target=ask, name="ckptcheck-hub", daemon=True).start()
+        try:
+            answer = outcome.get(timeout=seconds)
+        except Empty:
+            answer = RequestError(errno.EIO, f"{host_of(url)} answers too slowly", LATER)
+        finally:
+            given_up.set()
+        if isinstance(answer, BaseException):
+            self._lost_seconds += monotonic() - begun
+            raise answer
+        return answer
+
+    def _ask(self, url: str, most: int, start: int | None, given_up: Event) -> Answer:
+        client, http = _open_session()
+        headers = (
+            dict(self._headers) if start is None else {**self._headers, "Range": f"bytes={start}-{start + most - 1}"}
+        )
+        timeout = http.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+        try:
+            # A redirect to another origin takes the Range along and leaves the token behind: the client sees to both.
+            with client.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
+                return self._receive(response, most, start, given_up)
+        # ValueError: a header has an address that is none
+        except (http.HTTPError, http.InvalidURL, ValueError) as error:
+            raise describe_broken_request(error, http, url, CONNECT_TIMEOUT, READ_TIMEOUT) from error
+
+    def _receive(self, response: Any, most: int, start: int | None, given_up: Event) -> Answer:
+        """Read what was asked for of the answer and no more; leaving the stream early closes its connection."""
+        host, total = host_of(response.url), None
+        encoded = response.headers.get("Content-Encoding", "identity").lower() != "identity"
+        if not encoded and "Content-Length" in response.headers:
+            total = int(response.headers["Content-Length"])
+        due = min(most, total or 0)
+        if response.status_code == 416 and start is not None:
+            return Answer(host, b"")
+        if response.status_code == 206 and start is not None:
+            sent = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if encoded or not sent or int(sent[1]) != start or int(sent[2]) >= start + most:
+                raise RequestError(errno.EIO, f"{host} sent another part of the file than the one asked for")
+            total = int(sent[3]) if sent[3] else None
+            due = min(most, total - start) if total else int(sent[2]) + 1 - start
+        elif response.status_code != 200:
+            raise describe_refusal(response, self._question)
+        elif start:
+            raise RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
+        body = _read_body(response, most, due, given_up)
+        link = response.links.get("next", {}).get("url", "")  # a mirror's may name another host: only the query counts
+        return Answer(host, body, None if start is None else total, urlsplit(link).query)
+
+
+def find_endpoint() -> str:
+    """Return the Hub's address. Raises RequestError.
+
+    huggingface_hub reads HF_ENDPOINT on import; one that is set later counts too.
+    """
+    from huggingface_hub import constants
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    if not re.match(r"https?://[^/]", endpoint):
+        raise RequestError(errno.EINVAL, f"HF_ENDPOINT is {endpoint!r}, no address of a Hub", "write it as https://…")
+    return endpoint
+
+
+def build_headers() -> dict[str, str]:
+    """Return what goes with every request. Raises RequestError.
+
+    Servers that may compress ignore ranges, so that is declined.
+    """
+    from huggingface_hub import constants, get_token
+
+    headers = {"User-Agent": f"ckptcheck/{__version__}", "Accept-Encoding": "identity"}
+    try:
+        token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    except Exception as error:  # it may have to be fetched or refreshed over the network: anything can go wrong
+        raise RequestError(errno.EACCES, f"your token cannot be had: {error}", LOG_IN) from error
+    if token and not (token.isascii() and token.isprintable()):  # the HTTP client would show it in its error
+        raise RequestError(errno.EACCES, "your token has characters that no token has", LOG_IN)
+    return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+
+
+def _open_session() -> tuple[Any, Any]:
+    """Return huggingface_hub's HTTP client, which threads share, and the library it is of: httpx, httpx2 since 2.0."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE:
+        raise RequestError(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
+    library = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__
+    try:
+        return get_session(), import_module(library)
+    except (ImportError, OSError, ValueError) as error:  # a malformed proxy, socks without its package, a lost file
+        text = f"the proxy or certificate settings of the environment cannot be used: {error}"
+        raise RequestError(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
+
+
+def _read_body(response: Any, most: int, due: int, given_up: Event) -> bytes:
+    """Read up to `most` bytes, giving up on an answer that trickles or ends before `due` bytes."""
+    if response.headers.get("Content-Encoding", "identity").lower() not in UNPACKED:
+        raise RequestError(errno.EIO, f"{host_of(response.url)} sends its answer packed, though asked not to")
+    begun, parts, count = monotonic(), [], 0
+    for part in response.iter_bytes():
+        parts.append(part)
+        count += len(part)
+        if given_up.is_set():
+            break
+        if count >= most and response.headers.get("Content-Length") != str(most):
+            break  # else the end is next, and after it the connection can be used again
+        if monotonic() - begun > READ_TIMEOUT + count / SLOWEST:
+            raise RequestError(errno.EIO, f"{host_of(response.url)} answers too slowly", LATER)
+    if count < due:
+        raise RequestError(errno.EIO, f"{host_of(response.url)} broke off its answer", LATER, wait=0)
+    return b"".join(parts)[:most]
