@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,30 +105,41 @@ def open_archive(read: Read, length: int) -> Archive:
         raise UnreadableArchive(f"it is not a readable zip archive ({type(error).__name__})") from error
 
 
-def read_pickles(read: Read, length: int, most: int) -> list[bytes]:
-    """Return the beginning of each data.pkl of a zip that `open_archive` refuses, `most` bytes in all; none where it is no zip.
+def read_pickles(read: Read, length: int, most: int) -> tuple[list[bytes], bool]:
+    """Return the beginning of each data.pkl of a zip that `open_archive` refuses, and whether that is all of them.
 
-    PyTorch's reader (miniz) takes compressed records too. Raises OSError from reading.
+    None where it is no zip. PyTorch's reader (miniz) takes compressed records too. No more than `most` bytes are read from the
+    archive, and no more are made of them: a directory may name one record a thousand times. Raises OSError from reading.
     """
     found: list[bytes] = []
+    left = most
     try:
         with zipfile.ZipFile(_View(read, length)) as archive:
             for member in archive.infolist():
-                if member.filename.rpartition("/")[2] != "data.pkl":
-                    continue
                 # an lzma stream would choose how much memory it takes; miniz knows none
-                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                is_readable = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                if member.filename.rpartition("/")[2] != "data.pkl" or not is_readable:
                     continue
-                with archive.open(member) as record:
-                    found.append(record.read(most))
-                most -= len(found[-1])
-                if most <= 0:
-                    break
+                raw = read(_find_begin(member, read), min(member.compress_size, left))
+                is_stored = member.compress_type == zipfile.ZIP_STORED
+                found.append(raw if is_stored else zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, left))
+                left -= max(1, len(raw), len(found[-1]))
+                if left <= 0:
+                    return found, False
     except OSError:
         raise
     except Exception:  # a hostile zip may raise anything at all; what was read until then counts
-        return found
-    return found
+        return found, False
+    return found, bool(found)
+
+
+def _find_begin(member: zipfile.ZipInfo, read: Read) -> int:
+    """Return where the bytes of a record begin. Raises UnreadableArchive."""
+    head = read(member.header_offset, LOCAL_HEADER)
+    if len(head) < LOCAL_HEADER or head[:4] != b"PK\x03\x04":
+        raise UnreadableArchive("its directory points to no record")
+    names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return member.header_offset + LOCAL_HEADER + names
 
 
 def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
@@ -144,11 +156,7 @@ def _described(archive: zipfile.ZipFile, read: Read, length: int) -> Archive:
             raise UnreadableArchive("its records are compressed, which torch.save never does")
         if member.flag_bits & 1:
             raise UnreadableArchive("its records are encrypted")
-        head = read(member.header_offset, LOCAL_HEADER)
-        if len(head) < LOCAL_HEADER or head[:4] != b"PK\x03\x04":
-            raise UnreadableArchive("its directory points to no record")
-        begin = member.header_offset + LOCAL_HEADER + int.from_bytes(head[26:28], "little")
-        begin += int.from_bytes(head[28:30], "little")
+        begin = _find_begin(member, read)
         if begin + member.file_size > length:
             raise UnreadableArchive("a record reaches beyond its end")
         name = member.filename.removeprefix(prefix)

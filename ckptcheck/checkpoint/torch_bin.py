@@ -100,11 +100,11 @@ def describe_pickles(read: Read, size: int) -> TorchBin | None:
             value, foreign = open_archive(read, size).describe(stub_for, load_persistent)
         except UnreadableArchive as error:
             # PyTorch's reader takes what torch.save never writes: compressed records, a name that stands twice.
-            pickles = read_pickles(read, size, MAX_LISTED)
+            pickles, is_whole = read_pickles(read, size, MAX_LISTED)
             listing = _Listing()
             for pickled in pickles:
                 listing.add(pickled)
-            return TorchBin({}, listing.foreign_globals, str(error), bool(pickles) and listing.is_whole)
+            return TorchBin({}, listing.foreign_globals, str(error), is_whole and listing.is_whole)
         return _describe_state(value, foreign)
     raw = read(0, min(size, MAX_LISTED))
     try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptcheck.checkpoint.torch_bin import TorchBin, describe_pickles, is_dangerous
+from ckptcheck.checkpoint.torch_bin import MAX_LISTED, TorchBin, describe_pickles, is_dangerous
 from tests.conftest import needs
 from tests.factories.torch_archives import open_bytes, write_archive
+from tests.limited_child import run_limited
 
 
 def describe(raw: bytes) -> TorchBin | None:
@@ -122,6 +124,33 @@ def test_what_torch_would_run_in_an_archive_that_it_does_not_write_is_listed() -
     assert content == TorchBin({}, ("posix.system",), reason)
     content = describe(write_archive({"data.pkl": pickle.dumps({}), "other/data.pkl": evil}))
     assert content == TorchBin({}, ("posix.system",), "it holds several data.pkl")
+
+
+def test_a_pickle_behind_one_that_is_too_long_to_list_is_not_passed() -> None:
+    long, evil = pickle.dumps(bytes(MAX_LISTED - 24)), pickle.dumps(Call(os.system, "touch owned"), protocol=2)
+    content = describe(write_archive({"data.pkl": long, "other/data.pkl": evil}, method=zipfile.ZIP_DEFLATED))
+    assert content == TorchBin({}, (), "it holds several data.pkl", is_listed=False)
+
+
+def test_records_that_inflate_to_nothing_take_no_time() -> None:
+    """A megabyte whose directory names one long record of empty blocks nine thousand times once took eight seconds."""
+    blocks, name, number = b"\0\0\0\xff\xff" * 100_000 + b"\x03\0", b"a/data.pkl", 9_000
+    sizes = struct.pack("<III", 0, len(blocks), 0)
+    record = b"PK\x03\x04" + struct.pack("<HHHHH", 20, 0, 8, 0, 0) + sizes + struct.pack("<HH", len(name), 0) + name
+    entry = (
+        b"PK\x01\x02"
+        + struct.pack("<HHHHHH", 20, 20, 0, 8, 0, 0)
+        + sizes
+        + struct.pack("<H", len(name))
+        + bytes(16)
+        + name
+    )
+    begin = len(record) + len(blocks)
+    end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, number, number, number * len(entry), begin, 0)
+    raw = record + blocks + entry * number + end
+    outcome = run_limited(lambda: repr(describe(raw)), seconds=2)
+    assert outcome.fault == ""
+    assert "is_listed=False" in outcome.answer
 
 
 def test_a_pickle_that_hides_its_end_behind_a_million_opcodes_is_not_passed() -> None:
