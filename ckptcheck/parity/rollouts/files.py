@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ KEY = "ckptcheck.parity.rollouts"
 
 HARMLESS = frozenset(("misaligned-data",))
 """Defects of a header that only slow readers down."""
+
+MOST_READ = 1 << 28
+"""Bytes of the columns of a file up to which they are read into memory. Longer ones are mapped: a file that is cut off while it is
+mapped ends the process by a signal."""
 
 
 def write_rollouts(rollouts: Rollouts, path: Path) -> None:
@@ -76,8 +81,8 @@ def list_rollout_files(paths: Sequence[Path]) -> list[Path]:
 def read_rollouts(path: Path) -> Rollouts:
     """Read rollouts from a safetensors file, or from JSON lines if the first character is ``{``.
 
-    Columns are memory-mapped. `Rollouts.defects` lists what is malformed. Raises CkptcheckError where the file cannot be read, or
-    is a pickle.
+    Columns of more than `MOST_READ` bytes are memory-mapped. `Rollouts.defects` lists what is malformed. Raises CkptcheckError
+    where the file cannot be read, or is a pickle.
     """
     try:
         if not path.is_file():
@@ -106,6 +111,7 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
         metadata, metadata_defects = _parse_metadata((shard.metadata or {}).get(KEY))
         defects += metadata_defects
     columns: dict[str, NDArray[Any]] = {}
+    is_mapped = sum(tensor.nbytes for name, tensor in shard.tensors.items() if name in COLUMNS) > MOST_READ
     if not defects:
         for name, tensor in shard.tensors.items():
             if (column := COLUMNS.get(name)) is None:
@@ -118,7 +124,8 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
             if (reason := describe_wrong_shape(name, tensor.shape)) is not None:
                 defects.append(Defect("shape", reason, name))
                 continue
-            columns[name] = _map_column(path, shard.data_start + tensor.data_offsets[0], tensor.dtype, tensor.shape)
+            begin = shard.data_start + tensor.data_offsets[0]
+            columns[name] = _open_column(path, begin, tensor.dtype, tensor.shape, is_mapped=is_mapped)
     if not defects:
         defects = find_defects(columns, metadata)
     return Rollouts(metadata, columns, tuple(defects), path.name)
@@ -141,14 +148,19 @@ def _parse_metadata(text: str | None) -> tuple[Metadata, list[Defect]]:
     return Metadata(), [Defect("metadata", f"it cannot be read: {clip(reason)}", KEY)]
 
 
-def _map_column(path: Path, begin: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def _open_column(path: Path, begin: int, dtype: str, shape: tuple[int, ...], *, is_mapped: bool) -> NDArray[Any]:
     import numpy as np
 
     if 0 in shape:
         return np.zeros(shape, WIDTHS[dtype])
-    # a plain view, because slicing a memmap takes ten times as long
     with open_regular_stream(path) as file:
         try:
-            return np.memmap(file, WIDTHS[dtype], "r", begin, shape).view(np.ndarray)
+            if is_mapped:
+                # a plain view, because slicing a memmap takes ten times as long
+                return np.memmap(file, WIDTHS[dtype], "r", begin, shape).view(np.ndarray)
+            file.seek(begin)
+            column = np.fromfile(file, WIDTHS[dtype], prod(shape)).reshape(shape)
         except ValueError as error:  # it asks for bytes that are no longer there
             raise OSError(errno.EIO, "it became shorter while it was read") from error
+    column.flags.writeable = False
+    return column

@@ -30,7 +30,7 @@ class Rollouts:
 
     metadata: Metadata = field(default_factory=Metadata)
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
-    """Name → array, as columns.py describes them; those of a file are memory-mapped."""
+    """Name → array, as columns.py describes them; those of a long file are memory-mapped."""
     defects: tuple[Defect, ...] = ()
     """What is wrong with the form of the columns."""
     name: str = ""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ckptcheck.checkpoint.header import Shard
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.rollouts import read_rollouts
+from ckptcheck.parity.rollouts import files, read_rollouts, write_rollouts
 from ckptcheck.parity.rollouts.convert.detect import convert
 from ckptcheck.parity.rollouts.files import KEY
 from ckptcheck.parity.rollouts.metadata import FORMAT
+from ckptcheck.parity.rollouts.rollouts import Rollouts
 from tests.limited_child import Outcome, run_limited
 
 FIRST_LINE = json.dumps(
@@ -113,3 +117,39 @@ def test_the_sound_file_of_these_tests_is_read(tmp_path: Path) -> None:
     path.write_text(FIRST_LINE + '\n{"tokens": [1, 2, 3, 4], "prompt_lengths": 1}\n', encoding="utf-8")
     assert read_rollouts(path).defects == ()
     assert read_rollouts(path).sequence_count == 1
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened(tmp_path: Path) -> None:
+    """Mapped columns would end the process by a signal."""
+    path = tmp_path / "rollouts.safetensors"
+    starts, tokens = np.arange(0, 300_001, 3), np.zeros(300_000, np.int32)
+    columns = {"starts": starts, "tokens": tokens, "prompt_lengths": np.ones(100_000, np.int32)}
+    write_rollouts(Rollouts(columns=columns), path)
+
+    def say() -> str:
+        rollouts = read_rollouts(path)
+        assert not rollouts.defects
+        os.truncate(path, 4096)
+        return str(int(rollouts.tokens.sum()))
+
+    outcome = run_limited(say)
+    assert (outcome.fault, outcome.answer) == ("", "0")
+
+
+@pytest.mark.parametrize("most", [0, files.MOST_READ])
+def test_a_file_that_is_cut_off_before_its_columns_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    path = tmp_path / "rollouts.safetensors"
+    columns = {"starts": np.array([0, 4]), "tokens": np.zeros(4, np.int32), "prompt_lengths": np.ones(1, np.int32)}
+    write_rollouts(Rollouts(columns=columns), path)
+    monkeypatch.setattr(files, "MOST_READ", most)
+    parse = files.parse_header
+
+    def cut(name: str, size: int, raw: bytes) -> Shard:
+        os.truncate(path, size - 20)
+        return parse(name, size, raw)
+
+    monkeypatch.setattr(files, "parse_header", cut)
+    with pytest.raises(CkptcheckError, match="it became shorter while it was read"):
+        read_rollouts(path)
