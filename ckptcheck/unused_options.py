@@ -32,7 +32,7 @@ SOURCE_OPTIONS = (*TRAINER_OPTIONS, "engine_python", "hf_config", "despite_error
 """Options of ``refit --attach`` about what is started with SOURCE."""
 CONFORMANCE_UNUSED = (
     "attach", *TRAINER_OPTIONS, "quantize", "ignore", "trainer_quantizer", "bucket_mb", "pause", "sleep_level", "steps", "perturb",
-    "check_weights", "check_logprobs", "timeout", "record", "keep", "allow_write", "allow_remote",
+    "check_weights", "check_logprobs", "timeout", "record", "rollouts", "keep", "allow_write", "allow_remote",
 )  # fmt: skip
 """Options of ``refit`` about a trainer, servers and the length of a trial."""
 ENGINE_OPTIONS = ("engine", "engine_tp", "engine_mode", "dtype", "engine_gpus", "switch", "engine_python")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ckptcheck.runtime.trainers.base import Trainer
 
 
-SPARE_TOKENS = 2
-"""Tokens of context beyond the longest sequence, which SGLang keeps to itself (see PRB001)."""
 COMPILING_PROBES = ("graphs", "inductor", "casts")
 """Probes that compile: minutes each, so only on demand."""
 

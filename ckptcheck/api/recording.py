@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.api.arguments import (
     FROM_ONE,
@@ -23,15 +24,18 @@ from ckptcheck.api.arguments import (
     to_path,
     wrap_single,
 )
-from ckptcheck.api.gaps import SPARE_TOKENS
 from ckptcheck.api.judging import load_decoder, read_rollout_files
 from ckptcheck.api.report import build_report
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.parity.calibrate import FloorMeasurement
+    from ckptcheck.parity.first_step import FirstStepRollouts
     from ckptcheck.parity.rollouts import Rollouts
+    from ckptcheck.refit.first_step import PlanFirstStep
+    from ckptcheck.runtime.engines.engine_options import Switches
 
 
 COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051", "PAR076", "PAR077")
@@ -123,16 +127,17 @@ def record_rollouts(
         seed=seed, full=full, step=step, engine_tp=engine_tp, timeout=timeout,
     )  # fmt: skip
     from ckptcheck.parity.default_prompts import DefaultPrompts
-    from ckptcheck.parity.expert_layout import read_expert_layout
     from ckptcheck.parity.expert_routing import add_expert_routing
     from ckptcheck.parity.full_vocab import add_full_vocab_logprobs
-    from ckptcheck.parity.live_session import effective_logprobs, open_live_session, with_batch_size
+    from ckptcheck.parity.live_session import open_live_session, with_batch_size
+    from ckptcheck.parity.record import describe_rollouts
     from ckptcheck.parity.record import record_rollouts as record
-    from ckptcheck.parity.rollouts import Metadata, write_rollouts
+    from ckptcheck.parity.rollouts import write_rollouts
     from ckptcheck.parity.scoring import engine_logprob_temperature
     from ckptcheck.runtime.engines import registry
     from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.runtime.engines.sampling import Sampling
+    from ckptcheck.runtime.engines.sizing import SPARE_TOKENS
     from ckptcheck.text.file_io import require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_length
 
@@ -160,12 +165,9 @@ def record_rollouts(
             )  # fmt: skip
         try:
             live.log_ignored_switches(running)
-            metadata = Metadata(
-                model=os.fspath(source), step=step, logprobs=effective_logprobs(running, switches),
-                vocabulary=default_prompts.vocabulary, max_model_len=context_len,
-                experts=None if (layout := read_expert_layout(live.ckpt)) is None else layout.experts,
-                stop_tokens=sorted(default_prompts.stop_tokens),
-            )  # fmt: skip
+            metadata = describe_rollouts(
+                os.fspath(source), live.ckpt, default_prompts, running, switches, context_len, step
+            )
             with observer.progress("answering", bytewise=False) as advance:
                 rollouts = record(
                     running, prompt_tokens, sampling, metadata, batch=batch, timeout=timeout, advance=advance
@@ -186,6 +188,49 @@ def record_rollouts(
         observer.log(f"{rollouts.sequence_count} responses, {len(rollouts.tokens):,} tokens: {output}")
     _log_responses(rollouts, Path(source), observer)
     return rollouts
+
+
+def plan_first_step(
+    rollouts: StrPath | Mapping[str, Any], source: str, switches: Switches, observer: Observer
+) -> PlanFirstStep:
+    """Return what plans the rollouts of a trial of `refit`.
+
+    rollouts: the file, or the file as ``output`` with arguments of `record_rollouts`. Raises CkptcheckError for an argument that it
+    does not take, and for a file that cannot be written.
+    """
+    from ckptcheck.parity.first_step import FirstStepRollouts
+    from ckptcheck.refit.first_step import FIRST_STEP_ARGUMENTS
+    from ckptcheck.runtime.engines.sampling import Sampling
+    from ckptcheck.text.file_io import require_writable
+
+    given = dict(rollouts) if isinstance(rollouts, Mapping) else {"output": rollouts}
+    output = to_path(given.pop("output", None))
+    unknown = sorted(given.keys() - {*FIRST_STEP_ARGUMENTS})
+    if output is None or unknown:
+        raise CkptcheckError(
+            f"rollouts take no {', '.join(unknown)}" if unknown else "rollouts have no output",
+            hint=f"they take output, and of record_rollouts {', '.join(FIRST_STEP_ARGUMENTS)}",
+        )
+    require_writable(output)
+    parameters = inspect.signature(record_rollouts).parameters
+    chosen = {name: given.get(name, parameters[name].default) for name in FIRST_STEP_ARGUMENTS}
+    require_ranges(**{name: value for name, value in chosen.items() if name not in ("prompts", "ignore_eos")})
+    sampling = Sampling(
+        chosen["temperature"], chosen["top_p"], chosen["top_k"], chosen["response"], chosen["seed"], chosen["ignore_eos"],
+        chosen["presence_penalty"], chosen["frequency_penalty"], chosen["repetition_penalty"],
+    )  # fmt: skip
+
+    def plan(ckpt: Checkpoint) -> FirstStepRollouts | None:
+        first_step = FirstStepRollouts(
+            ckpt, source, output, sampling, switches, observer, prompts=to_path(chosen["prompts"]),
+            number=chosen["number"], length=chosen["length"], batch=chosen["batch"], step=chosen["step"],
+        )  # fmt: skip
+        if first_step.has_room:
+            return first_step
+        observer.log(f"no rollouts: the model has no room for {first_step.context_len} tokens")
+        return None
+
+    return plan
 
 
 def score_rollouts(
@@ -324,6 +369,7 @@ def calibrate_floor(
     from ckptcheck.parity.live_session import describe_side, open_live_session, with_batch_size
     from ckptcheck.runtime.engines import registry
     from ckptcheck.runtime.engines.engine_options import parse_switches
+    from ckptcheck.runtime.engines.sizing import SPARE_TOKENS
     from ckptcheck.runtime.trainers.layout import ParallelLayout
     from ckptcheck.text.file_io import require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_length

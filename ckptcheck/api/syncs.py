@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ckptcheck.api.arguments import (
     to_path,
     wrap_single,
 )
+from ckptcheck.api.recording import plan_first_step
 from ckptcheck.api.report import build_report
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
@@ -68,6 +69,7 @@ def refit(
     trainer_python: StrPath | None = None,
     timeout: Sequence[str] = (),
     record: StrPath | None = None,
+    rollouts: StrPath | Mapping[str, Any] | None = None,
     despite_errors: bool = False,
     keep: bool = False,
     observer: Observer = SILENT,
@@ -108,6 +110,8 @@ def refit(
         trainer_python: a Python that has the trainer; None: the one that ckptcheck installed.
         timeout: seconds of the phases, as ``SECONDS`` or ``PHASE=SECONDS`` (start, score, step, sync).
         record: file that the syncs are appended to, see `history`.
+        rollouts: file for responses that the engine gives after the first sync, scored by both sides, see `judge`; or a mapping
+            with the file as ``output`` and arguments of `record_rollouts` about prompts and sampling.
         despite_errors: go on where a scan of the source finds errors; the report names them.
         keep: keep the checkpoints that are written on the way.
         observer: receives messages.
@@ -141,6 +145,7 @@ def refit(
     from ckptcheck.refit.source import add_source_errors
     from ckptcheck.refit.timeouts import parse_timeouts
     from ckptcheck.runtime.engines import registry
+    from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.unused_options import Arguments, reject_unused_refit_options
 
     given = Arguments(refit, locals())
@@ -173,13 +178,18 @@ def refit(
     )
     loaded = load_rules()
     trial_source = TrialSource(os.fspath(source), to_path(hf_config), despite_errors, keep)
+    first_step = (
+        plan_first_step(rollouts, os.fspath(source), parse_switches(list(switch)), observer)
+        if rollouts is not None
+        else None
+    )
     record_error: CkptcheckError | None = None
     with run_live_trial(
         trial_source, settings,
         TrialEngine(engine, engine_tp, engine_mode, switch, engine_gpus, to_path(engine_python), engine_ep),
         TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, to_path(trainer_python)),
         dtype=dtype, quantization=TrialQuantization(quantize, ignore, trainer_quantizer) if quantize is not None else None,
-        observer=observer,
+        plan_first_step=first_step, observer=observer,
     ) as trace:  # fmt: skip
         report = add_source_errors(build_report(trace, loaded), trial_source.errors)
         try:

@@ -37,7 +37,7 @@ from ckptcheck.unused_options import (
 TRIAL_OPTIONS = (
     "engine", "engine_tp", "engine_ep", "engine_pp", "engine_dp",
     "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "sleep_level",
+    "switch", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "rollouts", "sleep_level",
 )  # fmt: skip
 """Options of a trial. Servers that run already are taken as they are."""
 SERVER_OPTIONS = ("allow_write", "allow_remote")
@@ -178,6 +178,12 @@ def refit(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append the syncs to a record, see refit history.")
     ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Record responses after the first sync, scored by both sides, see parity judge."
+        ),
+    ] = None,
     despite_errors: Annotated[
         bool,
         typer.Option("--despite-errors", help="Go on where the scan of SOURCE finds errors; the report names them."),
@@ -238,7 +244,7 @@ def refit(
     if source is None and not attach:
         raise CkptcheckError("there is nothing to sync", hint="name a checkpoint, or running servers with --attach")
     require_writable(output)
-    require_output_apart(output, record, Path(source) if source is not None else None)
+    require_output_apart(output, record, rollouts, Path(source) if source is not None else None)
     if attach:
         report = api.attach(
             *attach, source=source, allow_write=allow_write, allow_remote=allow_remote,
@@ -259,7 +265,7 @@ def refit(
             engine_gpus=engine_gpus, switch=switch or (), bucket_mb=bucket_mb, pause=pause, sleep_level=sleep_level, steps=steps,
             perturb=perturb, fast=fast, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
-            despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
+            rollouts=rollouts, despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
         )  # fmt: skip
     except RecordError as error:
         report, record_error = error.report, error

@@ -19,6 +19,7 @@ from ckptcheck.preflight.live_arguments import (
     list_refit_arguments,
     list_score_arguments,
 )
+from ckptcheck.refit.first_step import FIRST_STEP_ARGUMENTS
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import join_words
 
@@ -29,6 +30,10 @@ FUNCTIONS = {
     "parity": ("record_rollouts", "score_rollouts", "judge"),
 }
 """Stage → the functions of `ckptcheck.api` that it calls, in their order."""
+SCORED = "scored.safetensors"
+"""File of the results' folder with the engine's responses and the trainer's logprobs."""
+ENGINE_ARGUMENTS = ("engine", "engine_tp", "engine_mode", "engine_python", "dtype")
+TRAINER_ARGUMENTS = ("trainer", "tp", "pp", "ep", "dtype", "trainer_python")
 OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "plots", "record")
 """Arguments that a gate sets itself, or that write elsewhere."""
 
@@ -42,6 +47,8 @@ class Call:
     """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
     output: Path | None = None
     """The file that the call writes and a later call reads; None where its report is all."""
+    made_by: Call | None = None
+    """A call of the trial that makes this one needless where it wrote its output; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -93,34 +100,67 @@ def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable
     source, cannot = _find_source(job, request)
     if cannot:
         return Stage("refit", cannot=cannot)
-    options = request.options.get("refit", {})
-    return Stage("refit", (Call("refit", {"*": [source], **list_refit_arguments(job), **options}),))
+    return Stage("refit", (_plan_trial(job, request, functions, folder, source),))
+
+
+def _plan_trial(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path, source: str
+) -> Call:
+    """Return the call of ``refit``. It also records what parity judges, if both stages set up engine and trainer alike."""
+    arguments = {"*": [source], **list_refit_arguments(job), **request.options.get("refit", {})}
+    if "parity" not in request.stages or "rollouts" in arguments:
+        return Call("refit", arguments)
+    record, score = (_take_arguments(job, request, functions, name) for name in ("record_rollouts", "score_rollouts"))
+    if not _is_set_up_alike(arguments, record, score):
+        return Call("refit", arguments)
+    scored = folder / SCORED
+    rollouts = {name: value for name, value in record.items() if name in FIRST_STEP_ARGUMENTS}
+    if "switch" in record:
+        arguments["switch"] = record["switch"]
+    return Call("refit", {**arguments, "rollouts": {"output": str(scored), **rollouts}}, scored)
+
+
+def _is_set_up_alike(refit: Mapping[str, Any], record: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
+    """Return whether the engine and the trainer of a trial are those that parity would start."""
+    switches = record.get("switch", [])
+    return (
+        all(refit.get(name) == record.get(name) for name in ENGINE_ARGUMENTS)
+        and all(refit.get(name) == score.get(name) for name in TRAINER_ARGUMENTS)
+        and not any(refit.get(name) for name in ("quantize", "engine_ep"))
+        and refit.get("check_weights", True)
+        and refit.get("switch", switches) == switches
+        and "head_fp32=on" not in switches
+        and record.keys() <= {*ENGINE_ARGUMENTS, *FIRST_STEP_ARGUMENTS, "switch", "timeout"}
+        and score.keys() <= {*TRAINER_ARGUMENTS, "timeout"}
+    )
 
 
 def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
     source, cannot = _find_source(job, request)
     if cannot:
         return Stage("parity", cannot=cannot)
-    rollouts, scored = folder / "rollouts.safetensors", folder / "scored.safetensors"
-
-    def take(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with those of the gate file that this function takes."""
-        names = _list_names(functions[function])
-        return {
-            **arguments,
-            **{name: value for name, value in request.options.get("parity", {}).items() if name in names},
-        }
-
-    record = take("record_rollouts", list_record_arguments(job))
-    score = take("score_rollouts", list_score_arguments(job))
+    rollouts, scored = folder / "rollouts.safetensors", folder / SCORED
+    record, score, judge = (_take_arguments(job, request, functions, name) for name in FUNCTIONS["parity"])
+    trial = _plan_trial(job, request, functions, folder, source) if "refit" in request.stages else None
+    made_by = trial if trial is not None and trial.output == scored else None
     return Stage(
         "parity",
         (
-            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts),
-            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored),
-            Call("judge", {**take("judge", {}), "*": [str(scored)]}),
+            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts, made_by),
+            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored, made_by),
+            Call("judge", {**judge, "*": [str(scored)]}),
         ),
     )
+
+
+def _take_arguments(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], function: str
+) -> dict[str, Any]:
+    """Return the arguments of a function of parity: those that follow from the job, and those of the gate file that it takes."""
+    of_job = {"record_rollouts": list_record_arguments, "score_rollouts": list_score_arguments}
+    names = _list_names(functions[function])
+    options = {name: value for name, value in request.options.get("parity", {}).items() if name in names}
+    return {**(of_job[function](job) if function in of_job else {}), **options}
 
 
 def _find_model(job: Job) -> str | None:

@@ -44,6 +44,8 @@ class CallResult:
     """How long it ran."""
     age: float | None = None
     """Seconds since it ran, where the result is that of an earlier gate."""
+    has_output: bool = False
+    """Whether the call wrote its output: a trial may find that there is nothing to write."""
 
 
 def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
@@ -53,8 +55,8 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
     Raises KeyboardInterrupt after the call has ended, where a signal ends the gate.
     """
     fingerprint = _fingerprint(call)
-    is_complete = call.output is None or call.output.is_file()
-    if is_complete and (kept := _read_kept(file, fingerprint)) is not None:
+    kept = _read_kept(call, file, fingerprint)
+    if kept is not None:
         return kept
     for stale in (file, call.output):
         if stale is not None:
@@ -75,8 +77,14 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
         return CallResult(error=outcome["error"] + hint, was_stopped=ended is None, seconds=seconds)
     result = CallResult(tuple(map(load_report, outcome["reports"])), was_stopped=ended is None, seconds=seconds)
     if ended == 0 and all(report.verdict != "incomplete" for report in result.reports):
-        _keep(file, fingerprint, outcome["reports"], seconds)
+        _keep(call, file, fingerprint, outcome["reports"], seconds)
     return result
+
+
+def has_written(call: Call, file: Path) -> bool:
+    """Return whether a call has run, and has written its output. file: where its result is kept."""
+    kept = _read_kept(call, file, _fingerprint(call))
+    return kept is not None and kept.has_output
 
 
 def _run_process(call: Call, result: Path, deadline: float | None) -> int | None:
@@ -111,19 +119,29 @@ def _describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _keep(file: Path, fingerprint: str, reports: list[Any], seconds: float) -> None:
-    content = {"fingerprint": fingerprint, "time": time.time(), "seconds": seconds, "reports": reports}
+def _keep(call: Call, file: Path, fingerprint: str, reports: list[Any], seconds: float) -> None:
+    has_output = call.output is not None and call.output.is_file()
+    content = {
+        "fingerprint": fingerprint, "time": time.time(), "seconds": seconds, "has_output": has_output, "reports": reports,
+    }  # fmt: skip
     replace_file(file, json.dumps(content).encode())
 
 
-def _read_kept(file: Path, fingerprint: str) -> CallResult | None:
-    """Return the result that an earlier gate kept, None where there is none, or not of this call."""
+def _read_kept(call: Call, file: Path, fingerprint: str) -> CallResult | None:
+    """Return the result that an earlier gate kept, None where there is none, or not of this call, or without its output."""
     try:
         content = read_json_file(file)
         age = time.time() - content["time"]
         if content["fingerprint"] != fingerprint or not 0 <= age < KEPT_SECONDS:
             return None
-        return CallResult(tuple(map(load_report, content["reports"])), seconds=content["seconds"], age=age)
+        if content["has_output"] and not (call.output is not None and call.output.is_file()):
+            return None
+        return CallResult(
+            tuple(map(load_report, content["reports"])),
+            seconds=content["seconds"],
+            age=age,
+            has_output=content["has_output"],
+        )
     except (OSError, ValueError, KeyError, TypeError, CkptcheckError):
         return None
 

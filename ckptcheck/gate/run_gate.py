@@ -13,7 +13,7 @@ from ckptcheck.errors import OutputError
 from ckptcheck.gate.gate_file import STAGES, GateRequest
 from ckptcheck.gate.gate_lock import lock_folder
 from ckptcheck.gate.plan import Stage, plan_stages
-from ckptcheck.gate.run_call import CallResult, run_call
+from ckptcheck.gate.run_call import CallResult, has_written, run_call
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.reporters.html.page import render_page
 from ckptcheck.linter.rule import SEVERITIES
@@ -128,12 +128,15 @@ def _run_stage(
     stage: Stage, result: StageResult, folder: Path, deadline: float | None, limit: str, observer: Observer
 ) -> None:
     """Run the calls of a stage until one cannot check or the deadline has passed, and say what of the job no call checks."""
-    for number, call in enumerate(stage.calls):
+    for number, call in enumerate(stage.calls, 1):
+        if call.made_by is not None and has_written(call.made_by, folder / "refit-1.json"):
+            result.notes.append(f"{TITLES[call.function]} of the trial")
+            continue
         if deadline is not None and time.monotonic() >= deadline:
             result.not_checked = f"{limit} had passed"
             return
         observer.log(f"gate: {stage.name}" + (f", {TITLES[call.function]}" if call.function in TITLES else ""))
-        outcome: CallResult = run_call(call, folder / f"{stage.name}-{number + 1}.json", deadline)
+        outcome: CallResult = run_call(call, folder / f"{stage.name}-{number}.json", deadline)
         result.reports += outcome.reports
         result.seconds += outcome.seconds
         if outcome.age is not None:

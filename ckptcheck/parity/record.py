@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
+from ckptcheck.parity.expert_layout import read_expert_layout
+from ckptcheck.parity.live_session import effective_logprobs
 from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from ckptcheck.runtime.engines.base import Generator, Running
 from ckptcheck.runtime.engines.sampling import Generation, Sampling
 from ckptcheck.runtime.process.deadlines import time_budget
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.parity.default_prompts import DefaultPrompts
+    from ckptcheck.runtime.engines.engine_options import Switches
 
 Tokens = tuple[int, ...]
 
@@ -53,6 +61,28 @@ def build_rollout(prompt: Tokens, made: Generation) -> Rollout:
     values = [value if value is not None and isfinite(value) else float("nan") for value in made.logprobs]
     return Rollout(
         (*prompt, *made.tokens), len(prompt), engine=values, versions=made.weight_versions, finish=made.finish_reason
+    )
+
+
+def describe_rollouts(
+    source: str,
+    ckpt: Checkpoint,
+    default_prompts: DefaultPrompts,
+    engine: Running,
+    switches: Switches,
+    context_len: int,
+    step: int | None,
+) -> Metadata:
+    """Return what is known of rollouts before the engine answers: of the model, of its logprobs, and of the training step."""
+    layout = read_expert_layout(ckpt)
+    return Metadata(
+        model=source,
+        step=step,
+        logprobs=effective_logprobs(engine, switches),
+        vocabulary=default_prompts.vocabulary,
+        max_model_len=context_len,
+        experts=None if layout is None else layout.experts,
+        stop_tokens=sorted(default_prompts.stop_tokens),
     )
 
 

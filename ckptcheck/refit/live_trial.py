@@ -15,6 +15,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from ckptcheck.refit.first_step import PlanFirstStep
     from ckptcheck.refit.settings import TrialSettings
     from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.runtime.engines.base import Engine
@@ -94,12 +95,14 @@ def run_live_trial(
     *,
     dtype: str = "float32",
     quantization: TrialQuantization | None = None,
+    plan_first_step: PlanFirstStep | None = None,
     observer: Observer = SILENT,
 ) -> Iterator[RefitTrace]:
     """Run a trial and yield its trace. Leaving the context ends the processes and removes the files of the trial.
 
-    dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
-    CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
+    dtype: what both sides compute in. plan_first_step: plans rollouts that the trial records, None for none. Once the trial is
+    over, the process ignores signals until the clean-up is done. Raises CkptcheckError for a source that cannot be opened, and for
+    an engine or a trainer that cannot be started.
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.refit import feasibility
@@ -141,6 +144,9 @@ def run_live_trial(
         if embedding is None:
             raise CkptcheckError(f"{source.target} has no token embedding that could be found")
         nbytes = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype == "float32" else 1)
+        local = ckpt.source.local
+        context_len = DEFAULT_CONTEXT_LEN if local is None else default_context_len(local)
+        first_step = plan_first_step(ckpt) if plan_first_step is not None else None
         exchange = stack.enter_context(TensorExchange(need=nbytes))
         scratch = (exchange.folder, *(() if source.keep else (folder,)))
 
@@ -187,6 +193,8 @@ def run_live_trial(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
                 python=engine.python, gpus=engine.gpus, switches=switches, transport=settings.transport,
                 sleep_level=settings.sleep_level, scratch=scratch, prepared=ready,
+                context_len=context_len if first_step is None else max(context_len, first_step.context_len),
+                concurrent_sequences=1 if first_step is None else first_step.sequences,
             )  # fmt: skip
 
         def start_oracle(checkpoint: Path) -> RemoteTrainer:
@@ -195,13 +203,11 @@ def run_live_trial(
                 open_checkpoint(str(checkpoint)), exchange, device="cpu", python=trainer.python, scratch=scratch
             )
 
-        local = ckpt.source.local
         trial = RefitTrial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
-            block=PREFIX_CACHE_BLOCK, length=DEFAULT_CONTEXT_LEN if local is None else default_context_len(local),
-            nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
+            block=PREFIX_CACHE_BLOCK, length=context_len, nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
             source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None,
-            start_oracle=start_oracle if quantization is None else None, say=observer.log,
+            start_oracle=start_oracle if quantization is None else None, first_step=first_step, say=observer.log,
             follow=observer.phase,
         )  # fmt: skip
         trace = trial.run()

@@ -87,9 +87,8 @@ def measure_rounding(trainer: Trainer, dtypes: Sequence[str], sequences: Sequenc
 
 def why_not_forced(info: EngineInfo) -> str:
     """Return why an engine cannot decode given tokens, "" if it can."""
-    return (
-        f"{info.name} cannot be made to follow them while it speculates" if info.facts.get("follows") == "False" else ""
-    )
+    is_free = info.facts.get("follows") == "False"
+    return f"{info.name} cannot be made to follow them: it speculates, or gives processed logprobs" if is_free else ""
 
 
 def measure_noise_floor(

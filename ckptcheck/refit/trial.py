@@ -17,6 +17,7 @@ from ckptcheck.refit.cold_loads import ColdLoad, ColdLoads, StartEngine
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.export_checks import ExportChecks
+from ckptcheck.refit.first_step import FirstStep
 from ckptcheck.refit.module_errors import StartOracle
 from ckptcheck.refit.module_search import ModuleSearch
 from ckptcheck.refit.observations import TrialObservations
@@ -47,7 +48,8 @@ class RefitTrial:
     that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
     with; None if it cannot be compared. draft_source: the checkpoint with the layers by which the engine drafts, which the cold
     loads get from there where the trainer does not hold them; None without such layers. start_oracle: starts
-    transformers in float32 with a checkpoint; None if nothing does. say: gets a line for each phase.
+    transformers in float32 with a checkpoint; None if nothing does. first_step: is recorded after the first sync, None for
+    none. say: gets a line for each phase.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class RefitTrial:
         source: Checkpoint | None = None,
         draft_source: Checkpoint | None = None,
         start_oracle: StartOracle | None = None,
+        first_step: FirstStep | None = None,
         say: Log = lambda _: None,
         follow: FollowPhase | None = None,
     ) -> None:
         self._start_trainer, self._settings, self._say = start_trainer, settings, say
-        self._source, self._start_oracle = source, start_oracle
+        self._source, self._start_oracle, self._first_step = source, start_oracle, first_step
         self._trainer: Trainer
         inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
@@ -199,6 +202,22 @@ class RefitTrial:
         if settings.logprobs:
             with self._phases.run("score", "score after the first sync"):
                 self._scores.score(engine, self._trainer, 1, None)
+        if self._first_step is not None:
+            self._record_first_step(self._first_step, engine)
+
+    def _record_first_step(self, first_step: FirstStep, engine: Engine) -> None:
+        """Have the first step of a job recorded, unless the first sync did not bring the trainer's weights."""
+        sync = self._observations.syncs[0]
+        if not sync.answer.ok or sync.has_wrong_parameter or sync.unwritten_parts:
+            self._say("no rollouts: the first sync did not bring the trainer's weights")
+            return
+        with self._phases.run("score", "record the first step"):
+            try:
+                first_step.record(engine, self._trainer)
+            except WorkerDied:
+                raise
+            except CkptcheckError as error:
+                self._say(f"no rollouts: {error.message}")
 
     def _sync(
         self, engine: Engine, step: int, bucket_bytes: int, reference: ColdLoad, phase: str, *, is_marked: bool = False

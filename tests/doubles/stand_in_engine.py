@@ -25,7 +25,8 @@ from tests.doubles.stand_in_faults import faulty  # noqa: E402
 
 def start(model: str) -> dict[str, Any]:
     global ENGINE
-    files = set(json.loads((Path(model) / "model.safetensors.index.json").read_text())["weight_map"].values())
+    index = Path(model) / "model.safetensors.index.json"
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
     tensors = {name: value for file in files for name, value in load_file(Path(model) / file).items()}
     ENGINE = FakeEngine(tensors, [Fault("rotary")] if "CKPTCHECK_ROTARY" in os.environ else [])
     facts = {"weight_transfer": "gloo", "device": "cpu"}
@@ -92,6 +93,16 @@ def score(sequences: list[list[int]], decode: int) -> list[dict[str, Any]]:
     return [dataclasses.asdict(each) for each in ENGINE.score(sequences, decode=decode)]
 
 
+def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
+    """Answer greedily, whatever the sampling."""
+    answers = []
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        tokens = list(ENGINE.score([prompt], decode=sampling["max_tokens"])[0].decoded_tokens)
+        logprobs = ENGINE.score_by_decode([[*prompt, *tokens]], len(prompt))[0]
+        answers.append({"tokens": tokens, "logprobs": list(logprobs), "finish_reason": "length", "cached_tokens": 0})
+    return answers
+
+
 def score_by_decode(sequences: list[list[int]], prompt: int) -> Any:
     return ENGINE.score_by_decode(sequences, prompt)
 
@@ -118,6 +129,7 @@ METHODS = (
     update_weights,
     score,
     score_by_decode,
+    generate,
     fetch_tensors,
     sleep,
     wake,

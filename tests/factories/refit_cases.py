@@ -14,9 +14,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.refit.first_step import FirstStep
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trial import RefitTrial
+from ckptcheck.refit.trial_phases import Log
 from ckptcheck.runtime.engines.base import Bucket, Engine
 from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
@@ -301,8 +303,10 @@ class TrialCase(CaseTable, kw_only=True):
     """Both sides say that they compute in bfloat16."""
 
 
-def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
-    """Play the trial of a case."""
+def run_trial_case(
+    table: Mapping[str, Any], folder: Path, first_step: FirstStep | None = None, say: Log = lambda _: None
+) -> RefitTrace:
+    """Play the trial of a case. first_step: is recorded after the first sync. say: gets what the user would read."""
     case = msgspec.convert(table, TrialCase)
     folder.mkdir(exist_ok=True)
     # msgspec refuses an unknown kind of fault, and the dataclass an unknown key.
@@ -359,4 +363,5 @@ def run_trial_case(table: Mapping[str, Any], folder: Path) -> RefitTrace:
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
+        first_step=first_step, say=say,
     ).run()  # fmt: skip

@@ -178,6 +178,31 @@ def test_a_trial_runs_as_the_job_says(trial: Path) -> None:
 
 
 @pytest.mark.slow
+def test_one_trial_gives_parity_its_rollouts(trial: Path) -> None:
+    job = trial / "gate.toml"
+    content = job.read_text(encoding="utf-8").replace('"preflight", "refit"', '"preflight", "refit", "parity"')
+    pythons = f'engine-python = "{trial / "engine"}"\ntrainer-python = "{trial / "trainer"}"\n'
+    content += f"[parity]\n{pythons}number = 2\nlength = 12\nresponse = 8\n"
+    job.write_text(content, encoding="utf-8")
+    environment = write_stand_ins(trial, "")
+    outcome = gate(trial, "gate.toml", **environment)
+    assert (outcome.code, outcome.stages["refit"]) == (0, "clean"), outcome.report
+    assert "PAR001" in outcome.report["passed"]
+    assert outcome.used_again["parity"] == "the engine's responses of the trial, the trainer's logprobs of the trial"
+    assert not (trial / "gate.gate/rollouts.safetensors").exists()
+    starts = (trial / "notes").read_text(encoding="utf-8").splitlines().count("engine:start")
+    assert starts == 2, "of the trial and of its reference"
+    # what the trial wrote is gone: it runs again
+    (trial / "gate.gate/scored.safetensors").unlink()
+    assert gate(trial, "gate.toml", **environment).used_again["refit"] == ""
+    # a trainer that is asked otherwise than the trial's: parity starts its own
+    job.write_text(content + "tokens = 4096\n", encoding="utf-8")
+    again = gate(trial, "gate.toml", **environment)
+    assert (again.used_again["parity"], again.code) == ("", 0), again.report
+    assert (trial / "gate.gate/rollouts.safetensors").exists()
+
+
+@pytest.mark.slow
 def test_a_trial_that_hangs_is_stopped_at_the_deadline_and_leaves_nothing(trial: Path) -> None:
     environment = write_stand_ins(trial, "engine:update_weights:1:hangs")
     outcome = gate(trial, "gate.toml", "--deadline", "20 s", **environment)

@@ -9,6 +9,8 @@ from ckptcheck.text.file_io import read_json_file
 
 DEFAULT_CONTEXT_LEN = 512
 """Tokens of the longest sequence unless a check needs more: two blocks of a prefix cache and the decoded tokens."""
+SPARE_TOKENS = 2
+"""Tokens of context beyond the longest sequence of rollouts, which SGLang keeps to itself (see PRB001)."""
 CONTEXT_LEN_KEYS = (
     "max_position_embeddings",
     "n_positions",

@@ -67,7 +67,8 @@ def _describe(llm: Any) -> dict[str, Any]:
         "weight_transfer": str(getattr(config.weight_transfer_config, "backend", None)),
         "gpus": ",".join(_gpus(llm)),
         **_nccl_facts(),
-        "follows": str(config.speculative_config is None),
+        # processed logprobs are taken after the processor that forces a token
+        "follows": str(config.speculative_config is None and str(model.logprobs_mode).startswith("raw")),
         "draft": vllm_options.draft_kind(config),
         "redundant_experts": str(vllm_options.redundant_experts(config)),
         "sleep": str(model.enable_sleep_mode),
