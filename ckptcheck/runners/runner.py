@@ -17,6 +17,10 @@ R = TypeVar("R")
 U_contra = TypeVar("U_contra", contravariant=True)
 
 
+GROUP_BYTES, GROUP_UNITS = 1 << 18, 64
+"""Bytes and number of the small units that one thread computes before it takes others."""
+
+
 class Work(Protocol[U_contra, R]):
     """What is computed of each unit. It can be sent to another process, with what it reads from."""
 
@@ -79,7 +83,29 @@ class Local:
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
         """Yield each unit with its result, in order."""
         jobs = self._jobs or work.remote_jobs or os.cpu_count() or 1
-        return run_in_threads(work.compute, units, jobs, waits=self._waits)
+        if work.remote_jobs:  # each unit waits for the network
+            yield from run_in_threads(work.compute, units, jobs, waits=self._waits)
+            return
+
+        def compute_group(group: Sequence[U]) -> list[R]:
+            return [work.compute(unit) for unit in group]
+
+        for group, results in run_in_threads(compute_group, list(_group_small(work, units)), jobs, waits=self._waits):
+            yield from zip(group, results, strict=True)
+
+
+def _group_small(work: Work[U, R], units: Sequence[U]) -> Iterator[list[U]]:
+    """Put small units together: handing one to a thread takes as long as reading some kilobytes."""
+    group: list[U] = []
+    weight = 0
+    for unit in units:
+        group.append(unit)
+        weight += work.weigh(unit)
+        if weight >= GROUP_BYTES or len(group) >= GROUP_UNITS:
+            yield group
+            group, weight = [], 0
+    if group:
+        yield group
 
 
 class _Waiting(Generic[U, R]):

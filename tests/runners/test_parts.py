@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import ckptcheck
+from ckptcheck.checkpoint import torch_archive
 from ckptcheck.compare.matching import compare_pass
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.runners import parts as module
@@ -28,6 +29,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the fixtures, which are small, into many units."""
     monkeypatch.setattr(value_pass, "READ_BYTES", 512)
     monkeypatch.setattr(compare_pass, "TASK_SLICES", 2)
+    monkeypatch.setattr(torch_archive, "WINDOW", 64)
 
 
 @pytest.fixture

@@ -59,6 +59,13 @@ class ArchiveRecordInfo:
     """CRC-32 according to the archive's directory; None without checksums."""
     data: bool
     """Whether it holds the data of a storage."""
+    is_corrupt: bool | None = None
+    """Whether its bytes differ from its checksum; None where they were not read yet."""
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether it holds numbers of an optimizer's state."""
+        return self.data and is_optimizer_state(self.key)
 
 
 @dataclass
@@ -119,6 +126,7 @@ def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened:
                 record.length,
                 record.crc if archive.has_checksums else None,
                 name.split("/")[-2:-1] == ["data"],
+                record.is_corrupt if archive.has_checksums else None,
             )
             for name, record in archive.records.items()
         ]
@@ -168,7 +176,7 @@ class RecordScan:
 
     def compute(self, unit: ArchiveRecordInfo) -> RecordResult:
         """Read a record block by block."""
-        state = StateStats() if unit.data and is_optimizer_state(unit.key) else None
+        state = StateStats() if unit.holds_state else None
         dtype = self.dtypes.get(unit.key, "") if state is not None else ""
         checksum, at = 0, 0
         while at < unit.length:
@@ -203,15 +211,22 @@ class RecordScan:
 
 
 def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
-    """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError where one cannot be read."""
+    """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError where one cannot be read.
+
+    Records whose checksum was compared when their archive was opened are read again only for the state of an optimizer.
+    """
     dtypes = {record.key: run.tensors[record.key].dtype for record in records if record.key in run.tensors}
     work = RecordScan(run.source, dtypes, tuple(dict.fromkeys(record.file for record in records)))
-    stats = []
-    for record, result in (run.value_reader.runner or Local()).run(work, records):
+    unread = [record for record in records if record.is_corrupt is None or record.holds_state]
+    found = {id(record): RecordStats(record, bool(record.is_corrupt), None) for record in records}
+    for record in unread:
+        del found[id(record)]
+    # A runner may compute some of them only.
+    for record, result in (run.value_reader.runner or Local()).run(work, unread):
         if result.reason:
             raise EvidenceError(f"could not read {record.file}: {result.reason}")
-        stats.append(RecordStats(record, result.corrupt, result.state))
-    return stats
+        found[id(record)] = RecordStats(record, result.corrupt, result.state)
+    return [found[id(record)] for record in records if id(record) in found]
 
 
 class MegatronWeights(Checkpoint):

@@ -310,6 +310,31 @@ def test_checksums_that_were_never_written_are_not_missed(copied: Any) -> None:
     assert not found.has_checksums
 
 
+@pytest.mark.parametrize(("length", "reads"), [(100, 1), (1 << 20, 2)])
+def test_opening_an_archive_reads_its_ends_once(length: int, reads: int) -> None:
+    """A checkpoint has 100,000 archives, and each short read opens a file."""
+    raw = write_archive({"data.pkl": write_pickle(None), "data/0": bytes(length), "version": b"3\n"})
+    ranges: list[tuple[int, int]] = []
+
+    def read(start: int, length: int) -> bytes:
+        ranges.append((start, length))
+        return raw[start : start + length]
+
+    found = open_archive(read, len(raw))
+    assert len(ranges) == reads
+    assert {name: record.is_corrupt for name, record in found.records.items()} == {
+        "data.pkl": False,
+        "data/0": False if reads == 1 else None,
+        "version": False,
+    }
+    for name, record in found.records.items():
+        wrong = bytearray(raw)
+        wrong[record.begin] ^= 1
+        assert open_archive(*open_bytes(bytes(wrong))).records[name].is_corrupt is (
+            None if length > 1000 and name == "data/0" else True
+        )
+
+
 # Chunks against the tensor they tile.
 
 
