@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         scan,
         scan_all,
         score_rollouts,
+        sign,
         verify,
         write_page,
     )
@@ -102,6 +103,7 @@ __all__ = [
     "scan",
     "scan_all",
     "score_rollouts",
+    "sign",
     "verify",
     "write_page",
     "write_part",

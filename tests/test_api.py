@@ -537,6 +537,7 @@ FUNCTIONS = {
     "manifest": api.manifest,
     "identity": api.identity,
     "verify": api.verify,
+    "sign": api.sign,
     "join": api.join,
     "preflight": api.preflight,
     "gate": api.gate,

@@ -31,6 +31,7 @@ from ckptcheck.checkpoint.views import (
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.compare import manifest
 from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.signatures.signature_check import SignatureCheck
 from ckptcheck.compare.verification import Verification, verify_manifest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.evidence import Evidence
@@ -76,6 +77,7 @@ from tests.factories.parity_matrix_cases import build_matrix
 from tests.factories.probe_cases import run_probe_case
 from tests.factories.refit_cases import run_trial_case
 from tests.factories.rollout_cases import build_rollout_evidence, build_rollout_series, build_run_comparison
+from tests.factories.signatures import build_signature_check
 
 RULES = rule_loader.load_rules()
 CASES = list(load_cases())
@@ -96,6 +98,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "localization": lambda table, _: build_localization(table),
     "critic": lambda table, _: build_critic(table),
     "conformance": lambda table, _: build_conformance(table),
+    "signature": build_signature_check,
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -128,6 +131,7 @@ EVIDENCE = SCANNED | {
     "localization": Localization,
     "critic": CriticComparison,
     "conformance": ConformanceTrace,
+    "signature": SignatureCheck,
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

@@ -40,6 +40,7 @@ from ckptcheck.api.judging import judge, judge_all
 from ckptcheck.api.machines import join, write_part
 from ckptcheck.api.recording import calibrate_floor, convert_rollouts, record_rollouts, score_rollouts
 from ckptcheck.api.report import write_page
+from ckptcheck.api.signing import sign
 from ckptcheck.api.syncs import attach, conformance, follow_history, history, lora, refit
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "scan",
     "scan_all",
     "score_rollouts",
+    "sign",
     "verify",
     "write_page",
     "write_part",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.api.arguments import Bridge, StrPath, check_runner, require_choice, require_ranges, to_path, wrap_single
 from ckptcheck.api.report import add_notes, build_report
+from ckptcheck.api.signing import choose_signer, open_signature_check
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -220,20 +221,36 @@ def identity(
 
 def verify(
     target: StrPath,
-    manifest: StrPath | Manifest,
+    manifest: StrPath | Manifest | None = None,
     *,
     like: StrPath | None = None,
+    signature: StrPath | None = None,
+    public_key: StrPath | None = None,
+    certificate_chain: StrPath | Sequence[StrPath] = (),
+    signer: str | None = None,
+    oidc_issuer: str | None = None,
+    trust_config: StrPath | None = None,
+    allow_expired: bool = False,
+    ignore_unsigned_files: bool = False,
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
     observer: Observer = SILENT,
 ) -> Report:
-    """Say which tensors changed, moved or vanished since a manifest was written.
+    """Say which tensors changed, moved or vanished since a manifest was written, or since the model was signed.
 
     Args:
         target: the checkpoint as it is now.
-        manifest: what `manifest` returned, or the file that it wrote.
+        manifest: what `manifest` returned, or the file that it wrote; None where a signature is verified.
         like: see `identity`.
+        signature: the model's signature; None, where one of the next three says whom to trust: ``model.sig`` in the folder.
+        public_key: accept a signature of this key.
+        certificate_chain: accept a signature of a certificate that leads to one of these.
+        signer: accept a keyless signature of this identity, for which `oidc_issuer` vouches.
+        oidc_issuer: the OpenID Connect issuer of `signer`.
+        trust_config: the trust of a Sigstore instance of your own; None: that of the public one, over the network.
+        allow_expired: accept a certificate that has expired.
+        ignore_unsigned_files: accept files that the signature does not cover.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -246,20 +263,26 @@ def verify(
     from ckptcheck.compare.manifest import Manifest, read_manifest
     from ckptcheck.compare.verification import verify_manifest
 
-    expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
-    name = os.fspath(target)
+    trusted = choose_signer(
+        manifest is None, signature, public_key, wrap_single(certificate_chain), signer, oidc_issuer, trust_config,
+        allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
+    )  # fmt: skip
+    name, runner = os.fspath(target), check_runner(runner)
     options = ScanOptions(follow_links=follow_links)
-    reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
-        verification = verify_manifest(
-            open_target(name, jobs=jobs, options=options),
-            expected,
-            reference,
-            jobs=jobs,
-            runner=check_runner(runner),
-            progress=progress,
-        )
-    return add_notes(build_report(verification), runner)
+        verification = None
+        if manifest is not None:
+            expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
+            ckpt = open_target(name, jobs=jobs, options=options)
+            reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
+            verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
+        if trusted is None:
+            return add_notes(build_report(verification), runner)
+        check = open_signature_check(
+            name, to_path(signature), trusted, verification, options,
+            ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
+        )  # fmt: skip
+        return add_notes(build_report(check), runner)
 
 
 def critic(

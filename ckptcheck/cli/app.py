@@ -30,6 +30,7 @@ COMMAND_MODULES = {
     "refit lora": "refit_lora",
     "manifest": "manifest",
     "verify": "manifest",
+    "sign": "sign",
     "identity": "identity",
     "join": "join",
     "rules": "rules",

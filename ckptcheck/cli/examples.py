@@ -27,7 +27,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ckptcheck diff ./step-90 ./served --previous ./step-80",
     ),
     "manifest": ("ckptcheck manifest ./my-model -o model.json",),
-    "verify": ("ckptcheck verify ./my-model model.json",),
+    "verify": (
+        "ckptcheck verify ./my-model model.json",
+        "ckptcheck verify ./my-model --public-key release.pub",
+    ),
+    "sign": ("ckptcheck sign ./my-model --private-key release.pem",),
     "join": (
         "ckptcheck scan s3://bucket/step_100 --part 0/8 -o parts/",
         "ckptcheck join parts/ --format html -o report.html",

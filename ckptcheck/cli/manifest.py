@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,9 +20,11 @@ from ckptcheck.cli.options import (
     Part,
     Target,
     TensorJobs,
+    TrustConfig,
     WrittenOptions,
     find_runner,
 )
+from ckptcheck.errors import UsageError
 
 
 def manifest(
@@ -47,9 +50,36 @@ def verify(
     ctx: typer.Context,
     target: Target,
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="The file that ckptcheck manifest wrote, or its s3:// address.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[MANIFEST]",
+            help="The file that ckptcheck manifest wrote, or its s3:// address. A signed model needs none.",
+            show_default=False,
+        ),
+    ] = None,
     like: Like = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The signature to verify.", show_default="model.sig in TARGET"),
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Accept a signature of this key (PEM).")
+    ] = None,
+    certificate_chain: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Accept a signature whose certificate leads to this one (PEM), repeatable."),
+    ] = None,
+    signer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Accept a keyless signature of this e-mail address or workflow.")
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(metavar="URL", help="Who vouches for the name of --signer.")
+    ] = None,
+    trust_config: TrustConfig = None,
+    allow_expired: Annotated[bool, typer.Option("--allow-expired", help="Accept an expired certificate.")] = False,
+    ignore_unsigned_files: Annotated[
+        bool, typer.Option("--ignore-unsigned-files", help="Accept files that the signature does not cover.")
+    ] = False,
     follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
@@ -58,14 +88,19 @@ def verify(
     part: Part = None,
     on: On = None,
 ) -> None:
-    """Say which tensors changed, moved or vanished since a manifest was written.
+    """Say which tensors changed, moved or vanished since a manifest was written, or since the model was signed.
 
     Exit codes: 0 the same, 1 findings at or above --fail-on, 2 could not verify.
     """
     from ckptcheck.cli import output as out
 
     if part is not None:
-        unused = ("format", "fail_on")
+        if manifest is None:
+            raise UsageError("--part needs a manifest: a signature is verified on one machine")
+        unused = (
+            *("format", "fail_on", "signature", "public_key", "certificate_chain", "signer", "oidc_issuer"),
+            *("trust_config", "allow_expired", "ignore_unsigned_files"),
+        )
         write_part(
             WrittenOptions(ctx),
             "verify",
@@ -81,6 +116,14 @@ def verify(
         target,
         manifest,
         like=like,
+        signature=signature,
+        public_key=public_key,
+        certificate_chain=certificate_chain or (),
+        signer=signer,
+        oidc_issuer=oidc_issuer,
+        trust_config=trust_config,
+        allow_expired=allow_expired,
+        ignore_unsigned_files=ignore_unsigned_files,
         follow_links=follow_links,
         jobs=jobs,
         runner=find_runner(on),

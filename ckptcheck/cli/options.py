@@ -88,6 +88,10 @@ Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]
 TensorJobs = Annotated[int | None, typer.Option(min=1, help="Tensors read at a time.", show_default="cores")]
+TrustConfig = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The trust of a Sigstore instance of your own, for keyless signatures."),
+]
 
 # Where the work is done.
 Part = Annotated[

@@ -27,7 +27,7 @@ from ckptcheck.text.file_io import read_whole_file, replace_file
 from ckptcheck.values.digest import digest_tensors
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_part import Sums
-from ckptcheck.values.tensor_stream import open_run_streams, open_streams
+from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
 
 SCHEMA = "ckptcheck-manifest/1"
 LARGEST = 1 << 28
@@ -45,6 +45,8 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     # The plain tensors of the identity whose elements it holds; None: the one of its own name, if the manifest lists that.
     parts: tuple[str, ...] | None = None
+    # Where its bytes began in the data of that shard; a manifest that is signed has it.
+    offset: int | None = None
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:
@@ -124,7 +126,7 @@ def digest_checkpoint(
 
     broken: see `digest_tensors`. Raises EvidenceError.
     """
-    streams = open_run_streams(ckpt) if isinstance(ckpt, Megatron) else open_streams(ckpt)
+    streams = open_checkpoint_streams(ckpt)
     parts = plan.parts if plan is not None else {}
     sums: dict[str, Sums] = {}
     digests = digest_tensors(
@@ -137,6 +139,11 @@ def digest_checkpoint(
         entries[name] = ManifestEntry(stream.dtype, stream.shape, digest, stream.file, own)
     is_whole = plan is not None and digests.keys() >= parts.keys()
     return entries, plan.identity.name_set(sums) if plan is not None and is_whole else None
+
+
+def open_checkpoint_streams(ckpt: Checkpoint | Megatron) -> dict[str, TensorStream]:
+    """Return name → stream of the bytes of every tensor."""
+    return open_run_streams(ckpt) if isinstance(ckpt, Megatron) else open_streams(ckpt)
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.identity import Identity
-from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint
+from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint, open_checkpoint_streams
 from ckptcheck.compare.stream_identity import plan_stream_identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
-from ckptcheck.values.digest import digest_zeros
+from ckptcheck.values.digest import digest_tensors, digest_zeros
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import PictureMaker
@@ -215,3 +215,34 @@ def verify_manifest(
     unreadable: dict[str, str] = {}
     entries, identity = digest_checkpoint(ckpt, plan, runner or Local(jobs), progress, unreadable)
     return Verification(ckpt, manifest, entries, unreadable, identity)
+
+
+def verify_files(
+    ckpt: Checkpoint | Megatron,
+    manifest: Manifest,
+    files: Collection[str],
+    *,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Digest the tensors of files that may have changed, for comparison with a manifest.
+
+    files: all others are known to be as they were when the manifest was written, so their tensors are not read.
+    Raises EvidenceError if a file cannot be read.
+    """
+    streams, listed = open_checkpoint_streams(ckpt), manifest.tensors
+    touched = {name: stream for name, stream in streams.items() if name not in listed or _lies_in(stream.file, files)}
+    touched |= {name: stream for name, stream in streams.items() if name in listed and stream.file != listed[name].file}
+    unreadable: dict[str, str] = {}
+    digests = digest_tensors(ckpt.source, touched, runner=runner or Local(jobs), progress=progress, broken=unreadable)
+    current = {name: listed[name] for name in streams.keys() - touched.keys()}
+    for name, digest in digests.items():
+        stream = touched[name]
+        current[name] = ManifestEntry(stream.dtype, stream.shape, digest, stream.file)
+    return Verification(ckpt, manifest, current, unreadable)
+
+
+def _lies_in(place: str, files: Collection[str]) -> bool:
+    """Whether one of these files is this one, or lies in this folder."""
+    return place in files or any(place == "." or file.startswith(place + "/") for file in files)

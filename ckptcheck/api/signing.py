@@ -1,0 +1,178 @@
+"""Signs a model, and opens the signature that `verify` checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.api.arguments import StrPath, require_ranges, to_path, wrap_single
+from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.text.observer import SILENT, Observer
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.signatures.keys import TrustedSigner
+    from ckptcheck.compare.signatures.signature_check import SignatureCheck
+    from ckptcheck.compare.verification import Verification
+    from ckptcheck.runners.runner import Runner
+    from ckptcheck.text.observer import Advance
+
+
+def sign(
+    target: StrPath,
+    *,
+    signature: StrPath | None = None,
+    private_key: StrPath | None = None,
+    signing_certificate: StrPath | None = None,
+    certificate_chain: StrPath | Sequence[StrPath] = (),
+    keyless: bool = False,
+    trust_config: StrPath | None = None,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+) -> Path:
+    """Write a manifest of the tensors into a model's folder, sign all its files, and return the file of the signature.
+
+    The signature is a bundle of OpenSSF model signing, which ``model_signing verify`` accepts too. Needs the extra ``sign``.
+
+    Args:
+        target: the folder of a checkpoint on this disk (Hugging Face or Megatron).
+        signature: the file to write; None: ``model.sig`` in the folder.
+        private_key: sign with this elliptic-curve key; the environment variable CKPTCHECK_KEY_PASSWORD has its password.
+        signing_certificate: the certificate of `private_key`, where a certificate is to vouch for it.
+        certificate_chain: the certificates between that one and its root.
+        keyless: sign with an identity in place of a key: that of the CI job, of the token in the environment variable
+            CKPTCHECK_IDENTITY_TOKEN, or of whoever logs in by browser. Needs a network.
+        trust_config: a Sigstore instance of your own; None: the public one.
+        follow_links: sign what links in the folder lead to.
+        jobs: tensors read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    Raises CkptcheckError where the key cannot sign, or where a manifest in the folder is of other weights.
+    """
+    chain = wrap_single(certificate_chain)
+    require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.signatures.keys import PASSWORD_VARIABLE, TOKEN_VARIABLE, SigningKey
+    from ckptcheck.compare.signatures.sign import sign_folder
+    from ckptcheck.text.file_io import expand_home
+
+    if keyless == (private_key is not None):
+        raise UsageError(
+            "a model is signed with a key or with an identity" + (", not with both" if keyless else ""),
+            "add --private-key FILE or --keyless",
+        )
+    if signing_certificate is None and chain:
+        raise UsageError("--certificate-chain has no effect without --signing-certificate")
+    if keyless and signing_certificate is not None:
+        raise UsageError("--signing-certificate has no effect with --keyless", "it belongs to --private-key")
+    if trust_config is not None and not keyless:
+        raise UsageError("--trust-config has no effect without --keyless")
+    name = os.fspath(target)
+    folder = Path(expand_home(name))
+    if not folder.is_dir():
+        raise CkptcheckError(
+            f"{name} is no folder on this disk", "name the folder of the model: all its files are signed"
+        )
+    key = SigningKey(
+        to_path(private_key), os.environ.get(PASSWORD_VARIABLE), to_path(signing_certificate),
+        tuple(map(Path, chain)), keyless, os.environ.get(TOKEN_VARIABLE), to_path(trust_config),
+    )  # fmt: skip
+    with observer.progress(name) as progress:
+        ckpt = open_target(name, jobs=jobs, options=ScanOptions(follow_links=follow_links))
+        written = sign_folder(
+            ckpt, folder, key, signature=to_path(signature), follow_links=follow_links, jobs=jobs, progress=progress
+        )
+    observer.log(f"{name} is signed in {written}")
+    return written
+
+
+def choose_signer(
+    is_required: bool,
+    signature: StrPath | None,
+    public_key: StrPath | None,
+    certificate_chain: Sequence[StrPath],
+    signer: str | None,
+    oidc_issuer: str | None,
+    trust_config: StrPath | None,
+    *,
+    allow_expired: bool,
+    ignore_unsigned_files: bool,
+) -> TrustedSigner | None:
+    """Return whose signature `verify` accepts; None where no signature is asked for.
+
+    is_required: there is no manifest to verify with either. Raises UsageError for arguments that contradict each other, and
+    where a signature is named and nobody to trust: a signature that fits no known key proves nothing.
+    """
+    from ckptcheck.compare.signatures.keys import TrustedSigner
+
+    given = [public_key is not None, bool(certificate_chain), signer is not None]
+    hint = "add --public-key FILE, --certificate-chain FILE, or --signer NAME with --oidc-issuer URL"
+    if sum(given) > 1:
+        raise UsageError(
+            "a signature is verified with a key, with certificates or with an identity", "give one of them"
+        )
+    if (signer is None) != (oidc_issuer is None):
+        raise UsageError("--signer and --oidc-issuer go together", "who signed, and who vouches for that name")
+    if trust_config is not None and signer is None:
+        raise UsageError("--trust-config has no effect without --signer")
+    if allow_expired and not certificate_chain:
+        raise UsageError("--allow-expired has no effect without --certificate-chain: a key has no end")
+    if not any(given):
+        if signature is not None:
+            raise UsageError(f"nobody says whose signature {os.fspath(signature)} has to be", hint)
+        if ignore_unsigned_files:
+            raise UsageError("--ignore-unsigned-files has no effect without a signature", hint)
+        if is_required:
+            raise UsageError("there is nothing to verify with", f"name a manifest, or for a signature {hint}")
+        return None
+    return TrustedSigner(
+        to_path(public_key),
+        tuple(map(Path, certificate_chain)),
+        signer,
+        oidc_issuer,
+        to_path(trust_config),
+        allow_expired,
+    )
+
+
+def open_signature_check(
+    target: str,
+    signature: Path | None,
+    trusted: TrustedSigner,
+    named: Verification | None,
+    options: ScanOptions,
+    *,
+    ignore_unsigned: bool,
+    jobs: int | None,
+    runner: Runner | None,
+    progress: Advance | None,
+) -> SignatureCheck:
+    """Verify the signature of a model. named: its tensors against the manifest that the user named."""
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.signature_check import check_signature
+    from ckptcheck.errors import EvidenceError
+    from ckptcheck.text.file_io import expand_home
+
+    folder = Path(expand_home(target))
+    if not folder.exists():
+        raise CkptcheckError(f"{target} does not exist on this disk", "a signature is verified where the files lie")
+    if signature is None:
+        if not folder.is_dir():
+            raise UsageError(f"{target} is a single file", "name its signature with --signature")
+        signature = folder / DEFAULT_NAME
+    try:
+        ckpt = open_target(target, jobs=jobs, options=options)
+    except EvidenceError:
+        raise
+    except CkptcheckError:
+        ckpt = None  # files of a format whose tensors ckptcheck does not read have signatures too
+    return check_signature(
+        ckpt, target, folder, signature, trusted,
+        named=named, ignore_unsigned=ignore_unsigned, follow_links=options.follow_links,
+        jobs=jobs, runner=runner, progress=progress,
+    )  # fmt: skip

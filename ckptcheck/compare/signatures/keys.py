@@ -1,0 +1,156 @@
+"""What signs a model, and what its signature is verified with: a key pair, certificates, or an identity (keyless)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.errors import CkptcheckError
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.signatures.bundle import SignerKind
+
+EXTRA_HINT = "pip install 'ckptcheck[sign]'"
+PASSWORD_VARIABLE = "CKPTCHECK_KEY_PASSWORD"
+"""Environment variable with the password of a private key. An option would show in the list of processes."""
+TOKEN_VARIABLE = "CKPTCHECK_IDENTITY_TOKEN"
+"""Environment variable with an OpenID Connect token for a keyless signature."""
+
+
+def require_packages() -> None:
+    """Import the packages that sign. Raises CkptcheckError where they are not installed, or do not fit together."""
+    try:
+        import model_signing.signing
+        import model_signing.verifying  # noqa: F401
+    except ImportError as error:
+        raise CkptcheckError(f"signatures need the package model-signing: {error}", EXTRA_HINT) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what the packages print and warn of away from stdout, which belongs to the report."""
+    import warnings
+
+    with redirect_stdout(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """What signs. Exactly one of `private_key` and `keyless` is set."""
+
+    private_key: Path | None = None
+    """An elliptic-curve key (P-256, P-384, P-521) as PEM."""
+    password: str | None = None
+    signing_certificate: Path | None = None
+    """The certificate of the private key as PEM; None: the key alone signs."""
+    certificate_chain: tuple[Path, ...] = ()
+    """The certificates between it and the root, as PEM."""
+    keyless: bool = False
+    """Sign with an identity: of the CI job, of `token`, or of whoever logs in by browser. Needs a network."""
+    token: str | None = None
+    trust_config: Path | None = None
+    """A Sigstore instance of your own; None: the public one."""
+
+    def configure(self, config: Any) -> None:
+        """Tell model_signing's signing configuration what signs. Raises CkptcheckError."""
+        named = [self.private_key, self.signing_certificate, *self.certificate_chain, self.trust_config]
+        _require_readable(*named)
+        try:
+            if self.keyless:
+                config.use_sigstore_signer(
+                    use_ambient_credentials=self.token is None,
+                    identity_token=self.token,
+                    trust_config=self.trust_config,
+                )
+            elif self.signing_certificate is not None:
+                config.use_certificate_signer(
+                    private_key=self.private_key,
+                    signing_certificate=self.signing_certificate,
+                    # model_signing cannot read an empty chain; the certificate itself adds nothing to one
+                    certificate_chain=self.certificate_chain or (self.signing_certificate,),
+                )
+            else:
+                # cryptography takes bytes, and model_signing hands on what it is given
+                password = self.password.encode() if self.password else None
+                config.use_elliptic_key_signer(private_key=self.private_key, password=password)
+        except Exception as error:
+            if self.keyless:
+                raise _describe_network_failure(error) from error
+            hint = "an elliptic-curve key in PEM form: openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
+            needs_password = f"its password belongs in the environment variable {PASSWORD_VARIABLE}"
+            is_locked = "password" in str(error).lower() or "encrypted" in str(error).lower()
+            raise CkptcheckError(
+                f"{self.private_key} cannot sign: {error}", needs_password if is_locked else hint
+            ) from error
+
+
+@dataclass(frozen=True)
+class TrustedSigner:
+    """Whose signature is accepted. Exactly one of `public_key`, `certificate_chain` and `identity` is set."""
+
+    public_key: Path | None = None
+    certificate_chain: tuple[Path, ...] = ()
+    """Root certificates, and others that lead to the signer's."""
+    identity: str | None = None
+    """Who signed without a key of their own: an address of e-mail, or of a workflow."""
+    oidc_issuer: str | None = None
+    """Who vouches for the identity, such as ``https://accounts.google.com``."""
+    trust_config: Path | None = None
+    allow_expired: bool = False
+    """Accept a certificate that has expired since."""
+
+    @property
+    def kind(self) -> SignerKind:
+        """The kind of signature that this verifies."""
+        return "key" if self.public_key is not None else "certificate" if self.certificate_chain else "keyless"
+
+    def configure(self, config: Any) -> None:
+        """Tell model_signing's verifying configuration what to verify with. Raises CkptcheckError."""
+        _require_readable(self.public_key, *self.certificate_chain, self.trust_config)
+        try:
+            if self.public_key is not None:
+                config.use_elliptic_key_verifier(public_key=self.public_key)
+            elif self.certificate_chain:
+                config.use_certificate_verifier(certificate_chain=self.certificate_chain)
+            else:
+                config.use_sigstore_verifier(
+                    identity=self.identity, oidc_issuer=self.oidc_issuer, trust_config=self.trust_config
+                )
+        except Exception as error:
+            if self.kind == "keyless":
+                raise _describe_network_failure(error) from error
+            name = self.public_key or self.certificate_chain[0]
+            what = "an elliptic-curve public key" if self.public_key is not None else "certificates"
+            raise CkptcheckError(f"{name} cannot verify: {error}", f"name {what} in PEM form") from error
+
+    def key_hint(self) -> str:
+        """Return what a bundle has as a hint of the public key: SHA-256 of its PEM form, in hexadecimal digits."""
+        from cryptography.hazmat.primitives import serialization
+
+        assert self.public_key is not None
+        key = serialization.load_pem_public_key(self.public_key.read_bytes())
+        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return hashlib.sha256(pem).hexdigest()
+
+
+def _require_readable(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None:
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _describe_network_failure(error: Exception) -> CkptcheckError:
+    return CkptcheckError(
+        f"Sigstore cannot be asked: {type(error).__name__}: {error}",
+        "keyless signatures need a network, or --trust-config with the trust of an instance of your own",
+    )

@@ -1,0 +1,212 @@
+"""The evidence of ``verify --signature``: a signature, the files that it covers, and the tensors in those that have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.compare.manifest import Manifest, read_manifest
+from ckptcheck.compare.signatures.bundle import Bundle, MalformedSignature, read_bundle
+from ckptcheck.compare.signatures.check_bundle import BundleCheck, SignedFiles, check_bundle
+from ckptcheck.compare.signatures.keys import TrustedSigner
+from ckptcheck.compare.signatures.sign import MANIFEST_NAME
+from ckptcheck.compare.verification import Verification, verify_files
+from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import Runner
+from ckptcheck.text.formatting import count
+
+LOADED_SUFFIXES = (".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so")
+"""How the names of other files end that loaders read."""
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".distcp",
+    ".ckpt",
+    ".npz",
+    ".onnx",
+    ".h5",
+    ".msgpack",
+)
+"""How the names of files with weights end."""
+
+
+@dataclass(frozen=True)
+class SignatureCheck(EvidenceDefaults):
+    """A signature, and what it is held against."""
+
+    target: str
+    signature: Path
+    bundle: Bundle | None
+    """None: the file is no signature."""
+    check: BundleCheck
+    ckpt: Checkpoint | Megatron | None = field(default=None, repr=False)
+    """None: nothing whose tensors can be read."""
+    manifest: Manifest | None = field(default=None, repr=False)
+    """The manifest that the signature covers, where it is as it was signed."""
+    verification: Verification | None = field(default=None, repr=False)
+    """The tensors of files that have changed, against that manifest; None where no file has, and where there is no manifest."""
+    named: Verification | None = field(default=None, repr=False)
+    """All tensors against the manifest that the user named; None where none was named."""
+    unnamed: str = ""
+    """Why the tensors of changed files cannot be named; "" where they can."""
+    left_out: tuple[str, ...] = ()
+    """Files that loaders read and that the signer left out on purpose."""
+    allow_expired: bool = False
+    kind: str = "signature"
+
+    @property
+    def files(self) -> SignedFiles:
+        """What became of the signed files."""
+        return self.check.files
+
+    @cached_property
+    def other_model(self) -> str | None:
+        """Say in a sentence that the signature is of another model; None where it is of this one."""
+        if self.bundle is None or self.check.refusal:
+            return None
+        if self.verification is not None:
+            return f"{self.signature.name}: {said}" if (said := self.verification.other_model) else None
+        changed = {item.file for item in self.files.changed}
+        if len(self.bundle.files) < 2 or self.bundle.files - changed - set(self.files.missing):
+            return None
+        model = f" ({self.bundle.model})" if self.bundle.model else ""
+        return (
+            f"{self.signature.name} is of another model{model} or another state of it: of the {len(self.bundle.files)} files "
+            "that it covers, none is here as it was signed"
+        )
+
+    def require_signer(self) -> None:
+        """Skip a rule where nobody vouches for what the signature states. Raises Skip."""
+        if self.check.refusal:
+            raise Skip("the signature is not verified, see SIG001")
+
+    def require_this_model(self) -> None:
+        """Skip a rule that would list every file where the signature is of another model. Raises Skip."""
+        self.require_signer()
+        if self.other_model:
+            raise Skip("the signature is of another model or another state of it, see SIG006")
+
+    def view_for(self, kind: str) -> object | None:
+        """Return this evidence, or for rules on manifests the comparison with the manifest that was named."""
+        return self.named if kind == "manifest" else super().view_for(kind)
+
+    @property
+    def headline(self) -> str:
+        """How many files are as they were signed."""
+        number = len(self.bundle.files) if self.bundle is not None else 0
+        return f"the signature is verified, and {count(number, 'file is', 'files are')} as signed"
+
+    @property
+    def subject(self) -> str:
+        """What is held against what."""
+        files = count(len(self.bundle.files), "signed file") if self.bundle is not None else "no signed file"
+        what = self.ckpt.subject if self.ckpt is not None else "files"
+        return f"{what} · against a signature of {files}"
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Files that could not be read."""
+        return self.ckpt.unread if self.ckpt is not None else {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Files, tensors and bytes."""
+        if self.ckpt is not None:
+            return self.ckpt.counts
+        return {"files": len(self.bundle.files) if self.bundle is not None else 0, "tensors": 0, "bytes": 0}
+
+
+def check_signature(
+    ckpt: Checkpoint | Megatron | None,
+    target: str,
+    folder: Path,
+    signature: Path,
+    signer: TrustedSigner,
+    *,
+    named: Verification | None = None,
+    ignore_unsigned: bool = False,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    runner: Runner | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SignatureCheck:
+    """Verify the signature of a folder; where a file has changed, find out which tensors have.
+
+    ignore_unsigned: say nothing about files that the signature does not cover.
+    A file that is as it was signed is read once, for its digest. Raises CkptcheckError for a key that cannot be read, and
+    EvidenceError for a file.
+    """
+    try:
+        bundle = read_bundle(signature)
+    except MalformedSignature as error:
+        return SignatureCheck(target, signature, None, BundleCheck(str(error)), ckpt, named=named)
+    check = check_bundle(bundle, folder, signature, signer, follow_links=follow_links)
+    if ignore_unsigned:
+        check = replace(check, files=replace(check.files, unsigned=()))
+    files = check.files
+    manifest, verification, unnamed = None, None, ""
+    if check.refusal is None and MANIFEST_NAME in bundle.files:
+        touched = {item.file for item in files.changed} | {*files.missing, *files.unsigned}
+        try:
+            if MANIFEST_NAME not in touched:
+                manifest = read_manifest(folder / MANIFEST_NAME)
+            if manifest is not None and ckpt is not None and any(map(is_weights, touched)):
+                verification = verify_files(ckpt, manifest, touched, jobs=jobs, runner=runner, progress=progress)
+        except EvidenceError as error:
+            unnamed = error.message
+        except CkptcheckError as error:
+            manifest, unnamed = None, error.message
+    return SignatureCheck(
+        target,
+        signature,
+        bundle,
+        check,
+        ckpt,
+        manifest,
+        verification,
+        named,
+        unnamed,
+        () if ignore_unsigned else tuple(_list_left_out(bundle, folder)),
+        signer.allow_expired,
+    )
+
+
+def _list_left_out(bundle: Bundle, folder: Path) -> Iterator[str]:
+    """Yield the files that loaders read among those that the signer left out. What belongs to git or a download is hidden."""
+    for ignored in sorted(set(bundle.ignored)):
+        path = folder / ignored
+        if ignored.startswith((".", "/")) or not folder.is_dir():
+            continue
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.name.endswith((*WEIGHT_SUFFIXES, *LOADED_SUFFIXES)) and file.is_file():
+                yield file.relative_to(folder).as_posix()
+
+
+def is_weights(file: str) -> bool:
+    """Whether a file may hold tensors, by its name."""
+    return file.endswith((*WEIGHT_SUFFIXES, ".index.json"))
+
+
+def list_tensors(check: SignatureCheck, file: str, ranges: Iterable[tuple[int, int | None]] = ()) -> list[str]:
+    """Return the tensors that a file holds now; where ranges of its bytes are given, those that touch one."""
+    ckpt = check.ckpt
+    if not isinstance(ckpt, Checkpoint) or file not in ckpt.shards:
+        return []
+    shard, wanted = ckpt.shards[file], list(ranges)
+    if any(begin < shard.data_start for begin, _ in wanted):
+        wanted = []  # the header is among them
+    found = []
+    for name, tensor in shard.tensors.items():
+        begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
+        if not wanted or any(begin < (last or end) and first < end for first, last in wanted):
+            found.append(name)
+    return found

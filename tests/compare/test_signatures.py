@@ -1,0 +1,374 @@
+"""Signatures: model_signing accepts ours and we accept its; what either refuses, the other refuses too."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ckptcheck import api
+from ckptcheck.compare import verification
+from ckptcheck.compare.signatures import keys
+from ckptcheck.compare.signatures.sign import MANIFEST_NAME
+from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
+from ckptcheck.linter.report import Report
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.signatures import NEEDED, restate, sign_with_model_signing, write_certificate, write_key
+
+model_signing = pytest.importorskip("model_signing", reason=NEEDED)
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / "model"))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return write_key(tmp_path / "keys")
+
+
+def messages(report: Report) -> list[str]:
+    return [f"{finding.code} {finding.message}" for finding in report.findings]
+
+
+def is_accepted(folder: Path, public: Path, signature: Path | None = None) -> bool:
+    """Whether model_signing accepts a signature, asked as its own command asks."""
+    signature = signature or folder / "model.sig"
+    config = model_signing.verifying.Config().use_elliptic_key_verifier(public_key=public)
+    config.set_hashing_config(model_signing.hashing.Config().set_ignored_paths(paths=["model.sig"]))
+    try:
+        config.verify(folder, signature)
+    except Exception:
+        return False
+    return True
+
+
+# --- both ways ---
+
+
+def test_the_command_of_model_signing_accepts_ours(folder: Path, pair: tuple[Path, Path]) -> None:
+    ours = [sys.executable, "-m", "ckptcheck", "sign", str(folder), "--private-key", str(pair[0])]
+    signed = subprocess.run(ours, capture_output=True, text=True, check=True)
+    assert signed.stderr == f"{folder} is signed in {folder / 'model.sig'}\n"
+    theirs = [sys.executable, "-m", "model_signing", "verify", "key", str(folder)]
+    said = subprocess.run(
+        [*theirs, "--signature", str(folder / "model.sig"), "--public_key", str(pair[1])],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (0, "Verification succeeded\n")
+    report = api.verify(folder, public_key=pair[1])
+    assert (report.verdict, report.headline) == ("clean", "the signature is verified, and 6 files are as signed")
+
+
+def test_model_signing_accepts_our_certificates(folder: Path, pair: tuple[Path, Path]) -> None:
+    certificate, root = write_certificate(pair[0].parent, pair[0])
+    api.sign(folder, private_key=pair[0], signing_certificate=certificate, signature=folder.parent / "its.sig")
+    theirs = model_signing.verifying.Config().use_certificate_verifier(certificate_chain=[root])
+    theirs.verify(folder, folder.parent / "its.sig")
+    assert api.verify(folder, signature=folder.parent / "its.sig", certificate_chain=root).verdict == "clean"
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2", "blake3"])
+@pytest.mark.parametrize("method", ["files", "shards"])
+def test_we_accept_theirs(algorithm: Any, method: str, folder: Path, pair: tuple[Path, Path]) -> None:
+    hashes = model_signing.hashing.Config()
+    if method == "shards":
+        hashes.use_shard_serialization(hashing_algorithm=algorithm, shard_size=700)
+    else:
+        hashes.use_file_serialization(hashing_algorithm=algorithm)
+    config = model_signing.signing.Config().use_elliptic_key_signer(private_key=pair[0])
+    config.set_hashing_config(hashes).sign(folder, folder.parent / "its.sig")
+    assert api.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1]).verdict == "clean"
+    with (folder / SHARD).open("ab") as file:
+        file.write(b"\0")
+    report = api.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1])
+    assert [(finding.code, finding.file) for finding in report.findings] == [("SIG003", SHARD)]
+
+
+def test_a_model_of_one_file(folder: Path, pair: tuple[Path, Path]) -> None:
+    file, signature = folder / SHARD, folder.parent / "its.sig"
+    model_signing.signing.Config().use_elliptic_key_signer(private_key=pair[0]).sign(file, signature)
+    assert api.verify(file, signature=signature, public_key=pair[1]).verdict == "clean"
+    flip(file, -1)
+    report = api.verify(file, signature=signature, public_key=pair[1])
+    assert [(finding.code, finding.file) for finding in report.findings] == [("SIG003", SHARD)]
+
+
+# --- what either refuses ---
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def exchange(one: Path, other: Path) -> None:
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    other.write_bytes(contents[0])
+
+
+def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> None:
+    save_file(change(load_file(path)), path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda folder: None,
+    "a bit": lambda folder: flip(folder / SHARD, -5),
+    "a byte more": lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes() + b"\0"),
+    "a byte less": lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-1]),
+    "a shard gone": lambda folder: (folder / SHARD).unlink(),
+    "shards exchanged": lambda folder: exchange(folder / SHARD, folder / "model-00001-of-00003.safetensors"),
+    "a shard renamed": lambda folder: (folder / SHARD).rename(folder / "other.safetensors"),
+    "config changed": lambda folder: (folder / "config.json").write_text("{}"),
+    "config gone": lambda folder: (folder / "config.json").unlink(),
+    "config empty": lambda folder: (folder / "config.json").write_bytes(b""),
+    "a file added": lambda folder: (folder / "modeling.py").write_text("import os"),
+    "an empty file added": lambda folder: (folder / "x.safetensors").write_bytes(b""),
+    "a folder added": lambda folder: (folder / "empty").mkdir(),
+    "a manifest changed": lambda folder: flip(folder / MANIFEST_NAME, 40),
+    "a manifest gone": lambda folder: (folder / MANIFEST_NAME).unlink(),
+    "header rewritten": lambda folder: rewrite(folder / SHARD, lambda tensors: tensors | {"new": np.ones(1)}),
+    "everything gone": lambda folder: [path.unlink() for path in folder.iterdir() if path.name != "model.sig"],
+    "garbage for weights": lambda folder: (folder / SHARD).write_bytes(b"\xff" * 40),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_model_signing_refuses_is_refused(change: str, folder: Path, pair: tuple[Path, Path]) -> None:
+    api.sign(folder, private_key=pair[0])
+    CHANGES[change](folder)
+    report = api.verify(folder, public_key=pair[1])
+    assert (report.verdict == "clean") == is_accepted(folder, pair[1]) == (change in ("nothing", "a folder added"))
+    assert (report.exit_code() == 0) == (report.verdict == "clean")
+    assert not [reason for _, reason in report.crashed if report.error is None]
+
+
+def test_a_changed_bundle_is_never_accepted(folder: Path, pair: tuple[Path, Path]) -> None:
+    """Whatever one byte of it becomes: either both accept it (white space, an unused field), or we refuse it."""
+    original = api.sign(folder, private_key=pair[0]).read_bytes()
+    chance, accepted = random.Random(7), 0
+    for _ in range(30):
+        raw = bytearray(original)
+        raw[chance.randrange(len(raw))] = chance.randrange(256)
+        (folder / "model.sig").write_bytes(raw)
+        report = api.verify(folder, public_key=pair[1])
+        assert {finding.code for finding in report.findings} <= {"SIG001"}
+        if report.verdict == "clean":
+            accepted += 1
+            assert is_accepted(folder, pair[1]), bytes(raw)
+    assert accepted < 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda statement: statement["predicate"]["resources"][0].update(digest="00" * 32),
+        lambda statement: statement["predicate"].update(resources=[]),
+        lambda statement: statement["predicate"]["serialization"].update(ignore_paths=[SHARD]),
+        lambda statement: statement["predicate"]["serialization"].update(hash_type="md5"),
+        lambda statement: statement["predicate"]["serialization"].update(method="shards"),
+        lambda statement: statement.update(predicateType="https://slsa.dev/provenance/v1"),
+        lambda statement: statement.update(subject=[]),
+    ],
+)
+def test_a_changed_statement_is_refused(change: Callable[[Any], None], folder: Path, pair: tuple[Path, Path]) -> None:
+    restate(api.sign(folder, private_key=pair[0]), change)
+    (finding,) = api.verify(folder, public_key=pair[1]).findings
+    assert finding.code == "SIG001"
+
+
+def test_an_expired_certificate_is_refused(folder: Path, pair: tuple[Path, Path]) -> None:
+    """model_signing takes the day on which the certificate began for the day of the signature, and accepts it."""
+    certificate, root = write_certificate(pair[0].parent, pair[0], -20, -10)
+    signature = api.sign(folder, private_key=pair[0], signing_certificate=certificate)
+    (finding,) = api.verify(folder, certificate_chain=[root]).findings
+    assert finding.code == "SIG002"
+    assert finding.message.startswith("the certificate CN=test release expired on 20")
+    assert api.verify(folder, certificate_chain=[root], allow_expired=True).verdict == "clean"
+    config = model_signing.verifying.Config().use_certificate_verifier(certificate_chain=[root])
+    config.set_hashing_config(model_signing.hashing.Config().set_ignored_paths(paths=["model.sig"]))
+    config.verify(folder, signature)
+    flip(folder / SHARD, -5)
+    assert [finding.code for finding in api.verify(folder, certificate_chain=[root]).findings] == ["SIG002", "SIG003"]
+
+
+# --- tensors ---
+
+
+def test_another_order_in_a_file_is_named(folder: Path, pair: tuple[Path, Path]) -> None:
+    """The same tensors, each with its values: the file is another all the same."""
+    api.sign(folder, private_key=pair[0])
+    raw = (folder / SHARD).read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    names = [name for name in header if name != "__metadata__"]
+    pieces = {name: data[slice(*header[name]["data_offsets"])] for name in names}
+    begin, ordered = 0, b""
+    for name in reversed(names):
+        header[name]["data_offsets"] = [begin, begin + len(pieces[name])]
+        ordered, begin = ordered + pieces[name], begin + len(pieces[name])
+    text = json.dumps(header).encode()
+    (folder / SHARD).write_bytes(len(text).to_bytes(8, "little") + text + ordered)
+    (message,) = messages(api.verify(folder, public_key=pair[1]))
+    assert message.startswith(
+        "SIG003 it is not the file that was signed: its tensors have other places, and the values that were signed: model.layers.0"
+    )
+
+
+def test_only_files_that_changed_are_read_by_tensor(
+    folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.sign(folder, private_key=pair[0])
+    read: list[str] = []
+    original = verification.digest_tensors
+
+    def digest_tensors(source: Any, streams: Any, **options: Any) -> Any:
+        read.extend({stream.file for stream in streams.values()})
+        return original(source, streams, **options)
+
+    monkeypatch.setattr(verification, "digest_tensors", digest_tensors)
+    assert api.verify(folder, public_key=pair[1]).verdict == "clean"
+    assert read == []
+    flip(folder / SHARD, -5)
+    assert api.verify(folder, public_key=pair[1]).verdict == "findings"
+    assert read == [SHARD]
+
+
+def test_a_manifest_that_the_user_names_is_held_against_all_tensors(folder: Path, pair: tuple[Path, Path]) -> None:
+    api.sign(folder, private_key=pair[0])
+    report = api.verify(folder, folder / MANIFEST_NAME, public_key=pair[1])
+    assert report.verdict == "clean"
+    assert {"MAN001", "SIG001"} <= set(report.passed)
+
+
+# --- signing ---
+
+
+def test_a_manifest_of_other_weights_is_not_signed(folder: Path, pair: tuple[Path, Path]) -> None:
+    api.sign(folder, private_key=pair[0])
+    before = (folder / "model.sig").read_bytes()
+    flip(folder / SHARD, -5)
+    with pytest.raises(CkptcheckError, match="is of other weights than those beside it: model"):
+        api.sign(folder, private_key=pair[0])
+    assert (folder / "model.sig").read_bytes() == before
+    api.manifest(folder, folder / MANIFEST_NAME)
+    api.sign(folder, private_key=pair[0])
+    assert api.verify(folder, public_key=pair[1]).verdict == "clean"
+
+
+def test_half_a_checkpoint_is_not_signed(folder: Path, pair: tuple[Path, Path]) -> None:
+    (folder / SHARD).unlink()
+    with pytest.raises(EvidenceError, match=rf"no manifest of .* can be written: {SHARD}"):
+        api.sign(folder, private_key=pair[0])
+    assert not {MANIFEST_NAME, "model.sig"} & {path.name for path in folder.iterdir()}
+
+
+def test_a_key_with_a_password(folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(pair[0].read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"opensesame")
+    pair[0].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    with pytest.raises(CkptcheckError) as caught:
+        api.sign(folder, private_key=pair[0])
+    assert "CKPTCHECK_KEY_PASSWORD" in str(caught.value.hint)
+    monkeypatch.setenv("CKPTCHECK_KEY_PASSWORD", "opensesame")
+    api.sign(folder, private_key=pair[0])
+    assert is_accepted(folder, pair[1])
+
+
+def test_links_are_read_where_the_user_says_so(folder: Path, pair: tuple[Path, Path]) -> None:
+    outside = folder.parent / "blob"
+    (folder / "config.json").rename(outside)
+    (folder / "config.json").symlink_to(outside)
+    with pytest.raises(EvidenceError, match=r"config\.json is a link") as caught:
+        api.sign(folder, private_key=pair[0])
+    assert "--follow-links" in str(caught.value.hint)
+    api.sign(folder, private_key=pair[0], follow_links=True)
+    with pytest.raises(EvidenceError, match=r"config\.json is a link"):
+        api.verify(folder, public_key=pair[1])
+    assert api.verify(folder, public_key=pair[1], follow_links=True).verdict == "clean"
+    assert not [path for path in folder.parent.iterdir() if path.suffix == ".sig"]
+
+
+def test_a_keyless_signature_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no network here: what is checked is what Sigstore would be asked."""
+    asked: list[dict[str, Any]] = []
+
+    def use_sigstore(self: Any, **options: Any) -> None:
+        asked.append(options)
+        raise ConnectionError("no network")
+
+    for module, name in ((model_signing.signing, "signer"), (model_signing.verifying, "verifier")):
+        monkeypatch.setattr(module.Config, f"use_sigstore_{name}", use_sigstore)
+    with pytest.raises(CkptcheckError, match="Sigstore cannot be asked: ConnectionError: no network"):
+        api.sign(folder, keyless=True)
+    monkeypatch.setenv("CKPTCHECK_IDENTITY_TOKEN", "token")
+    with pytest.raises(CkptcheckError):
+        api.sign(folder, keyless=True)
+    sign_with_model_signing(folder, write_key(folder.parent)[0])
+    with pytest.raises(CkptcheckError):
+        api.verify(folder, signer="release@example.org", oidc_issuer="https://accounts.example.org")
+    assert asked == [
+        {"use_ambient_credentials": True, "identity_token": None, "trust_config": None},
+        {"use_ambient_credentials": False, "identity_token": "token", "trust_config": None},
+        {"identity": "release@example.org", "oidc_issuer": "https://accounts.example.org", "trust_config": None},
+    ]
+
+
+def test_what_is_not_installed_is_said(folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "model_signing"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "model_signing", None)
+    with pytest.raises(CkptcheckError, match="signatures need the package model-signing") as caught:
+        api.sign(folder, private_key=pair[0])
+    assert caught.value.hint == keys.EXTRA_HINT
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "there is nothing to verify with"),
+        ({"signature": "model.sig"}, "nobody says whose signature model.sig has to be"),
+        (
+            {"public_key": "a", "certificate_chain": "b"},
+            "a signature is verified with a key, with certificates or with",
+        ),
+        ({"signer": "a"}, "--signer and --oidc-issuer go together"),
+        ({"public_key": "a", "trust_config": "b"}, "--trust-config has no effect without --signer"),
+        ({"public_key": "a", "allow_expired": True}, "--allow-expired has no effect without --certificate-chain"),
+        ({"ignore_unsigned_files": True}, "--ignore-unsigned-files has no effect without a signature"),
+    ],
+)
+def test_a_signature_needs_somebody_to_trust(options: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        api.verify(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "a model is signed with a key or with an identity$"),
+        ({"private_key": "a", "keyless": True}, "a model is signed with a key or with an identity, not with both"),
+        ({"private_key": "a", "certificate_chain": "b"}, "--certificate-chain has no effect without"),
+        ({"keyless": True, "signing_certificate": "b"}, "--signing-certificate has no effect with --keyless"),
+        ({"private_key": "a", "trust_config": "b"}, "--trust-config has no effect without --keyless"),
+        ({"private_key": "nowhere"}, "cannot read nowhere: No such file"),
+    ],
+)
+def test_a_signature_needs_something_to_sign_with(options: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(CkptcheckError, match=f"^{message}"):
+        api.sign(folder, **options)
