@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.deltas.target import may_be_deltas
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import blob_digests
@@ -125,6 +126,11 @@ def run_passes(targets: Sequence[str], request: ScanRequest) -> None:
 
 
 def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]], value_reader: ValueReader) -> Report:
+    if may_be_deltas(target):
+        from ckptcheck.checkpoint.deltas.open import open_lone_deltas
+
+        if (deltas := open_lone_deltas(target)) is not None:
+            return run_rules(deltas, request.rules, ignored=request.ignored, severities=request.severities)
     ckpt = open_target(target, jobs=request.jobs, options=request.options, value_reader=value_reader)
     if request.options.verify_blobs and not blob_digests(ckpt.source):
         raise CkptcheckError(

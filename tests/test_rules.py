@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.deltas.chain import DeltaChain
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
@@ -69,6 +70,7 @@ from tests.factories.checkpoint_cases import (
 from tests.factories.comparison_cases import build_comparison
 from tests.factories.conformance_cases import build_conformance
 from tests.factories.critic_cases import build_critic
+from tests.factories.delta_cases import build_delta_case
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
 from tests.factories.localize_cases import build_localization
@@ -99,6 +101,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "critic": lambda table, _: build_critic(table),
     "conformance": lambda table, _: build_conformance(table),
     "signature": build_signature_check,
+    "deltas": build_delta_case,
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -132,6 +135,7 @@ EVIDENCE = SCANNED | {
     "critic": CriticComparison,
     "conformance": ConformanceTrace,
     "signature": SignatureCheck,
+    "deltas": Sequence[DeltaChain],
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

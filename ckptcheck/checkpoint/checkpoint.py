@@ -27,9 +27,12 @@ from ckptcheck.linter.rule import Problem, Skip
 from ckptcheck.text.formatting import count, format_bytes, join_truncated
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.deltas.chain import DeltaChain
+    from ckptcheck.checkpoint.deltas.patched_source import PatchedSource
     from ckptcheck.checkpoint.quantization.quantization import Quantization
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.torch_bin import TorchBin
+    from ckptcheck.linter.report import Section
     from ckptcheck.values.stats import ValueStats
 
 
@@ -74,6 +77,37 @@ class Checkpoint(EvidenceDefaults):
         """Answers that several rules ask for, see `linter.evidence.remembered`."""
         self._index_file = index_file
         self._parts = FileReader(source)
+
+    @classmethod
+    def patched(cls, base: Checkpoint, source: PatchedSource, value_reader: ValueReader | None = None) -> Checkpoint:
+        """Describe what a chain of deltas makes of a base: other values under the same headers, which are not read again."""
+        ckpt = cls(
+            source,
+            options=base.options,
+            value_reader=value_reader,
+            index_file=base._index_file,
+            single=base.is_single_shard,
+            jobs=base.jobs,
+        )
+        # Where cached_property keeps its answer.
+        ckpt.__dict__["shards"] = base.shards
+        ckpt._parts.unread |= base._parts.unread
+        return ckpt
+
+    @property
+    def deltas(self) -> tuple[DeltaChain, ...]:
+        """The chain of deltas that leads to this checkpoint; () where its files are as they lie."""
+        chain = getattr(self.source, "chain", None)
+        return () if chain is None else (chain,)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What each delta of the chain changed, where this is the result of one and its values are read."""
+        if not self.deltas or self.value_reader.unavailable_reason(self.source) is not None:
+            return ()
+        from ckptcheck.checkpoint.deltas.summary import tabulate_chain
+
+        return tuple(tabulate_chain(chain) for chain in self.deltas)
 
     @property
     def padding(self) -> int:
@@ -279,7 +313,7 @@ class Checkpoint(EvidenceDefaults):
         if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
             raise Skip(reason)
 
-    def view_for(self, kind: str) -> Checkpoint | None:
+    def view_for(self, kind: str) -> Checkpoint | tuple[DeltaChain, ...] | None:
         """Return this checkpoint for its own rules, for those about values, and for those about a part that it has.
 
         `checkpoint.views` describes the parts: ``index``, ``config``, ``tokenizer``, ``quantization``, ``layers``.
@@ -297,6 +331,8 @@ class Checkpoint(EvidenceDefaults):
                 is_there = self.quantization is not None
             case "layers":
                 is_there = bool(self.components.layers)
+            case "deltas":
+                return self.deltas or None
             case _:
                 is_there = False
         return self if is_there else None

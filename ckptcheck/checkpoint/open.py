@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.deltas.target import is_disk_delta, split_chain
 from ckptcheck.checkpoint.hub_address import HUB
 from ckptcheck.checkpoint.megatron.folders import DiskTree
 from ckptcheck.checkpoint.objects.address import is_object_address
@@ -22,6 +23,7 @@ from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS
 from ckptcheck.checkpoint.source import Folder
 from ckptcheck.checkpoint.targets import normalize_target, suggest_checkpoints
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def open_target(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint
     Raises the exceptions of `open_checkpoint`.
     """
     target = normalize_target(target)
+    if is_remote_address(target) and split_chain(target) is not None:
+        return open_checkpoint(target, **settings)
     if is_object_address(target):
         from ckptcheck.checkpoint.objects.open import open_objects
 
@@ -67,6 +71,10 @@ def open_checkpoint(target: str, **settings: Unpack[EvidenceSettings]) -> Checkp
     check, EvidenceError when the Hub or the object store cannot be read.
     """
     target = normalize_target(target)
+    if (parts := split_chain(target)) is not None:
+        from ckptcheck.checkpoint.deltas.open import open_chain
+
+        return open_chain(target, parts, open_checkpoint, **settings)
     if target.startswith(HUB):
         return _remote(target, target.removeprefix(HUB), settings)
     if is_object_address(target):
@@ -108,6 +116,11 @@ def _folder(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
             f"{target} holds no file that can be checked", hint="name the folder that holds the .safetensors files"
         )
     require_safetensors(source)
+    if is_disk_delta(source):
+        raise CkptcheckError(
+            f"{target} is a delta: it holds what changed, and not the weights",
+            hint=f"name its base as well: BASE+{target}",
+        )
     return Checkpoint(source, **settings)
 
 

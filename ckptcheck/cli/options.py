@@ -72,7 +72,7 @@ Ignore = Annotated[list[str], typer.Option(help="Leave these rules out; the repo
 # What is checked.
 TARGET_FORMS = (
     "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address, "
-    "s3://bucket/folder (gs://, az://)."
+    "s3://bucket/folder (gs://, az://), or BASE+DELTA+DELTA."
 )
 FollowLinks = Annotated[
     bool, typer.Option("--follow-links", help="Follow links out of a checkpoint, to regular files.")

@@ -271,7 +271,7 @@ class ValuePass:
 
     def unavailable_reason(self, source: Source) -> str | None:
         """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
-        if source.local is None and not self._read_remote:
+        if source.local is None and not getattr(source, "is_nearby", False) and not self._read_remote:
             place = "in an object store" if source.allows_sampling else "on the Hub"
             return f"values {place} are read only with --values"
         return None

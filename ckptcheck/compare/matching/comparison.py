@@ -22,11 +22,13 @@ from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.deltas.chain import DeltaChain
     from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.diagnosis import Verdict
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
     from ckptcheck.linter.pictures import PictureMaker
+    from ckptcheck.linter.report import Section
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
 """Parameters that every consumer keeps in F32 whatever the config says: rounding them routes tokens to other experts."""
@@ -102,6 +104,23 @@ class Comparison(EvidenceDefaults):
     def target(self) -> str:
         """What the user named."""
         return f"{self.first.target} ↔ {self.second.target}"
+
+    @property
+    def deltas(self) -> tuple[DeltaChain, ...]:
+        """The chains of deltas that lead to the two sides; () where both are as they lie."""
+        chains = [getattr(side.source, "chain", None) for side in (self.first, self.second)]
+        return tuple(chain for chain in chains if chain is not None)
+
+    def view_for(self, kind: str) -> object | None:
+        """Return this comparison for its own rules, the chains of deltas for theirs."""
+        return self.deltas or None if kind == "deltas" else super().view_for(kind)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What each delta of a chain changed."""
+        from ckptcheck.checkpoint.deltas.summary import tabulate_chain
+
+        return tuple(tabulate_chain(chain) for chain in self.deltas)
 
     def is_head(self, name: str) -> bool:
         """Whether a plain name belongs to an LM head or value head, which critics and language models do not share."""

@@ -1,0 +1,141 @@
+"""Reads verl's delta flushes, each as a safetensors file of the named tensors that its receiver yields.
+
+A sync is one flush or several: `__delta_spec__` (JSON as U8: encoding, params, checksum), `__positions__` (U8: signed integers of
+32 bits, one after the other) and `__values__` in the model's dtype. A param has name, dtype, shape, the bytes of its positions
+(pos_start, pos_end) and the elements of its values (val_start, val_end). The first sync has the encoding ``dense``, which has no
+positions; with ``verify`` it changes nothing. Source: verl-project/verl verl/checkpoint_engine/delta_sync/encode.py,
+delta_checkpoint_engine.py and verl/workers/rollout/sglang_rollout/delta_loader.py (1dda039b). verl sends flushes and stores none:
+``save_file(dict(named_tensors), path)`` in a loop over `receive_weights` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, TypeGuard
+
+from ckptcheck.checkpoint.deltas.delta import MALFORMED, UNKNOWN, Change, Delta, Span, adopt_defects
+from ckptcheck.checkpoint.deltas.target import SPEC
+from ckptcheck.checkpoint.document import Defect, clip, parse_object
+from ckptcheck.checkpoint.header import Shard, read_shard
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.checkpoint.tiling import BITS
+
+POSITIONS, VALUES = "__positions__", "__values__"
+MAX_SPEC = 1 << 27
+"""Longest spec that is read, in bytes; one of 100,000 params has about 20 MB."""
+MAX_SIZE = 1 << 62
+"""Larger than any offset of a file."""
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"} | {
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int16": "I16", "int32": "I32", "int64": "I64"
+}  # fmt: skip
+"""torch's name of a dtype → safetensors'."""
+
+
+def is_flush(shard: Shard) -> bool:
+    """Whether a safetensors file holds a flush."""
+    return SPEC in shard.tensors and VALUES in shard.tensors
+
+
+def read_flushes(source: Source, name: str, files: list[str]) -> Delta:
+    """Read the flushes of one sync, in this order. What is wrong with them is in the defects; nothing is raised."""
+    defects: list[Defect] = []
+    changes: dict[str, tuple[Change, ...]] = {}
+    for file in files:
+        try:
+            for tensor, change in _read_flush(source, read_shard(source, file), defects):
+                changes[tensor] = (*changes.get(tensor, ()), change)
+        except OSError as error:
+            defects.append(Defect(MALFORMED, f"{clip(file)} cannot be read: {error.strerror or error}"))
+    return Delta(name, source, writer="verl", changes=changes, defects=tuple(defects))
+
+
+def _read_flush(source: Source, shard: Shard, defects: list[Defect]) -> list[tuple[str, Change]]:
+    """Return the changes of one flush."""
+    defects += adopt_defects(shard)
+    spans = {name: _locate(shard, name) for name in (SPEC, POSITIONS, VALUES) if name in shard.tensors}
+    if (spec_span := spans.get(SPEC)) is None or (values := spans.get(VALUES)) is None:
+        defects.append(Defect(UNKNOWN, f"{clip(shard.name)} holds no {SPEC} or no {VALUES}"))
+        return []
+    if spec_span.nbytes > MAX_SPEC:
+        defects.append(
+            Defect(UNKNOWN, f"{clip(shard.name)}: its spec has {spec_span.nbytes:,} bytes; none is that long")
+        )
+        return []
+    spec, wrong = parse_object(source.read(shard.name, spec_span.begin, spec_span.nbytes))
+    defects += [Defect(MALFORMED, f"{clip(shard.name)}: {defect.text}", SPEC) for defect in wrong]
+    if spec is None:
+        return []
+    encoding = spec.get("encoding")
+    if encoding not in ("indices", "dense"):
+        text = f"{clip(shard.name)}: its encoding is {clip(repr(encoding))}, and known are dense, indices"
+        defects.append(Defect(UNKNOWN, text, SPEC))
+        return []
+    if encoding == "dense" and spec.get("verify"):
+        encoding = "verify"
+    params = spec.get("params")
+    if not isinstance(params, list):
+        defects.append(Defect(MALFORMED, f"{clip(shard.name)}: its params are no list", SPEC))
+        return []
+    found = []
+    for number, param in enumerate(params):
+        change = _read_param(param, encoding, shard.tensors[VALUES], values, spans.get(POSITIONS))
+        if isinstance(change, str):
+            name = param.get("name") if isinstance(param, dict) else None
+            key = clip(name) if isinstance(name, str) else f"params[{number}]"
+            defects.append(Defect(MALFORMED, f"{clip(shard.name)}: {change}", key))
+        else:
+            found.append((param["name"], change))
+    return found
+
+
+def _locate(shard: Shard, name: str) -> Span | None:
+    begin, end = shard.tensors[name].data_offsets
+    if not 0 <= begin <= end <= shard.size - shard.data_start:
+        return None
+    return Span(shard.name, shard.data_start + begin, end - begin)
+
+
+def _read_param(param: Any, encoding: str, tensor: Tensor, values: Span, positions: Span | None) -> Change | str:
+    """Return the change that an entry of the spec describes, or what is wrong with it."""
+    if not isinstance(param, Mapping) or not isinstance(param.get("name"), str):
+        return "an entry of its params has no name"
+    dtype, shape = param.get("dtype"), param.get("shape")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        return f"its dtype {clip(repr(dtype))} is unknown"
+    if DTYPES[dtype] != tensor.dtype:
+        return f"it is {dtype}, and the values of its flush are {clip(tensor.dtype)}"
+    if not isinstance(shape, list) or not all(_is_natural(length) for length in shape) or prod(shape) >= MAX_SIZE:
+        return "its shape is not a list of whole numbers"
+    width = BITS[tensor.dtype] // 8
+    chosen = _read_range(param, "val", values.nbytes // width)
+    if isinstance(chosen, str):
+        return f"its values, elements {chosen} of its flush"
+    data = Span(values.file, values.begin + chosen[0] * width, (chosen[1] - chosen[0]) * width)
+    if encoding != "indices":
+        return Change(encoding, data, None, tensor.dtype, tuple(shape))
+    places = positions or Span(values.file, values.begin, 0)
+    chosen = _read_range(param, "pos", places.nbytes)
+    if isinstance(chosen, str):
+        return f"its positions, bytes {chosen} of its flush"
+    if param.get("pos_width", 4) != 4:
+        return f"its positions take {_shorten(param.get('pos_width'))} bytes each, and verl reads 4"
+    span = Span(places.file, places.begin + chosen[0], chosen[1] - chosen[0])
+    return Change(encoding, data, span, tensor.dtype, tuple(shape))
+
+
+def _read_range(param: Mapping[str, Any], what: str, most: int) -> tuple[int, int] | str:
+    """Return from where to where the positions (``pos``) or values (``val``) of a param go, or why they cannot."""
+    low, high = param.get(f"{what}_start"), param.get(f"{what}_end")
+    if _is_natural(low) and _is_natural(high) and low <= high <= most:
+        return low, high
+    return f"{_shorten(low)} to {_shorten(high)}, are not within the {most:,}"
+
+
+def _is_natural(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < MAX_SIZE
+
+
+def _shorten(value: Any) -> str:
+    return clip(repr(value), 30) if not isinstance(value, int) or abs(value) < MAX_SIZE else "a number beyond 2^62"

@@ -1,0 +1,160 @@
+"""Opens a chain of deltas, which the user writes as BASE+DELTA+DELTA, as the checkpoint that it leads to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.deltas.chain import DeltaChain
+from ckptcheck.checkpoint.deltas.delta import UNKNOWN, Delta, normalize_version
+from ckptcheck.checkpoint.deltas.disk_delta import read_disk_delta
+from ckptcheck.checkpoint.deltas.flush import is_flush, read_flushes
+from ckptcheck.checkpoint.deltas.lone_deltas import LoneDeltas
+from ckptcheck.checkpoint.deltas.patched_source import PatchedSource, list_tensors
+from ckptcheck.checkpoint.deltas.target import exists, is_disk_delta
+from ckptcheck.checkpoint.document import Defect
+from ckptcheck.checkpoint.header import read_shard
+from ckptcheck.checkpoint.source import Folder, Source
+from ckptcheck.checkpoint.targets import natural_order
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.addresses import is_remote_address
+from ckptcheck.text.file_io import expand_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Unpack
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.open_source import EvidenceSettings
+
+STATE = (".weight_sync", "state.json")
+"""Where SGLang's pull writes which version a local checkpoint has."""
+MAX_STATE = 1 << 16
+"""Longest such file that is read, in bytes."""
+
+
+def open_chain(
+    target: str, parts: list[str], open_base: Callable[..., Checkpoint], **settings: Unpack[EvidenceSettings]
+) -> Checkpoint:
+    """Open the checkpoint that a base becomes by deltas.
+
+    parts: the base, then the deltas, each a folder, a file of verl's, or a folder with several. Raises CkptcheckError where one is
+    not there, and what `open_base` raises, which opens the base by its name and the settings.
+    """
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+    for number, part in enumerate(parts):
+        if not exists(part) and (number or not is_remote_address(part)):
+            what = f"delta {number}" if number else "the base"
+            raise CkptcheckError(
+                f"{what} of the chain does not exist: {part or 'it has no name'}",
+                hint="name a base and its deltas in their order: BASE+DELTA+DELTA",
+            )
+    base_target = parts[0]
+    deltas: list[Delta] = []
+    notes = []
+    for part in parts[1:]:
+        full, found = _read_deltas(part)
+        if full is not None:
+            notes.append(f"{full} is a whole checkpoint: the chain begins there, and not at {base_target}")
+            base_target, deltas = full, []
+        deltas += found
+    base = open_base(base_target, **settings)
+    chain = DeltaChain(
+        target,
+        tuple(deltas),
+        base=base.source,
+        base_target=base_target,
+        base_version=_find_version(base),
+        tensors=list_tensors(base.shards, base.tensor_to_file),
+        notes=tuple(notes),
+        jobs=base.jobs,
+    )
+    return Checkpoint.patched(base, PatchedSource(chain), settings.get("value_reader"))
+
+
+def open_lone_deltas(target: str) -> LoneDeltas | None:
+    """Return the deltas of a folder, without their base; None where the target is something else."""
+    try:
+        full, deltas = _read_deltas(target)
+    except (CkptcheckError, OSError):
+        return None
+    if full is not None or not any(delta.changes or delta.is_known for delta in deltas):
+        return None
+    return LoneDeltas(DeltaChain(target, tuple(deltas)))
+
+
+def _read_deltas(part: str) -> tuple[str | None, list[Delta]]:
+    """Return what a part of a target names: a whole checkpoint that replaces the base, or None, and the deltas after it."""
+    path = Path(expand_home(part))
+    if is_remote_address(part) or path.is_file():
+        return None, [_read_file(path, part)]
+    source = Folder(path, part)
+    if is_disk_delta(source):
+        return None, [read_disk_delta(source, path.name)]
+    if flushes := _list_flushes(source):
+        return None, [read_flushes(source, path.name, flushes)]
+    full, deltas = None, []
+    for folder in _list_folders(path):
+        inner = Folder(folder, str(folder))
+        if is_disk_delta(inner):
+            deltas.append(read_disk_delta(inner, folder.name))
+        elif flushes := _list_flushes(inner):
+            deltas.append(read_flushes(inner, folder.name, flushes))
+        elif any(name.endswith(".safetensors") for name in inner.files):
+            full, deltas = str(folder), []
+    if full is None and not deltas:
+        deltas.append(_refuse(source, path.name, "it holds neither an index with a delta_encoding nor a flush of verl"))
+    return full, deltas
+
+
+def _read_file(path: Path, part: str) -> Delta:
+    if is_remote_address(part):
+        raise CkptcheckError(f"{part} is not on this machine, and deltas are read from disk", hint="download it first")
+    source = Folder(path.parent, part, only=frozenset({path.name}))
+    if path.name.endswith(".safetensors") and _list_flushes(source):
+        return read_flushes(source, path.name, [path.name])
+    return _refuse(source, path.name, "it is no flush of verl")
+
+
+def _refuse(source: Source, name: str, reason: str) -> Delta:
+    return Delta(name, source, defects=(Defect(UNKNOWN, reason),))
+
+
+def _list_flushes(source: Source) -> list[str]:
+    """Return the files of a folder where all that hold tensors are flushes, in natural order; [] for any other folder."""
+    files = sorted((name for name in source.files if name.endswith(".safetensors")), key=natural_order)
+    for name in files:
+        if source.files[name].outside_link is not None:
+            return []
+        try:
+            if not is_flush(read_shard(source, name)):
+                return []
+        except OSError:
+            return []
+    return files
+
+
+def _list_folders(path: Path) -> list[Path]:
+    """Return the folders in a folder, in natural order: the versions of a series."""
+    return sorted(
+        (folder for folder in path.iterdir() if folder.is_dir() and not folder.is_symlink()),
+        key=lambda folder: natural_order(folder.name),
+    )
+
+
+def _find_version(base: Checkpoint) -> str | None:
+    """Return the version of a base: that of its index, or the one that SGLang wrote beside it."""
+    if base.index is not None and (version := normalize_version(base.index.metadata.get("version"))) is not None:
+        return version if version.isdigit() else None
+    if base.source.local is None:
+        return None
+    path = base.source.local.joinpath(*STATE)
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_STATE:
+            return None
+        state = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return normalize_version(state.get("version")) if isinstance(state, dict) else None

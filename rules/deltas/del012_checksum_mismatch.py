@@ -1,0 +1,66 @@
+"""A tensor does not have the checksum that the delta records for it.
+
+## What it checks
+- After each delta, every tensor that it changes has the checksum of the file's `__metadata__`.
+- What comes after a wrong base (DEL003), a missing link (DEL004) or a wrong order (DEL005) is left out: it follows from these.
+- Where verl sends a sweep to verify the state, every element is as it says.
+
+## Why it matters
+SGLang and ModelExpress stop here, and the engine keeps the old weights. An engine that does not look computes with weights that
+the trainer never had.
+
+## How to fix
+Publish the delta again. If it comes back, compare the trainer's snapshot with a whole save: it has moved on without a delta, or
+a delta was published from other bytes than those that were snapshotted.
+
+## When it can be wrong
+With a single tensor in the first delta, the base may be another one.
+
+## Seen in
+THUDM/slime docker/patch/latest/sglang-pull_weights.patch (`checksum mismatch … after applying`), verl-project/verl
+verl/workers/rollout/sglang_rollout/delta_loader.py (`delta state verification FAILED`)
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.deltas.chain import DeltaChain
+from ckptcheck.checkpoint.deltas.outcomes import are_applied, require_packages, select_outcomes
+from ckptcheck.compare.matching.name_groups import group_names
+from ckptcheck.text.formatting import count
+
+
+@rule("DEL012", "checksum-mismatch", severity="error", on="deltas", when=are_applied)
+def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
+    for chain in chains:
+        first = (
+            min((found.at for found in chain.breaks), default=len(chain.deltas)) if not chain.is_on_wrong_base else 0
+        )
+        known: set[str] = set()
+        for at, delta in enumerate(chain.deltas[:first]):
+            outcomes = chain.list_outcomes(at)
+            wrong = [
+                name for name, outcome in outcomes.items() if outcome.checksum == "different" and name not in known
+            ]
+            known.update(wrong)
+            if wrong:
+                checked = sum(outcome.checksum in ("equal", "different") for outcome in outcomes.values())
+                yield Problem(
+                    f"{delta.name}: {len(wrong):,} of {count(checked, 'tensor')} "
+                    f"{'has' if len(wrong) == 1 else 'have'} another checksum than it records: {group_names(wrong)}",
+                    key=wrong[0],
+                    names=tuple(wrong),
+                    hint="publish the delta again; if it comes back, compare the trainer's snapshot with a whole save",
+                )
+            unequal = {name: outcome.effect.unequal for name, outcome in outcomes.items() if outcome.effect}
+            names = [name for name, number in unequal.items() if number]
+            if names:
+                yield Problem(
+                    f"{delta.name}: {sum(unequal.values()):,} elements are not as its sweep says: {group_names(names)}",
+                    key=names[0],
+                    names=tuple(names),
+                    hint="compare the trainer's snapshot with a whole save",
+                )
+    for _, found in select_outcomes(chains, lambda outcome: outcome.checksum == "unread"):
+        raise Skip(next(iter(found.values())).reason)
+    require_packages(chains)

@@ -1,0 +1,208 @@
+"""Chains of deltas on a real model, compared with whole saves: the right chain, and every way in which it can be wrong."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptcheck import api
+from ckptcheck.errors import CkptcheckError
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.comparison_cases import read_header
+from tests.factories.deltas import Weights, read_weights, take_step, write_disk_delta, write_flush, write_weights
+
+ENCODINGS = [("xor", "xxh3-128"), ("overwrite", "blake3")]
+
+
+@dataclass
+class Run:
+    """A base, the weights of two steps after it, and the deltas between them."""
+
+    base: Path
+    steps: list[Weights]
+    deltas: Path
+    full: Path
+
+    def name_chain(self, *numbers: int) -> str:
+        return "+".join([str(self.base), *(str(self.deltas / f"weight_v{number:06d}") for number in numbers)])
+
+    def save(self, weights: Weights) -> str:
+        write_weights(self.full, weights)
+        return str(self.full)
+
+
+def build_run(base: Path, folder: Path, width: int, encoding: str, checksum: str, steps: int = 3) -> Run:
+    weights = [read_weights(base)]
+    for number in range(1, steps + 1):
+        weights.append(take_step(weights[-1], number, width=width))
+        write_disk_delta(
+            folder / "deltas" / f"weight_v{number:06d}", weights[-2], weights[-1], version=f"{number:06d}",
+            base=f"{number - 1:06d}", encoding=encoding, checksum=checksum, files=2,
+        )  # fmt: skip
+    full = shutil.copytree(base, folder / "full")
+    run = Run(base, weights, folder / "deltas", full)
+    run.save(weights[-1])
+    return run
+
+
+@pytest.fixture(params=ENCODINGS, ids="-".join)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    encoding, checksum = request.param
+    return build_run(CHECKPOINTS / "tiny-llama", tmp_path, 4, encoding, checksum)
+
+
+@pytest.fixture
+def plain_run(tmp_path: Path) -> Run:
+    return build_run(CHECKPOINTS / "tiny-llama", tmp_path, 4, "xor", "adler32")
+
+
+def list_codes(chain: str, full: str | Path) -> list[str]:
+    return sorted({finding.code for finding in api.diff(chain, full).findings if finding.severity == "error"})
+
+
+def test_the_right_chain_leads_to_the_whole_save(run: Run) -> None:
+    for chain in (run.name_chain(1, 2, 3), f"{run.base}+{run.deltas}"):
+        report = api.diff(chain, run.full)
+        assert list_codes(chain, run.full) == []
+        assert {"CMP005", "DEL012"} <= set(report.passed)
+        assert api.identity(chain).identity == api.identity(run.full).identity
+
+
+def test_a_chain_that_ends_earlier_is_another_checkpoint(plain_run: Run) -> None:
+    assert list_codes(plain_run.name_chain(1, 2), plain_run.full) == ["CMP005"]
+    assert list_codes(plain_run.name_chain(1, 2), plain_run.save(plain_run.steps[2])) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [((1, 3), "DEL004"), ((2, 3), "DEL003"), ((2, 1, 3), "DEL005"), ((1, 2, 2, 3), "DEL006")],
+    ids=str,
+)
+def test_a_wrong_chain_is_named_first(run: Run, numbers: tuple[int, ...], code: str) -> None:
+    report = api.diff(run.name_chain(*numbers), run.full)
+    found = [
+        finding.code for finding in report.findings if finding.code.startswith("DEL") and finding.severity != "info"
+    ]
+    # what follows from it is left out, but for changes that find nothing to change
+    assert found[0] == code
+    assert set(found[1:]) <= {"DEL016"}
+
+
+def test_another_base(plain_run: Run, tmp_path: Path) -> None:
+    base = shutil.copytree(plain_run.base, tmp_path / "other")
+    write_weights(base, take_step(plain_run.steps[0], 99, 0.5, 4))
+    assert "DEL003" in list_codes(f"{base}+{plain_run.deltas}", plain_run.full)
+
+
+def test_a_base_that_has_the_delta_already(plain_run: Run) -> None:
+    report = api.diff(f"{plain_run.save(plain_run.steps[1])}+{plain_run.deltas / 'weight_v000001'}", plain_run.full)
+    overwrites = "DEL016" in {finding.code for finding in report.findings}
+    assert overwrites or "DEL003" in {finding.code for finding in report.findings}
+
+
+def test_a_change_that_no_delta_names(plain_run: Run, tmp_path: Path) -> None:
+    silent = {name: data.copy() for name, data in plain_run.steps[3].items()}
+    name = next(iter(silent))
+    folder = plain_run.deltas / "weight_v000004"
+    after = take_step(silent, 5, 0.2, 4)
+    write_disk_delta(folder, silent, after | {name: silent[name]}, version="000004", base="000003")
+    report = api.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.save(after))
+    assert [
+        finding.code for finding in report.findings if finding.code.startswith("DEL") and finding.severity == "error"
+    ] == []
+    # the earlier deltas name the tensor, the last one does not
+    only = tmp_path / "only"
+    write_disk_delta(only, plain_run.steps[0], after | {name: plain_run.steps[0][name]}, version="1", base="0")
+    codes = list_codes(f"{plain_run.base}+{only}", plain_run.full)
+    assert codes == ["CMP005", "DEL019"]
+
+
+def test_one_value_of_the_whole_save_is_another(plain_run: Run) -> None:
+    other = {name: data.copy() for name, data in plain_run.steps[3].items()}
+    next(iter(other.values()))[5] ^= 1
+    assert list_codes(plain_run.name_chain(1, 2, 3), plain_run.save(other)) == ["CMP005"]
+
+
+def test_flushes_of_verl(tmp_path: Path) -> None:
+    base = CHECKPOINTS / "tiny-llama"
+    run = build_run(base, tmp_path, 4, "xor", "adler32", steps=2)
+    shapes = {
+        name: tuple(entry["shape"]) for path in base.glob("*.safetensors") for name, entry in read_header(path).items()
+    }
+    names = list(shapes)
+    for number in (1, 2):
+        for part, chosen in enumerate((names[::2], names[1::2])):
+            write_flush(
+                tmp_path / "flushes" / f"sync{number}" / f"flush{part}.safetensors", run.steps[number - 1], run.steps[number],
+                {name: shapes[name] for name in chosen}, dtype="F32",
+            )  # fmt: skip
+    assert list_codes(f"{base}+{tmp_path / 'flushes'}", run.full) == []
+    assert list_codes(f"{base}+{tmp_path / 'flushes' / 'sync2'}", run.full) == ["CMP005"]
+
+
+def test_a_whole_version_in_a_series_replaces_the_base(plain_run: Run, tmp_path: Path) -> None:
+    whole = shutil.copytree(plain_run.base, tmp_path / "whole")
+    write_weights(whole, plain_run.steps[1])
+    shutil.rmtree(plain_run.deltas / "weight_v000001")
+    whole.rename(plain_run.deltas / "weight_v000001")
+    report = api.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.full)
+    assert list_codes(f"{plain_run.base}+{plain_run.deltas}", plain_run.full) == []
+    assert "the chain begins there" in report.sections[0].lines[0]
+
+
+def test_what_is_not_there_is_named(plain_run: Run, tmp_path: Path) -> None:
+    for target, message in (
+        (f"{tmp_path / 'nix'}+{plain_run.deltas}", "the base of the chain does not exist"),
+        (f"{plain_run.base}+{tmp_path / 'nix'}", "delta 1 of the chain does not exist"),
+        (f"{plain_run.base}+{plain_run.deltas}+", "delta 2 of the chain does not exist"),
+        (str(plain_run.deltas / "weight_v000001"), "is a delta"),
+    ):
+        with pytest.raises(CkptcheckError, match=message):
+            api.diff(target, plain_run.full)
+
+
+def test_nothing_compared_is_never_a_pass(plain_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "unknown").mkdir()
+    report = api.diff(f"{plain_run.base}+{tmp_path / 'unknown'}", plain_run.base)
+    assert report.verdict == "incomplete"
+    assert [finding.code for finding in report.findings] == ["DEL001"]
+
+
+def test_a_folder_with_a_sign_in_its_name_is_no_chain(tmp_path: Path) -> None:
+    base = shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "a+b")
+    assert api.diff(base, base).verdict == "clean"
+    before = read_weights(base)
+    after = take_step(before, 1, width=4)
+    write_disk_delta(tmp_path / "c+d", before, after)
+    assert list_codes(f"{base}+{tmp_path / 'c+d'}", base) == ["CMP005"]
+
+
+def test_a_scan_of_the_result_reads_its_values(plain_run: Run) -> None:
+    chain = plain_run.name_chain(1)
+    whole, result = api.scan(plain_run.save(plain_run.steps[1])), api.scan(chain)
+    assert result.findings == whole.findings or {f.code for f in result.findings} - {
+        f.code for f in whole.findings
+    } <= {"DEL014"}
+    assert not set(whole.passed) - set(result.passed)
+
+
+def test_a_scan_of_deltas_alone(plain_run: Run) -> None:
+    for target in (plain_run.deltas, plain_run.deltas / "weight_v000002"):
+        report = api.scan(target)
+        assert {finding.code for finding in report.findings} <= {"DEL014"}
+        assert "DEL002" in report.passed
+        assert "nothing was applied" in report.sections[0].lines[0]
+
+
+@pytest.mark.slow
+def test_a_real_model(smollm2: Path, tmp_path: Path) -> None:
+    run = build_run(smollm2, tmp_path, 2, "xor", "xxh3-128", steps=2)
+    report = api.diff(run.name_chain(1, 2), run.full)
+    assert report.verdict == "clean"
+    assert [row[4] for row in report.sections[0].rows] == [272, 272]
+    other = run.steps[2] | {"model.norm.weight": np.zeros_like(run.steps[2]["model.norm.weight"])}
+    assert list_codes(run.name_chain(1, 2), run.save(other)) == ["CMP005"]
