@@ -536,6 +536,7 @@ FUNCTIONS = {
     "diff": api.diff,
     "manifest": api.manifest,
     "identity": api.identity,
+    "series": api.series,
     "verify": api.verify,
     "sign": api.sign,
     "join": api.join,

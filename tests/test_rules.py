@@ -54,6 +54,7 @@ from ckptcheck.refit.lora.trace import LoraTrace
 from ckptcheck.refit.running_servers.trace import ServerEvidence
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.runtime.engines.known_issues import EngineIdentity
+from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.attached_servers import build_servers
 from tests.factories.attribution_cases import build_attribution
@@ -79,6 +80,7 @@ from tests.factories.parity_matrix_cases import build_matrix
 from tests.factories.probe_cases import run_probe_case
 from tests.factories.refit_cases import run_trial_case
 from tests.factories.rollout_cases import build_rollout_evidence, build_rollout_series, build_run_comparison
+from tests.factories.series_cases import build_series
 from tests.factories.signatures import build_signature_check
 
 RULES = rule_loader.load_rules()
@@ -102,6 +104,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "conformance": lambda table, _: build_conformance(table),
     "signature": build_signature_check,
     "deltas": build_delta_case,
+    "saves": lambda table, _: build_series(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -136,6 +139,7 @@ EVIDENCE = SCANNED | {
     "conformance": ConformanceTrace,
     "signature": SignatureCheck,
     "deltas": Sequence[DeltaChain],
+    "saves": SaveSeries,
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

@@ -33,7 +33,7 @@ from ckptcheck.api.arguments import (
     TrainerName,
 )
 from ckptcheck.api.checkpoints import preview_repairs, scan, scan_all
-from ckptcheck.api.comparisons import critic, diff, identity, manifest, verify
+from ckptcheck.api.comparisons import critic, diff, identity, manifest, series, verify
 from ckptcheck.api.gaps import localize, parity_matrix, parity_probe, parity_why
 from ckptcheck.api.jobs import gate, preflight
 from ckptcheck.api.judging import judge, judge_all
@@ -83,6 +83,7 @@ __all__ = [
     "scan",
     "scan_all",
     "score_rollouts",
+    "series",
     "sign",
     "verify",
     "write_page",

@@ -219,6 +219,49 @@ def identity(
         )
 
 
+def series(
+    runs: StrPath | Sequence[StrPath],
+    *,
+    like: StrPath | None = None,
+    history: StrPath | None = None,
+    resumed: StrPath | None = None,
+    cache: StrPath | None = None,
+    follow_links: bool = False,
+    jobs: int | None = None,
+    observer: Observer = SILENT,
+) -> Report:
+    """Compare the saves of one run with each other: what moved, what repeats, what the counters say, whether the last is whole.
+
+    Args:
+        runs: the folder above ``iter_0000100``, ``checkpoint-100`` or ``global_step_100``, or some of those; ``s3://bucket/run``.
+        like: a Hugging Face checkpoint of the same model, whose config says what Megatron's tensors are called there.
+        history: the record that `ckptcheck.watch` kept in the job: a save equals what the live trainer held at its step.
+        resumed: what was saved right after the run was loaded elsewhere: it equals the save that was loaded.
+        cache: file that keeps what was read, so that only saves that are new or were replaced are read; None: none.
+        follow_links: follow links out of a save, to regular files.
+        jobs: pieces of tensors read at a time; None: as many as there are cores.
+        observer: receives messages and progress.
+
+    """
+    runs = wrap_single(runs)
+    require_ranges(jobs=jobs)
+    from ckptcheck.saves.open_series import open_series
+
+    if not runs:
+        raise CkptcheckError("there is nothing to compare", hint="name the folder of a run")
+    opened = open_series(
+        [os.fspath(run) for run in runs],
+        like=os.fspath(like) if like is not None else None,
+        resumed=os.fspath(resumed) if resumed is not None else None,
+        history=Path(history) if history is not None else None,
+        cache=Path(cache) if cache is not None else None,
+        follow_links=follow_links,
+        jobs=jobs,
+        observer=observer,
+    )
+    return build_report(opened)
+
+
 def verify(
     target: StrPath,
     manifest: StrPath | Manifest | None = None,

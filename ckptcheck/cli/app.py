@@ -32,6 +32,7 @@ COMMAND_MODULES = {
     "verify": "manifest",
     "sign": "sign",
     "identity": "identity",
+    "series": "series",
     "join": "join",
     "rules": "rules",
     "rule": "rules",

@@ -37,7 +37,7 @@ class NestedCommandGroup(CommandGroup):
     """The commands of the first level. Also resolves one of two words whose first word is a command: ``refit history FILE``."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Checkpoints": ("scan", "diff", "manifest", "verify", "sign", "identity", "join", "critic"),
+        "Checkpoints": ("scan", "diff", "manifest", "verify", "sign", "identity", "series", "join", "critic"),
         "Weight syncs": ("refit", "refit history", "refit lora"),
         "Parity of engine and trainer": ("parity",),
         "Jobs": ("preflight", "gate"),

@@ -212,7 +212,7 @@ def _sum_layouts(
 
     total, done = sum(layout.nbytes for layout in plain.values()), 0
     sums: dict[str, Sums] = dict.fromkeys(plain, (0, 0))
-    slabs = [(name, slab) for name, layout in plain.items() for slab in _cut_slabs(layout)]
+    slabs = [(name, slab) for name, layout in plain.items() for slab in cut_slabs(layout)]
 
     with TensorFiles(side.source) as files:
 
@@ -240,7 +240,7 @@ def _sum_layouts(
     return sums
 
 
-def _cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
+def cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
     """Cut the rectangles of a tensor along their first dimension, into slabs of about SLAB bytes."""
     for chunk in layout.chunks:
         if not prod(chunk.shape):

@@ -18,6 +18,7 @@ NOWHERE = {
     "scan": ["nowhere"],
     "diff": ["sound", "nowhere"],
     "verify": ["nowhere", "none.json"],
+    "series": ["nowhere"],
     "join": ["nowhere"],
     "preflight": ["none.yaml"],
     "gate": ["none.yaml"],

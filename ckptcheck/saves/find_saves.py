@@ -1,0 +1,180 @@
+"""Finds the saves of a run: folders whose names have a step, and the parts of a save that trainers write below them.
+
+A part of each save that has the same path but for the step is one *strand*: ``iter_*`` of Megatron, ``checkpoint-*`` of
+transformers, ``global_step_*/actor`` and ``global_step_*/critic`` of verl. Saves are compared within their strand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptcheck.checkpoint.megatron.folders import ITERATION, RANK, DiskTree, Tree, are_megatron_names
+from ckptcheck.checkpoint.objects.address import is_object_address, parse_object_address
+from ckptcheck.checkpoint.objects.find import join_folder
+from ckptcheck.checkpoint.targets import normalize_target
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.formatting import natural_sort_key
+
+STEP = re.compile(
+    r"(?<![A-Za-z])(?P<word>iter|iteration|checkpoint|ckpt|global_?step|step|update|rollout|batch|model|save|state|epoch)s?"
+    r"[-_=.]?(?P<number>\d{1,15})(?![\d.]*[A-Za-z])",
+    re.IGNORECASE,
+)
+"""A step in the name of a folder: ``iter_0000100``, ``checkpoint-100``, ``global_step_100``, ``global_step100``, ``step=100``."""
+BARE = re.compile(r"\d{1,15}")
+"""A folder that is called by its step alone."""
+UNFINISHED = re.compile(r"(^|[._-])(tmp|temp|partial|incomplete|in_?progress)([._-]|$)", re.IGNORECASE)
+"""Names that trainers give to a folder while they write it."""
+TRACKERS = (
+    "latest_checkpointed_iteration.txt",
+    "latest_checkpointed_step.txt",
+    "latest_checkpoint.txt",
+    "latest.txt",
+    "latest",
+)
+"""Files that name the save from which a trainer resumes: Megatron, verl and slime; DeepSpeed."""
+TENSORS = (".safetensors", ".safetensors.index.json")
+PICKLES = (".pt", ".pth", ".bin")
+DEEPEST = 6
+"""Levels of folders below a run that are searched."""
+MOST_FOLDERS = 20_000
+MOST_PARENTS = 3
+"""How many folders above a target may carry the step, where the target is a part of one save: ``global_step_10/actor``."""
+
+
+@dataclass(frozen=True)
+class FoundSave:
+    """A folder that holds a part of a save."""
+
+    address: str
+    """The folder, or its address in an object store."""
+    name: str
+    """As a report calls it: the path below the run."""
+    strand: str
+    """The path below the run with ``*`` in place of the step."""
+    number: int
+    """The step in the name."""
+    word: str
+    """What the name calls the step: ``iter``, ``checkpoint``, ``step``, …; "" for a bare number."""
+
+
+@dataclass
+class FoundRun:
+    """What was found in the folders that the user named."""
+
+    saves: list[FoundSave] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Folder → why it is no save of the series."""
+    trackers: dict[str, str] = field(default_factory=dict)
+    """File → its text, which names the save that a trainer resumes from."""
+
+
+def find_saves(targets: list[str]) -> FoundRun:
+    """Find the saves below one or several folders, each a run or a save. Raises CkptcheckError where there is none.
+
+    A folder that holds a checkpoint and whose path has no step is left out, and said.
+    """
+    found = FoundRun()
+    for target in targets:
+        _search(normalize_target(target), found)
+    found.saves.sort(key=lambda save: (natural_sort_key(save.strand), save.number))
+    if not found.saves:
+        names = ", ".join(targets)
+        raise CkptcheckError(
+            f"{names} holds no save whose folder says its step",
+            hint="name the folder above iter_0000100, checkpoint-100 or global_step_100; ckptcheck scan checks one checkpoint",
+        )
+    return found
+
+
+def open_tree(target: str, *, follow_links: bool = False) -> Tree:
+    """Return the folders of a run on disk or in an object store. Raises CkptcheckError."""
+    if is_object_address(target):
+        from ckptcheck.checkpoint.objects.folder import ObjectTree
+
+        return ObjectTree(target, parse_object_address(target))
+    path = Path(expand_home(target))
+    if not path.is_dir():
+        raise CkptcheckError(
+            f"{target} is no folder" if path.exists() else f"{target} does not exist", hint="name the folder of the run"
+        )
+    return DiskTree(path, target, follow_links=follow_links)
+
+
+def read_step(parts: list[str]) -> tuple[int, str, int] | None:
+    """Return the place of the deepest folder whose name has a step, what it calls it, and the step; None where none has one.
+
+    >>> read_step(["outputs", "global_step_10", "actor"]), read_step(["run_3", "best"]), read_step(["0000250"])
+    ((1, 'global_step', 10), None, (0, '', 250))
+    """
+    for place in range(len(parts) - 1, -1, -1):
+        if matches := list(STEP.finditer(parts[place])):
+            best = next((one for one in reversed(matches) if one["word"].lower() != "epoch"), matches[-1])
+            return place, best["word"].lower(), int(best["number"])
+        if BARE.fullmatch(parts[place]):
+            return place, "", int(parts[place])
+    return None
+
+
+def _search(target: str, found: FoundRun) -> None:
+    tree = open_tree(target)
+    waiting, searched = deque([("", 0)]), 0
+    while waiting and searched < MOST_FOLDERS:
+        folder, depth = waiting.popleft()
+        searched += 1
+        try:
+            names, folders = tree.list_names(folder), tree.list_subfolders(folder)
+        except CkptcheckError:
+            if not folder:
+                raise
+            continue
+        _read_trackers(tree, folder, names, found)
+        is_megatron = are_megatron_names([*names, *(name for name in folders if not ITERATION.fullmatch(name))])
+        is_megatron = is_megatron and (bool(set(names) - set(TRACKERS)) or any(map(RANK.fullmatch, folders)))
+        if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) for name in names):
+            _add(target, folder, found)
+        if depth < DEEPEST:
+            deeper = sorted(
+                (name for name in folders if not name.startswith(".") and not RANK.fullmatch(name)),
+                key=natural_sort_key,
+            )
+            waiting.extend((f"{folder}/{name}" if folder else name, depth + 1) for name in deeper)
+
+
+def _add(target: str, folder: str, found: FoundRun) -> None:
+    inner = folder.split("/") if folder else []
+    address = join_folder(target, folder) if is_object_address(target) else os.path.join(target, folder).rstrip("/")
+    outer: list[str] = []
+    step = read_step(inner)
+    if step is None:
+        above = str(parse_object_address(target)) if is_object_address(target) else os.path.abspath(expand_home(target))
+        outer = above.split("/")[-MOST_PARENTS:]
+        step = read_step(outer)
+        outer = outer[step[0] :] if step is not None else []
+        step = (0, *step[1:]) if step is not None else None
+    parts = [*outer, *inner]
+    name = "/".join(parts) or os.path.basename(address)
+    if step is None:
+        found.left_out[name or address] = "its path has no step"
+    elif any(UNFINISHED.search(part) for part in parts):
+        found.left_out[name] = "its name says that it was not finished"
+    else:
+        strand = "/".join(re.sub(r"\d+", "*", part) if read_step([part]) else part for part in parts)
+        found.saves.append(FoundSave(address, name, strand, step[2], step[1]))
+
+
+def _read_trackers(tree: Tree, folder: str, names: list[str], found: FoundRun) -> None:
+    for name in TRACKERS:
+        if name not in names:
+            continue
+        path = f"{folder}/{name}" if folder else name
+        try:
+            if tree.has_file(path):
+                found.trackers[path] = tree.read_start(path, 200).decode("utf-8", "replace").strip()
+        except OSError as error:
+            found.trackers[path] = f"(cannot be read: {error.strerror or error})"

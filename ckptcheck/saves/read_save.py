@@ -1,0 +1,368 @@
+"""Reads one save: digests each tensor of model and optimizer once, samples the weights on the way, collects counters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.stubs import load_persistent
+from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, itemsize
+from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
+from ckptcheck.checkpoint.megatron.weights import is_weight
+from ckptcheck.checkpoint.open import open_target
+from ckptcheck.checkpoint.scan_options import ScanOptions
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
+from ckptcheck.checkpoint.torch_file import STUBS
+from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
+from ckptcheck.compare.completeness import describe_absent
+from ckptcheck.compare.identity import IdentityPlan, cut_slabs, plan_identity
+from ckptcheck.compare.matching.megatron_side import build_megatron_side
+from ckptcheck.compare.matching.side import build_checkpoint_side
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.saves.find_saves import PICKLES, FoundSave, open_tree
+from ckptcheck.saves.save import FileRecord, Save, TensorRecord
+from ckptcheck.saves.state_files import (
+    JSON_FILES,
+    MOST_JSON,
+    MOST_SCALARS,
+    merge_numbers,
+    note_number,
+    read_json_numbers,
+    read_state_file,
+    walk,
+)
+from ckptcheck.text.formatting import join_truncated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SAMPLES = 256
+"""Elements of each weight that are kept: enough to see a tensor jump, and a kilobyte."""
+GOLDEN = 0.6180339887498949
+"""Steps of this share of a tensor spread over it evenly, and meet no column twice as often as another."""
+FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
+OPTIMIZER = ("optim", "exp_avg", "momentum", "zero_pp_rank", "fp32_param", "opt_")
+"""What stands in the path of an optimizer's tensor, or in the name of its file."""
+NO_WEIGHT = ("rng", "random", "scheduler", "scaler", "sampler", "training_args", "dataloader")
+"""What stands in the path of a tensor that belongs to neither."""
+NO_STATE = ("rng", "random_states", "training_args", "scaler")
+"""Beginnings of the names of files that are not looked into."""
+LEGACY = "model_optim_rng.pt"
+"""Megatron's file of a rank, whose name says nothing of what it holds."""
+STATE_KEY = ("step", "iteration", "sched", "train_state", "param_groups", "progress", "trainer")
+"""Words in the keys of serialized objects that may hold a counter."""
+MOST_OBJECT = 1 << 20
+"""Bytes of a serialized object that is looked into."""
+VOLATILE = frozenset(
+    ("transformers_version", "_name_or_path", "use_cache", "architectures", "auto_map", "dtype", "torch_dtype")
+)
+"""Settings of config.json that change nothing in the weights, or that the tensors show by themselves."""
+MODEL_ARGUMENTS = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "num_experts",
+    "moe_router_topk", "rotary_base", "rotary_percent", "normalization", "norm_epsilon", "padded_vocab_size",
+    "untie_embeddings_and_output_weights", "swiglu", "position_embedding_type",
+)  # fmt: skip
+"""Arguments of Megatron that decide what the weights compute."""
+
+Sums = tuple[int, int]
+
+
+@dataclass
+class SaveContents:
+    """What a save has, before its tensors are read."""
+
+    source: Source
+    form: str
+    plan: IdentityPlan | None = None
+    weights: Mapping[str, TensorLayout] = field(default_factory=dict)
+    states: dict[str, TensorLayout] = field(default_factory=dict)
+
+
+def read_save(
+    found: FoundSave,
+    reference: Checkpoint | Megatron | None = None,
+    *,
+    jobs: int | None = None,
+    follow_links: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Save:
+    """Read a save completely. What is wrong with it is in `Save.defects`.
+
+    reference: a Hugging Face checkpoint that says what Megatron's tensors are called there. progress: called with the bytes
+    digested so far and the bytes in all. Raises CkptcheckError where its folder cannot be listed.
+    """
+    save = Save(address=found.address, name=found.name, strand=found.strand, number=found.number, word=found.word)
+    try:
+        evidence = open_target(found.address, jobs=jobs, options=ScanOptions(follow_links=follow_links))
+    except CkptcheckError as error:
+        source = open_tree(found.address, follow_links=follow_links).open_folders([""])
+        contents = SaveContents(source, "torch.save files")
+        if not any(name.endswith(PICKLES) for name in source.files):
+            save.defects.append(error.message.removeprefix(f"{found.address} "))
+    else:
+        contents = _describe_evidence(evidence, reference, save)
+    save.form = contents.form
+    _note_files(contents.source, save)
+    _read_state_files(contents, save)
+    try:
+        _digest(contents, save, jobs, progress)
+    except UnreadableFile as error:
+        save.weights, save.states, save.parts, save.identity = {}, {}, {}, ""
+        save.defects.append(f"{error.file} cannot be read: {error.reason}")
+    if not save.weights and not save.defects:
+        save.defects.append("it holds no weights that can be read without running a pickle")
+    return save
+
+
+def list_versions(found: FoundSave) -> dict[str, str]:
+    """Return file → what changes when it is replaced, for all files of a save; nothing of them is read. Raises CkptcheckError."""
+    from ckptcheck.checkpoint.megatron.folders import list_rank_folders
+    from ckptcheck.checkpoint.source import describe_version
+
+    tree = open_tree(found.address)
+    source = tree.open_folders(["", *list_rank_folders(tree, "")])
+    return {name: describe_version(source, name) for name in source.files}
+
+
+def _describe_evidence(
+    evidence: Checkpoint | Megatron, reference: Checkpoint | Megatron | None, save: Save
+) -> SaveContents:
+    if isinstance(evidence, Megatron):
+        contents = SaveContents(evidence.source, "torch_dist" if evidence.form == "torch_dist" else "Megatron legacy")
+        save.config = {
+            key: json.dumps(evidence.args[key], default=str) for key in MODEL_ARGUMENTS if key in evidence.args
+        }
+        _read_run_numbers(evidence, save)
+    else:
+        contents = SaveContents(evidence.source, "PEFT adapter" if evidence.is_adapter else "Hugging Face")
+        if evidence.config is not None:
+            save.config = {
+                key: json.dumps(value, sort_keys=True, default=str)
+                for key, value in evidence.config.value.items()
+                if key not in VOLATILE
+            }
+    if absent := describe_absent(evidence):
+        save.defects.append(absent)
+        return contents
+    try:
+        side = build_megatron_side(evidence) if isinstance(evidence, Megatron) else build_checkpoint_side(evidence)
+        contents.plan = plan_identity(side, reference if side.is_megatron else None)
+        contents.weights = contents.plan.layouts
+        save.naming = contents.plan.names
+    except CkptcheckError as error:
+        save.defects.append(error.message.removeprefix(f"{evidence.target} has no identity: "))
+        return contents
+    if isinstance(evidence, Megatron) and evidence.form == "torch_dist":
+        for key, tensor in evidence.tensors.items():
+            if not is_weight(key) and tensor.dtype in FLOATS and prod(tensor.shape) > 1:
+                try:
+                    contents.states[key] = _locate(evidence, tensor)
+                except (UnreadableArchive, OSError) as error:
+                    save.defects.append(f"{key} cannot be read: {error}")
+    return contents
+
+
+def _locate(run: Megatron, tensor: GlobalTensor) -> TensorLayout:
+    """Return where a stored tensor of the optimizer lies. Raises UnreadableArchive, OSError."""
+    each, chunks = itemsize(tensor.dtype), []
+    for chunk in tensor.chunks:
+        archive = run.archive(chunk.item) if chunk.item is not None else None
+        place = locate_chunk(run.source, chunk, tensor.dtype, run.item_folder, archive)
+        if not place.contiguous and place.shape != chunk.sizes:
+            raise UnreadableArchive("it is stored with gaps between its elements")
+        strides = packed_strides(chunk.sizes, each) if chunk.sizes else ()
+        if not place.contiguous:
+            strides = tuple(step * each for step in place.stride)
+        chunks.append(FileChunk(chunk.offsets, chunk.sizes, place.name, place.begin, strides))
+    return TensorLayout(tensor.dtype, each, tensor.shape, tuple(chunks))
+
+
+def _read_run_numbers(run: Megatron, save: Save) -> None:
+    """Read the counters among the tensors and the serialized objects of a torch.distributed.checkpoint."""
+    from ckptcheck.errors import EvidenceError
+    from ckptcheck.values.dtypes import decode
+
+    counters: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    for key, item in (run.contents.objects if run.contents is not None else {}).items():
+        if (
+            item is None
+            or item.transformed
+            or item.length > MOST_OBJECT
+            or not any(word in key.lower() for word in STATE_KEY)
+        ):
+            continue
+        try:
+            archive = run.archive(item)
+            value, _ = archive.describe(STUBS, load_persistent)
+            for path, number in walk(value, WalkBudget(len(archive.pickle))):
+                note_number(f"{key}.{path}" if path else key, number, counters, rates)
+        except (UnreadableArchive, UnreadablePickle, OSError):
+            continue  # a scan says it
+    steps = [
+        tensor for key, tensor in run.tensors.items() if key.rpartition(".")[2] == "step" and prod(tensor.shape) == 1
+    ]
+    for tensor in steps[:: max(1, len(steps) // MOST_SCALARS)][:MOST_SCALARS]:
+        try:
+            number = float(decode(tensor.dtype, run.read(tensor).reshape(-1))[0])
+        except (EvidenceError, KeyError, ValueError):
+            continue
+        key = tensor.key if len(steps) == 1 else "optimizer step"
+        counters[key] = max(number, counters.get(key, number))
+    merge_numbers(".metadata", counters, save.counters)
+    merge_numbers(".metadata", rates, save.rates)
+
+
+def _note_files(source: Source, save: Save) -> None:
+    save.files = {name: file.size for name, file in source.files.items() if file.outside_link is None}
+    if source.local is not None:
+        times = [int(file.version.partition(" ")[2]) for file in source.files.values() if " " in file.version]
+        save.written = max(times) / 1e9 if times else None
+
+
+def _read_state_files(contents: SaveContents, save: Save) -> None:
+    """Read the counters in all files beside the weights, and find the tensors of torch.save files."""
+    source, weights = contents.source, dict(contents.weights)
+    takes_weights = contents.form == "torch.save files"
+    for name in save.files:
+        base = name.rpartition("/")[2]
+        if base in JSON_FILES and save.files[name] <= MOST_JSON:
+            try:
+                counters, rates, logged = read_json_numbers(source.read(name, 0, MOST_JSON))
+            except OSError as error:
+                save.defects.append(f"{name} cannot be read: {error.strerror or error}")
+                continue
+            merge_numbers(name, counters, save.counters)
+            merge_numbers(name, rates, save.rates)
+            save.logged_rates |= logged
+        if not base.endswith(PICKLES) or base.startswith(NO_STATE):
+            continue
+        try:
+            content = read_state_file(source, name)
+        except (UnreadableArchive, OSError) as error:
+            save.defects.append(f"{name} cannot be read: {error}")
+            continue
+        merge_numbers(name, content.counters, save.counters)
+        merge_numbers(name, content.rates, save.rates)
+        for path, layout in content.tensors.items():
+            full = f"{name}:{path}"
+            called = (path if base == LEGACY else f"{base}:{path}").lower()
+            if layout.dtype not in FLOATS or any(word in called for word in NO_WEIGHT):
+                continue
+            if any(word in called for word in OPTIMIZER):
+                contents.states[full] = layout
+            elif takes_weights:
+                weights[full] = layout
+    contents.weights = weights
+    if takes_weights:
+        save.naming = "the files'"
+
+
+def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Callable[[int, int], None] | None) -> None:
+    """Read every tensor once. Raises UnreadableFile."""
+    import os
+
+    from ckptcheck.values.shard_digest import add_sums, format_sums
+
+    layouts = {("", name): layout for name, layout in contents.weights.items()}
+    layouts |= {("s", name): layout for name, layout in contents.states.items()}
+    sums: dict[tuple[str, str], Sums] = dict.fromkeys(layouts, (0, 0))
+    by_file: dict[str, dict[tuple[str, str], Sums]] = {}
+    samples = {key: Sample(layout) for key, layout in layouts.items() if not key[0] and layout.dtype in FLOATS}
+    slabs = [(key, slab) for key, layout in layouts.items() for slab in cut_slabs(layout)]
+    total, done = sum(layout.nbytes for layout in layouts.values()), 0
+    with TensorFiles(contents.source) as files:
+
+        def read_slab(task: tuple[tuple[str, str], FileChunk]) -> Sums:
+            key, slab = task
+            return _sum_slab(files, layouts[key], slab, samples.get(key))
+
+        pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1))
+        try:
+            for (key, slab), part in zip(slabs, pool.map(read_slab, slabs), strict=True):
+                sums[key] = add_sums(sums[key], part)
+                held = by_file.setdefault(slab.file, {})
+                held[key] = add_sums(held.get(key, (0, 0)), part)
+                done += prod(slab.shape) * layouts[key].itemsize
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if changed := files.list_changed():
+            raise UnreadableFile(join_truncated(changed), "it changed while it was read")
+    records: dict[str, dict[str, TensorRecord]] = {"": {}, "s": {}}
+    for (kind, name), layout in layouts.items():
+        records[kind][name] = TensorRecord(
+            layout.dtype,
+            layout.shape,
+            format_sums(sums[kind, name], layout.nbytes),
+            layout.chunks[0].file if layout.chunks else "",
+            samples[kind, name].encode() if (kind, name) in samples else b"",
+            sums[kind, name] == (0, 0),
+        )
+    save.weights, save.states, save.nbytes = records[""], records["s"], total
+    save.parts = {file: _digest_parts(held) for file, held in by_file.items()}
+    if contents.plan is not None:
+        save.identity = contents.plan.name_set({name: part for (kind, name), part in sums.items() if not kind}).identity
+
+
+def _sum_slab(files: TensorFiles, layout: TensorLayout, slab: FileChunk, sample: Sample | None) -> Sums:
+    from ckptcheck.values.shard_digest import sum_shard
+
+    values = files.read_rectangle(slab.file, slab.offset, slab.shape, slab.strides, layout.itemsize)
+    if sample is not None:
+        sample.take(values, slab.origin)
+    return sum_shard(values, slab.origin, layout.shape)
+
+
+def _digest_parts(held: Mapping[tuple[str, str], Sums]) -> FileRecord:
+    """Return the digest of what one file holds of all tensors."""
+    state = hashlib.blake2b(digest_size=16)
+    for (kind, name), part in sorted(held.items()):
+        state.update(json.dumps([kind, name, *part]).encode())
+    return FileRecord(state.hexdigest(), len(held))
+
+
+class Sample:
+    """Elements of a tensor at places that depend on its shape alone, whichever way it is cut."""
+
+    def __init__(self, layout: TensorLayout) -> None:
+        import numpy as np
+
+        elements = prod(layout.shape)
+        number = min(elements, SAMPLES)
+        flat = (
+            np.arange(elements)
+            if elements <= SAMPLES
+            else (np.arange(1, number + 1) * GOLDEN % 1 * elements).astype(int)
+        )
+        self._dtype = layout.dtype
+        self._places = np.array(np.unravel_index(flat, layout.shape)) if layout.shape else np.zeros((0, number), int)
+        self._values = np.zeros(number, np.float32)
+
+    def take(self, values: NDArray[Any], origin: tuple[int, ...]) -> None:
+        """Take the elements that a rectangle holds. values: its elements as unsigned integers; origin: its first index."""
+        import numpy as np
+
+        from ckptcheck.values.dtypes import decode
+
+        inside = np.ones(len(self._values), bool)
+        for axis, (begin, size) in enumerate(zip(origin, values.shape, strict=True)):
+            inside &= (self._places[axis] >= begin) & (self._places[axis] < begin + size)
+        if inside.any():
+            index = tuple(self._places[axis][inside] - begin for axis, begin in enumerate(origin))
+            self._values[inside] = decode(self._dtype, np.ascontiguousarray(values[index]).reshape(-1))
+
+    def encode(self) -> bytes:
+        """Return the elements as float32 in little-endian order."""
+        return self._values.astype("<f4").tobytes()

@@ -1,0 +1,106 @@
+"""What is kept of one save: digests and samples of its tensors, its counters, its files. It can be kept in a file."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ckptcheck.text.formatting import format_bytes
+
+MOMENT = re.compile(r"(^|[._/])((max_)?exp_avg(_sq)?|momentum_buffer|exp_inf)([._/]|$)")
+"""The name of an optimizer's moment: Adam, AMSGrad, SGD with momentum."""
+
+
+class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor of a save."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    """32 hexadecimal digits: `ckptcheck.values.shard_digest`."""
+    file: str = ""
+    """The file that holds it, or the first of them."""
+    sample: bytes = b""
+    """Some of its elements as float32 in little-endian order; b"" where none were taken."""
+    zero: bool = False
+    """Whether every byte is zero."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+    @property
+    def content(self) -> tuple[str, tuple[int, ...], str]:
+        """What is equal for equal tensors."""
+        return self.dtype, self.shape, self.digest
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What a file of a save holds of the tensors."""
+
+    digest: str
+    """Of the parts of tensors in it, wherever they lie in the file."""
+    tensors: int
+    """Number of tensors of which it holds all or a part."""
+
+
+class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One part of a save, as it was read. Digests are {} where `defects` say why."""
+
+    address: str
+    """The folder, or its address in an object store."""
+    name: str
+    """As a report calls it."""
+    strand: str
+    """Saves with the same strand are compared with each other."""
+    number: int
+    """The step in the folder's name."""
+    word: str = ""
+    """What the folder's name calls the step."""
+    form: str = ""
+    """How it is stored."""
+    written: float | None = None
+    """When its last file was written, in seconds since 1970; None where the store does not say."""
+    files: dict[str, int] = {}
+    """File → bytes."""
+    identity: str = ""
+    """The name of the set of weights (`ckptcheck identity`); "" where it has none."""
+    naming: str = ""
+    """Whose names the weights have: Hugging Face's, Megatron's, or those of the files."""
+    weights: dict[str, TensorRecord] = {}
+    states: dict[str, TensorRecord] = {}
+    """The optimizer's tensors: moments, and master weights."""
+    parts: dict[str, FileRecord] = {}
+    """File → what it holds of the weights and of the states."""
+    counters: dict[str, float] = {}
+    """``file: path`` → a count of steps or samples."""
+    rates: dict[str, float] = {}
+    """``file: path`` → a learning rate at the time of the save."""
+    logged_rates: dict[str, float] = {}
+    """Step → the learning rate that the trainer's log has for it."""
+    config: dict[str, str] = {}
+    """Setting of the model → its value as JSON."""
+    defects: list[str] = []
+    """Why the save is not whole."""
+    nbytes: int = 0
+    """Bytes of the tensors that were digested."""
+
+    @property
+    def is_digested(self) -> bool:
+        """Whether its weights were digested."""
+        return bool(self.weights)
+
+    @property
+    def moments(self) -> dict[str, TensorRecord]:
+        """Those of the optimizer's tensors that are moments, by name."""
+        return {name: state for name, state in self.states.items() if MOMENT.search(name)}
+
+    @property
+    def described(self) -> str:
+        """The form and the size."""
+        return f"{self.form}, {format_bytes(self.nbytes)}"

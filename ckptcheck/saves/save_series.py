@@ -1,0 +1,219 @@
+"""The saves of one run in the order of their steps: the evidence of rules about what moves, repeats and agrees between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Reading, Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.saves.save import Save, TensorRecord
+from ckptcheck.text.formatting import count, format_bytes, join_truncated
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+
+LEAST_MATRIX = 1024
+"""Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Two successive saves of a strand that were both digested."""
+
+    before: Save
+    after: Save
+
+    @cached_property
+    def moved(self) -> frozenset[str]:
+        """Weights whose digests differ."""
+        return _find_moved(self.before.weights, self.after.weights)
+
+    @cached_property
+    def still(self) -> frozenset[str]:
+        """Weights that are equal in both saves."""
+        return _find_still(self.before.weights, self.after.weights)
+
+    @cached_property
+    def moved_states(self) -> frozenset[str]:
+        """Tensors of the optimizer whose digests differ."""
+        return _find_moved(self.before.states, self.after.states)
+
+    @cached_property
+    def still_states(self) -> frozenset[str]:
+        """Tensors of the optimizer that are equal in both saves."""
+        return _find_still(self.before.states, self.after.states)
+
+    @property
+    def steps(self) -> int:
+        """Steps between both."""
+        return self.after.number - self.before.number
+
+
+def _find_moved(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, record in after.items()
+        if name in before and before[name].shape == record.shape and before[name].content != record.content
+    )
+
+
+def _find_still(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
+    return frozenset(
+        name for name, record in after.items() if name in before and before[name].content == record.content
+    )
+
+
+@dataclass(frozen=True)
+class Strand:
+    """The same part of each save of a run, oldest first."""
+
+    name: str
+    """The path below the run with ``*`` in place of the step."""
+    saves: tuple[Save, ...]
+
+    @cached_property
+    def digested(self) -> tuple[Save, ...]:
+        """The saves whose weights were digested, one for each step."""
+        by_step: dict[int, Save] = {}
+        for save in self.saves:
+            if save.is_digested:
+                by_step[save.number] = save
+        return tuple(by_step.values())
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Each digested save with the one before it."""
+        return tuple(Interval(before, after) for before, after in pairwise(self.digested))
+
+    @property
+    def last(self) -> Save:
+        """The save with the highest step."""
+        return self.saves[-1]
+
+    @property
+    def unit(self) -> str:
+        """What the folders count: ``step``, or ``epoch``."""
+        return "epoch" if self.saves[0].word == "epoch" else "step"
+
+
+@dataclass(frozen=True)
+class SaveSeries(EvidenceDefaults):
+    """The saves of one run."""
+
+    target: str
+    strands: tuple[Strand, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Folder → why it is no save of the series."""
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    """File → its text, which names the save that a trainer resumes from."""
+    watched: Mapping[int, str] | None = None
+    """Step → the identity of the weights that the live trainer sent then; None where no record was named."""
+    resumed: tuple[Save, ...] = ()
+    """What was saved right after the run was resumed, elsewhere."""
+    reused: int = 0
+    """Saves that were not read again, as they were read before and have not changed."""
+    kind: str = "saves"
+
+    @property
+    def saves(self) -> Iterator[Save]:
+        """All saves, strand by strand."""
+        return (save for strand in self.strands for save in strand.saves)
+
+    @property
+    def subject(self) -> str:
+        """How many saves, over which steps, of which parts."""
+        numbers = sorted({save.number for save in self.saves})
+        steps = f"{self.strands[0].unit} {numbers[0]}" + (f"–{numbers[-1]}" if len(numbers) > 1 else "")
+        parts = [count(len(numbers), "save"), steps, ", ".join(strand.name for strand in self.strands)]
+        return " · ".join(parts)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Strands in which nothing could be compared: that is never a pass."""
+        if any(strand.intervals for strand in self.strands) or self.watched or self.resumed:
+            return {}
+        return {strand.name: self._explain_alone(strand) for strand in self.strands}
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what could not be done with the `unread`."""
+        return "compare"
+
+    @staticmethod
+    def _explain_alone(strand: Strand) -> str:
+        if len(strand.saves) == 1:
+            return f"{strand.saves[0].name} is its only save"
+        return f"of its {count(len(strand.saves), 'save')} {len(strand.digested) or 'none'} could be read completely"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of saves, of tensors and bytes in all of them."""
+        saves = list(self.saves)
+        return {
+            "files": sum(len(save.files) for save in saves),
+            "tensors": sum(len(save.weights) + len(save.states) for save in saves),
+            "bytes": sum(save.nbytes for save in saves),
+        }
+
+    @property
+    def reading(self) -> Reading:
+        """What was read, and what was known already."""
+        read = sum(1 for _ in self.saves) - self.reused
+        parts = [f"{count(read, 'save')} read"] + (
+            [f"{self.reused} unchanged since the last call"] if self.reused else []
+        )
+        reading: dict[str, str | int | list[str]] = {"saves": ", ".join(parts)}
+        if self.left_out:
+            reading["left out"] = [f"{name}: {reason}" for name, reason in self.left_out.items()]
+        return reading
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The table of the saves."""
+        from ckptcheck.saves.tables import list_sections
+
+        return list_sections(self)
+
+    @property
+    def headline(self) -> str:
+        """What it means that no rule found anything."""
+        intervals = [interval for strand in self.strands for interval in strand.intervals]
+        if not intervals:
+            return ""
+        moved = sum(len(interval.moved) for interval in intervals)
+        return (
+            f"between {count(len(intervals) + len(self.strands), 'save')} {count(moved, 'tensor')} moved, and the counters agree"
+            if moved
+            else ""
+        )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.saves.pictures import list_series_pictures
+
+        return list_series_pictures(self)
+
+    def require_intervals(self) -> None:
+        """Skip a rule that compares saves where no two can be compared. Raises Skip."""
+        if not any(strand.intervals for strand in self.strands):
+            raise Skip("there are no two saves that can be compared")
+
+
+def is_large_matrix(record: TensorRecord) -> bool:
+    """Whether a tensor is a matrix, or several, with so many elements that each step of an optimizer changes some."""
+    return len(record.shape) >= 2 and record.elements >= LEAST_MATRIX
+
+
+def list_names(saves: Iterable[Save]) -> str:
+    """Return the names of saves for a message."""
+    return join_truncated([save.name for save in saves])
+
+
+def describe_size(save: Save) -> str:
+    """Return the bytes of a save's files."""
+    return format_bytes(sum(save.files.values()))

@@ -1,0 +1,197 @@
+"""Finds tensors, counters and learning rates in what trainers save beside the weights, without running a pickle.
+
+torch.save files (``optimizer.pt``, ``scheduler.pt``, ``common.pt``, verl's and DeepSpeed's files of ranks) are described by
+stubs; JSON files (``trainer_state.json``, ``training_info.json``) are parsed. Counters keep the path under which they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import isfinite, prod
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
+from ckptcheck.checkpoint.megatron.tensor import itemsize
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
+from ckptcheck.checkpoint.torch_file import STUBS
+from ckptcheck.checkpoint.unpickle import ObjectStub, UnreadablePickle, WalkBudget
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
+
+COUNTERS = frozenset(
+    (
+        "iteration", "global_step", "global_steps", "global_samples", "total_steps", "last_epoch", "_step_count", "num_steps",
+        "consumed_train_samples", "consumed_samples", "step",
+    )
+)  # fmt: skip
+"""Keys whose numbers rise from save to save."""
+RATES = frozenset(("lr", "_last_lr", "learning_rate", "max_lr"))
+NO_COUNTER = re.compile(
+    r"(^|\.)(args|hyper_?parameters|config|rng\w*|random_\w+|dataloader|sampler|rerun_\w+)(\.|$)", re.I
+)
+"""Paths that lead to settings, or to counts that start again in each epoch."""
+RANK_NUMBER = re.compile(r"(rank)_\d+(_\d+)*")
+JSON_FILES = frozenset(("trainer_state.json", "training_info.json", "train_state.json", "scheduler.json", "state.json"))
+MOST_JSON = 1 << 27
+DEEP = 64
+MOST_SCALARS = 8
+"""Tensors of one element under one key that are read: each parameter of an optimizer counts its steps."""
+LONGEST_LIST = 1 << 14
+
+
+class StateFile(NamedTuple):
+    """What one file holds."""
+
+    tensors: dict[str, TensorLayout]
+    """Path within the file → where the tensor lies."""
+    counters: dict[str, float]
+    rates: dict[str, float]
+
+
+def read_state_file(source: Source, name: str) -> StateFile:
+    """Describe a torch.save file. Raises UnreadableArchive, OSError."""
+    size = source.files[name].size
+    archive = open_archive(lambda start, length: source.read(name, start, length), size)
+    described, _ = archive.describe(STUBS, load_persistent)
+    tensors: dict[str, TensorLayout] = {}
+    scalars: dict[str, list[tuple[str, StoredTensor]]] = {}
+    counters: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    try:
+        for path, value in walk(described, WalkBudget(len(archive.pickle))):
+            last = path.rpartition(".")[2]
+            if isinstance(value, StoredTensor):
+                if value.shape in ((), (1,)) and last in COUNTERS:
+                    scalars.setdefault(last, []).append((path, value))
+                elif (layout := lay_out(archive, value, name, 0)) is not None and layout.shape:
+                    tensors[path] = layout
+            else:
+                note_number(path, value, counters, rates)
+    except UnreadablePickle as error:
+        raise UnreadableArchive(str(error)) from error
+    for last, found in scalars.items():
+        for path, tensor in found[:: max(1, len(found) // MOST_SCALARS)][:MOST_SCALARS]:
+            number = read_scalar(source, lay_out(archive, tensor, name, 0))
+            if number is not None and not NO_COUNTER.search(path):
+                key = path if len(found) == 1 else f"optimizer {last}"
+                counters[key] = max(number, counters.get(key, number))
+    return StateFile(tensors, counters, rates)
+
+
+def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return the counters, the learning rates, and step → learning rate of the log, in a JSON file of a trainer.
+
+    What is no JSON object has none.
+    """
+    try:
+        document = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return {}, {}, {}
+    counters: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    logged: dict[str, float] = {}
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if isinstance(key, str) and key != "step":  # it may be a step within an epoch
+                note_number(key, value, counters, rates)
+        log = document.get("log_history")
+        for entry in log if isinstance(log, list) else ():
+            step, rate = (entry.get("step"), entry.get("learning_rate")) if isinstance(entry, dict) else (None, None)
+            if type(step) is int and isinstance(rate, (int, float)) and isfinite(rate):
+                logged[str(step)] = float(rate)
+    return counters, rates, logged
+
+
+def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[str, float]) -> None:
+    """Add a number to the counters or to the learning rates, if its path ends as theirs do."""
+    last = path.rpartition(".")[2]
+    if last.isdecimal():  # an entry of a list, as `_last_lr` is
+        last = path.split(".")[-2] if "." in path else last
+    if type(value) in (int, float) and abs(value) < 1 << 60 and isfinite(value) and not NO_COUNTER.search(path):
+        if last in COUNTERS and type(value) is int:
+            # every group of parameters counts the same steps
+            counters[re.sub(r"\bparam_groups\.\d+", "param_groups", path)] = float(value)
+        elif last in RATES and last != "max_lr":
+            rates[path] = float(value)
+
+
+def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the path of every tensor and plain number of an unpickled object. Raises UnreadablePickle where it has no end."""
+    budget.spend()
+    if isinstance(value, (StoredTensor, int, float)):
+        yield path, value
+    elif depth > DEEP:
+        return
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            if type(key) in (str, int):
+                yield from walk(entry, budget, f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, (list, tuple)):
+        if len(value) <= LONGEST_LIST:
+            for place, entry in enumerate(value):
+                yield from walk(entry, budget, f"{path}.{place}" if path else str(place), depth + 1)
+    elif isinstance(value, ObjectStub):
+        if value.name.endswith("._rebuild_from_type_v2"):
+            yield from _walk_local(value, budget, path, depth)
+        elif isinstance(value.state, dict):
+            yield from walk(value.state, budget, path, depth + 1)
+
+
+def _walk_local(value: ObjectStub, budget: WalkBudget, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the part of a DTensor that a rank holds: what describes the mesh is no tensor of the model."""
+    state = value.arguments[-1] if value.arguments else None
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, dict) and "_local_tensor" in part:
+            yield from walk(part["_local_tensor"], budget, path, depth + 1)
+
+
+def lay_out(archive: Archive, tensor: StoredTensor, file: str, begin: int) -> TensorLayout | None:
+    """Return where the elements of a stored tensor lie; None where they are not there, or repeat.
+
+    begin: where the archive begins in the file, in bytes.
+    """
+    record, each = archive.records.get(tensor.record), itemsize(tensor.dtype)
+    if record is None or archive.big_endian:
+        return None
+    span = storage_span(tensor)
+    if tensor.skip * each + span > record.length or prod(tensor.shape) * each > span:
+        return None
+    strides = tuple(step * each for step in tensor.stride)
+    chunk = FileChunk((0,) * len(tensor.shape), tensor.shape, file, begin + record.begin + tensor.skip * each, strides)
+    return TensorLayout(tensor.dtype, each, tensor.shape, (chunk,))
+
+
+def read_scalar(source: Source, layout: TensorLayout | None) -> float | None:
+    """Read a tensor of one number; None where it is none."""
+    if layout is None or prod(layout.shape) != 1 or len(layout.chunks) != 1:
+        return None
+    import numpy as np
+
+    from ckptcheck.values.dtypes import FORMATS, decode
+
+    chunk = layout.chunks[0]
+    raw = source.read(chunk.file, chunk.offset, layout.itemsize)
+    if len(raw) != layout.itemsize or layout.dtype not in FORMATS:
+        return None
+    number = float(decode(layout.dtype, np.frombuffer(raw, f"<u{layout.itemsize}"))[0])
+    return number if isfinite(number) else None
+
+
+def merge_numbers(file: str, numbers: Mapping[str, float], into: dict[str, float]) -> None:
+    """Add the numbers of a file under ``file: path``. Files of ranks share a name as long as they count alike."""
+    shared = share_name(file)
+    for path, value in numbers.items():
+        if into.setdefault(f"{shared}: {path}", value) != value:
+            into[f"{file}: {path}"] = value
+
+
+def share_name(file: str) -> str:
+    """Return a name that the files of all ranks have.
+
+    >>> share_name("extra_state_world_size_2_rank_1.pt")
+    'extra_state_world_size_2_rank_*.pt'
+    """
+    return RANK_NUMBER.sub(r"\1_*", file)

@@ -1,0 +1,78 @@
+"""A save holds the weights of an earlier save.
+
+## What it checks
+- No two saves of a run at different steps hold the same weights, bit for bit.
+
+## Why it matters
+- An asynchronous save copies the weights while the trainer goes on. Where it copies from memory that was moved or reused, it writes
+  the bytes of an earlier save again and reports success. Who resumes from it, evaluates it or ships it has the older model.
+
+## How to fix
+- Switch off asynchronous saving, or the offloading of weights during a save, and save again. What was trained since the first of
+  these saves is in none of the others: resume from the first, and not from the last.
+
+## When it can be wrong
+- The learning rate was zero, or a critic was warmed up while the actor rested. Where the saves say so (a scheduler, the trainer's
+  log, or moments that are still all zero) the finding is only information. Otherwise: `--ignore SER001`.
+
+## Seen in
+NVIDIA-NeMo/RL#3312 (steps 90, 110 and 120 bit for bit the same, asynchronous saves in a colocated job), NVIDIA/Megatron-LM#4378
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.saves.learning_rate import is_rate_zero
+from ckptcheck.saves.save import Save
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.text.formatting import count, join_words
+
+
+@rule("SER001", "repeated-weights", severity="error", on="saves")
+def check(series: SaveSeries) -> Iterator[Problem]:
+    series.require_intervals()
+    for strand in series.strands:
+        groups: list[list[Save]] = []
+        for save in strand.digested:
+            contents = {name: record.content for name, record in save.weights.items()}
+            for group in groups:
+                if {name: record.content for name, record in group[0].weights.items()} == contents:
+                    group.append(save)
+                    break
+            else:
+                groups.append([save])
+        for first, *others in groups:
+            if others:
+                yield _describe(first, others)
+
+
+def _describe(first: Save, others: list[Save]) -> Problem:
+    names = join_words([save.name for save in others])
+    holds = "hold" if len(others) > 1 else "holds"
+    message = f"{names} {holds} the weights of {first.name}, bit for bit ({count(len(first.weights), 'tensor')})"
+    moments = [save.moments for save in (first, *others)]
+    contents = [{name: record.content for name, record in moment.items()} for moment in moments]
+    is_repeated = all(moments) and all(content == contents[0] for content in contents)
+    has_stepped = any(not record.zero for moment in moments for record in moment.values())
+    if not (is_repeated and has_stepped) and all(is_rate_zero(first, save) for save in others):
+        return Problem(
+            f"{message}; the learning rate was zero",
+            file=others[0].name,
+            severity="info",
+            hint="nothing, if it was meant to be",
+        )
+    if is_repeated and not has_stepped:
+        return Problem(
+            f"{message}; all moments of the optimizer are zero: it has not taken a step",
+            file=others[0].name,
+            severity="info",
+            hint="nothing, if this part was to rest",
+        )
+    if all(moments):
+        message += ", and its moments too" if is_repeated else ", although the moments of the optimizer moved"
+    return Problem(
+        message,
+        file=others[0].name,
+        hint=f"do not resume from {others[-1].name}: what was trained after {first.name} is not in it; save again without"
+        " asynchronous saving",
+    )

@@ -1,0 +1,141 @@
+"""A tensor that moved from save to save stops moving, while others go on.
+
+## What it checks
+- A matrix of the model, or of the optimizer's state, that was different in every save so far is the same as in the save before,
+  while others moved. Two intervals in which it moved are needed to say so.
+- A run that trains its layers in turns is left out: one in which other matrices rested before and moved again.
+- Experts are left out until they rest for two intervals: a few steps may send one of them no token.
+
+## Why it matters
+- A part of the save is older than the rest: one rank, one pipeline stage or one group of parameters did not reach the file. Or the
+  trainer lost these parameters from its optimizer, and does not train them any more. Where their moments moved in the same
+  interval, the trainer did update them, and the save holds old values: then it is an error.
+
+## How to fix
+- Look what the tensors have in common: a stage, a rank, a file. Compare the save with the live trainer (`--history`).
+
+## When it can be wrong
+- Layers were frozen on purpose in the middle of a run. A learning rate that decays to nothing stops tensors in 16 bits too; the
+  rule is quiet where the rest of the model moves much less than before.
+
+## Seen in
+NVIDIA-NeMo/RL#4183, NVIDIA/Megatron-LM#4378
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from ckptcheck import Problem, rule
+from ckptcheck.compare.matching.name_groups import group_names
+from ckptcheck.saves.save import TensorRecord
+from ckptcheck.saves.save_series import Interval, SaveSeries, is_large_matrix
+from ckptcheck.saves.update_sizes import measure_updates
+from ckptcheck.text.formatting import count
+
+FIRST_MOMENT = re.compile(r"(^|[._])(exp_avg|momentum_buffer)([._]|$)")
+DECAYED = 10.0
+"""How much smaller the updates of the other tensors are where the learning rate has decayed."""
+
+
+@rule(
+    "SER003",
+    "frozen-tensor",
+    severity="warning",
+    on="saves",
+    when=lambda series: any(len(strand.intervals) > 2 for strand in series.strands),
+)
+def check(series: SaveSeries) -> Iterator[Problem]:
+    for strand in series.strands:
+        before: list[Interval] = []
+        for now in strand.intervals:
+            if not now.moved:
+                continue  # SER001 says it
+            before.append(now)
+            if len(before) < 3 or _is_decayed(before[:-1], now):
+                continue
+            weights = _find_frozen(
+                now.after.weights, [one.moved for one in before[:-1]], [one.still for one in before[:-1]], now.still
+            )
+            states = _find_frozen(
+                now.after.states,
+                [one.moved_states for one in before[:-1]],
+                [one.still_states for one in before[:-1]],
+                now.still_states if now.moved_states else frozenset(),
+            )
+            if weights or states:
+                before.pop()  # what is old in this save says nothing of how the run trains
+            if weights:
+                has_moved = _have_moments_moved(now, weights)
+                besides = ", although their moments moved" if has_moved else ""
+                yield Problem(
+                    f"{now.after.name}: {count(len(weights), 'tensor')} that moved in every interval before"
+                    f" {'is' if len(weights) == 1 else 'are'} as in {now.before.name}, while {len(now.moved):,} moved{besides}:"
+                    f" {group_names(weights)}",
+                    file=now.after.name,
+                    key=weights[0],
+                    severity="error" if has_moved else None,
+                    hint="look what they have in common: a rank, a stage, a file; compare the save with the live trainer",
+                )
+            if states:
+                yield Problem(
+                    f"{now.after.name}: {count(len(states), 'tensor')} of the optimizer that moved in every interval before"
+                    f" {'is' if len(states) == 1 else 'are'} as in {now.before.name}, while {len(now.moved_states):,} moved:"
+                    f" {group_names(states)}",
+                    file=now.after.name,
+                    key=states[0],
+                    hint="look what they have in common: a rank, a stage, a file",
+                )
+
+
+def _have_moments_moved(interval: Interval, weights: list[str]) -> bool:
+    """Whether the optimizer is known to have updated these weights: each has a first moment that moved.
+
+    Optimizers that number their parameters do not say which moment is whose; then all of them count, if there are enough.
+    """
+    moved = [name for name in interval.moved_states if FIRST_MOMENT.search(name)]
+    still = [name for name in interval.still_states if FIRST_MOMENT.search(name)]
+    named = [name for name in moved if any(weight in name for weight in weights)]
+    return len(named) >= len(weights) or (not still and len(moved) >= len(interval.after.weights))
+
+
+def _find_frozen(
+    records: Mapping[str, TensorRecord],
+    moved: list[frozenset[str]],
+    rested: list[frozenset[str]],
+    still: frozenset[str],
+) -> list[str]:
+    """Return the matrices that stopped in the last interval; experts, where they rested in the one before it already.
+
+    None where others rested in some intervals before and moved in others: such a run trains its layers in turns.
+    """
+    if any(
+        is_large_matrix(record) and "experts." not in name and any(name in one for one in moved)
+        for name, record in records.items()
+        if any(name in one for one in rested)
+    ):
+        return []
+    frozen = []
+    for name in sorted(still):
+        if not is_large_matrix(records[name]) or records[name].zero:
+            continue
+        is_expert = "experts." in name
+        if (is_expert and len(moved) > 2 and name in rested[-1] and all(name in one for one in moved[:-1])) or (
+            not is_expert and all(name in one for one in moved)
+        ):
+            frozen.append(name)
+    return frozen
+
+
+def _is_decayed(before: list[Interval], now: Interval) -> bool:
+    """Whether the whole model moved much less for each step than in the intervals before."""
+    sizes = [size for one in before if (size := _measure(one)) is not None]
+    last = _measure(now)
+    return last is not None and bool(sizes) and last * DECAYED < median(sizes)
+
+
+def _measure(interval: Interval) -> float | None:
+    """Return the median update of the matrices that moved; None where none was sampled."""
+    updates = measure_updates(interval.before, interval.after)
+    sizes = [updates[name] for name in interval.moved & updates.keys() if is_large_matrix(interval.after.weights[name])]
+    return median(sizes) if sizes else None

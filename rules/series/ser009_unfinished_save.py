@@ -1,0 +1,42 @@
+"""A save is not whole.
+
+## What it checks
+- All files that hold the weights are there and can be read: shards, the table of contents, the files of ranks. So are the files
+  beside them that hold the optimizer and the counters.
+
+## Why it matters
+- A trainer cannot resume from the last save, or resumes without a part of it. An earlier save that is not whole cannot be compared,
+  so nothing is known of the steps around it.
+
+## How to fix
+- `ckptcheck scan` on the folder says what is missing. If the job still writes the save, wait. Else resume from the save before.
+
+## When it can be wrong
+- The last save is still being written.
+
+## Seen in
+KempnerInstitute/KempnerForge#102 (the tracker moved before the shards were durable), NVIDIA-NeMo/RL#3312
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.text.formatting import join_truncated
+
+
+@rule("SER009", "unfinished-save", severity="error", on="saves")
+def check(series: SaveSeries) -> Iterator[Problem]:
+    for strand in series.strands:
+        whole = [save for save in strand.saves if not save.defects]
+        for save in strand.saves:
+            if save.defects:
+                is_last = save.number == strand.last.number
+                before = [other.name for other in whole if other.number < save.number]
+                resume = f"; resume from {before[-1]} instead" if is_last and before else ""
+                yield Problem(
+                    f"{save.name} is not whole: {join_truncated(save.defects)}",
+                    file=save.name,
+                    severity="error" if is_last else "warning",
+                    hint=f"ckptcheck scan {save.address} says what is missing{resume}",
+                )

@@ -1,0 +1,59 @@
+"""The last save lacks a file or a part of the training state that every save before it has.
+
+## What it checks
+- The last save has the optimizer's tensors, and every file of the training state (optimizer, scheduler, random numbers, scaler,
+  the trainer's own), if all saves before it have them.
+
+## Why it matters
+- A trainer that resumes from it begins with fresh moments or another schedule, mostly without a word, or refuses.
+
+## How to fix
+- Resume from the save before, or wait until the save is written completely.
+
+## When it can be wrong
+- The last save was meant for serving alone, not for resuming: `--ignore SER010`.
+
+## Seen in
+Jobs that ran out of time while they saved, and uploads that failed for one file
+"""
+
+import re
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.text.formatting import count, join_truncated
+
+STATE = re.compile(
+    r"(optim|sched|rng|random_states|trainer_state|extra_state|scaler|train_state|training_info|(^|/)common\.pt)",
+    re.IGNORECASE,
+)
+
+
+@rule(
+    "SER010",
+    "state-left-out",
+    severity="error",
+    on="saves",
+    when=lambda series: any(len(strand.saves) > 2 for strand in series.strands),
+)
+def check(series: SaveSeries) -> Iterator[Problem]:
+    for strand in series.strands:
+        *before, last = strand.saves
+        if len(before) < 2:
+            continue
+        always = set.intersection(*(set(save.files) for save in before))
+        lacking = sorted(name for name in always - last.files.keys() if STATE.search(name))
+        if lacking:
+            yield Problem(
+                f"{last.name} lacks {join_truncated(lacking)}, which every save before it has",
+                file=last.name,
+                hint=f"resume from {before[-1].name}, or wait until the save is written",
+            )
+        elif last.is_digested and not last.defects and not last.states and all(save.states for save in before):
+            yield Problem(
+                f"{last.name} has no tensor of the optimizer; every save before it has some"
+                f" ({count(len(before[-1].states), 'tensor')} in {before[-1].name})",
+                file=last.name,
+                hint=f"resume from {before[-1].name}, or wait until the save is written",
+            )
