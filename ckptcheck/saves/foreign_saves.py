@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import Strand
+from ckptcheck.saves.strand import Strand
 from ckptcheck.saves.update_sizes import measure_distance
 
 FAR = 0.05

@@ -12,7 +12,8 @@ from ckptcheck.saves.find_saves import FoundRun, FoundSave, find_saves
 from ckptcheck.saves.kept_saves import KeptSave, KeptSaves, open_kept_saves, write_kept_saves
 from ckptcheck.saves.read_save import list_versions, read_save
 from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries, Strand
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.saves.strand import Strand
 from ckptcheck.text.observer import SILENT, Observer
 
 

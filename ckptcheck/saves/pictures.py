@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,7 @@ from ckptcheck.text.formatting import count, natural_sort_key
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.saves.save import Save
-    from ckptcheck.saves.save_series import SaveSeries, Strand
+    from ckptcheck.saves.strand import Strand
 
 STATES = (
     State("not compared", "quiet", "the first save, or one that could not be read"),
@@ -32,11 +32,11 @@ MOST_CURVES = 8
 Part = Literal["weights", "states"]
 
 
-def list_series_pictures(series: SaveSeries) -> Iterable[tuple[str, PictureMaker]]:
+def list_series_pictures(strands: Sequence[Strand]) -> Iterable[tuple[str, PictureMaker]]:
     """Return title and maker of each picture."""
     makers: list[tuple[str, PictureMaker]] = []
-    for strand in series.strands:
-        where = f": {strand.name}" if len(series.strands) > 1 else ""
+    for strand in strands:
+        where = f": {strand.name}" if len(strands) > 1 else ""
         for title, maker in (
             ("What moved from save to save", partial(draw_raster, strand, "weights")),
             ("What moved in the optimizer", partial(draw_raster, strand, "states")),

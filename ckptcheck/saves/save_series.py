@@ -4,101 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import Skip
-from ckptcheck.saves.save import Save, TensorRecord
-from ckptcheck.text.formatting import count, format_bytes, join_truncated
+from ckptcheck.saves.save import Save
+from ckptcheck.saves.strand import Strand
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import PictureMaker
-
-LEAST_MATRIX = 1024
-"""Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Two successive saves of a strand that were both digested."""
-
-    before: Save
-    after: Save
-
-    @cached_property
-    def moved(self) -> frozenset[str]:
-        """Weights whose digests differ."""
-        return _find_moved(self.before.weights, self.after.weights)
-
-    @cached_property
-    def still(self) -> frozenset[str]:
-        """Weights that are equal in both saves."""
-        return _find_still(self.before.weights, self.after.weights)
-
-    @cached_property
-    def moved_states(self) -> frozenset[str]:
-        """Tensors of the optimizer whose digests differ."""
-        return _find_moved(self.before.states, self.after.states)
-
-    @cached_property
-    def still_states(self) -> frozenset[str]:
-        """Tensors of the optimizer that are equal in both saves."""
-        return _find_still(self.before.states, self.after.states)
-
-    @property
-    def steps(self) -> int:
-        """Steps between both."""
-        return self.after.number - self.before.number
-
-
-def _find_moved(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
-    return frozenset(
-        name
-        for name, record in after.items()
-        if name in before and before[name].shape == record.shape and before[name].content != record.content
-    )
-
-
-def _find_still(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
-    return frozenset(
-        name for name, record in after.items() if name in before and before[name].content == record.content
-    )
-
-
-@dataclass(frozen=True)
-class Strand:
-    """The same part of each save of a run, oldest first."""
-
-    name: str
-    """The path below the run with ``*`` in place of the step."""
-    saves: tuple[Save, ...]
-
-    @cached_property
-    def digested(self) -> tuple[Save, ...]:
-        """The saves whose weights were digested, one for each step."""
-        by_step: dict[int, Save] = {}
-        for save in self.saves:
-            if save.is_digested:
-                by_step[save.number] = save
-        return tuple(by_step.values())
-
-    @cached_property
-    def intervals(self) -> tuple[Interval, ...]:
-        """Each digested save with the one before it."""
-        return tuple(Interval(before, after) for before, after in pairwise(self.digested))
-
-    @property
-    def last(self) -> Save:
-        """The save with the highest step."""
-        return self.saves[-1]
-
-    @property
-    def unit(self) -> str:
-        """What the folders count: ``step``, or ``epoch``."""
-        return "epoch" if self.saves[0].word == "epoch" else "step"
 
 
 @dataclass(frozen=True)
@@ -177,7 +93,7 @@ class SaveSeries(EvidenceDefaults):
         """The table of the saves."""
         from ckptcheck.saves.tables import list_sections
 
-        return list_sections(self)
+        return list_sections(self.strands)
 
     @property
     def headline(self) -> str:
@@ -196,24 +112,9 @@ class SaveSeries(EvidenceDefaults):
         """Return title and maker of each picture for the HTML report."""
         from ckptcheck.saves.pictures import list_series_pictures
 
-        return list_series_pictures(self)
+        return list_series_pictures(self.strands)
 
     def require_intervals(self) -> None:
         """Skip a rule that compares saves where no two can be compared. Raises Skip."""
         if not any(strand.intervals for strand in self.strands):
             raise Skip("there are no two saves that can be compared")
-
-
-def is_large_matrix(record: TensorRecord) -> bool:
-    """Whether a tensor is a matrix, or several, with so many elements that each step of an optimizer changes some."""
-    return len(record.shape) >= 2 and record.elements >= LEAST_MATRIX
-
-
-def list_names(saves: Iterable[Save]) -> str:
-    """Return the names of saves for a message."""
-    return join_truncated([save.name for save in saves])
-
-
-def describe_size(save: Save) -> str:
-    """Return the bytes of a save's files."""
-    return format_bytes(sum(save.files.values()))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.report import Cell, Section
 from ckptcheck.saves.update_sizes import measure_distance
 
 if TYPE_CHECKING:
-    from ckptcheck.saves.save_series import SaveSeries
+    from ckptcheck.saves.strand import Strand
 
 COLUMNS = ("save", "step", "form", "weights", "moved", "moments", "moved there", "update", "identity")
 
 
-def list_sections(series: SaveSeries) -> tuple[Section, ...]:
+def list_sections(strands: Sequence[Strand]) -> tuple[Section, ...]:
     """Return the table of the saves."""
     rows: list[tuple[Cell, ...]] = []
-    for strand in series.strands:
+    for strand in strands:
         before = {interval.after.name: interval for interval in strand.intervals}
         for save in strand.saves:
             interval = before.get(save.name)

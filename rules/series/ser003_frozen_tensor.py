@@ -29,7 +29,8 @@ from statistics import median
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.saves.save import TensorRecord
-from ckptcheck.saves.save_series import Interval, SaveSeries, is_large_matrix
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.saves.strand import Interval, is_large_matrix
 from ckptcheck.saves.update_sizes import measure_updates
 from ckptcheck.text.formatting import count
 

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save_series import SaveSeries, Strand
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.saves.strand import Strand
 from ckptcheck.text.formatting import count
 
 

@@ -26,7 +26,8 @@ from statistics import median
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names, name_template
 from ckptcheck.saves.foreign_saves import find_foreign_saves
-from ckptcheck.saves.save_series import SaveSeries, Strand, is_large_matrix
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.saves.strand import Strand, is_large_matrix
 from ckptcheck.saves.update_sizes import measure_updates
 from ckptcheck.text.formatting import count
 

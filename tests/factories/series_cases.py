@@ -13,7 +13,8 @@ import numpy as np
 from ckptcheck.compare.identity import TensorIdentity, compute_root
 from ckptcheck.saves.find_saves import read_step
 from ckptcheck.saves.save import FileRecord, Save, TensorRecord
-from ckptcheck.saves.save_series import SaveSeries, Strand
+from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.saves.strand import Strand
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 4

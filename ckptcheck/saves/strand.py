@@ -1,0 +1,98 @@
+"""The same part of each save of a run, and what moved from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from ckptcheck.saves.save import Save, TensorRecord
+
+LEAST_MATRIX = 1024
+"""Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Two successive saves of a strand that were both digested."""
+
+    before: Save
+    after: Save
+
+    @cached_property
+    def moved(self) -> frozenset[str]:
+        """Weights whose digests differ."""
+        return _find_moved(self.before.weights, self.after.weights)
+
+    @cached_property
+    def still(self) -> frozenset[str]:
+        """Weights that are equal in both saves."""
+        return _find_still(self.before.weights, self.after.weights)
+
+    @cached_property
+    def moved_states(self) -> frozenset[str]:
+        """Tensors of the optimizer whose digests differ."""
+        return _find_moved(self.before.states, self.after.states)
+
+    @cached_property
+    def still_states(self) -> frozenset[str]:
+        """Tensors of the optimizer that are equal in both saves."""
+        return _find_still(self.before.states, self.after.states)
+
+    @property
+    def steps(self) -> int:
+        """Steps between both."""
+        return self.after.number - self.before.number
+
+
+def _find_moved(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, record in after.items()
+        if name in before and before[name].shape == record.shape and before[name].content != record.content
+    )
+
+
+def _find_still(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
+    return frozenset(
+        name for name, record in after.items() if name in before and before[name].content == record.content
+    )
+
+
+@dataclass(frozen=True)
+class Strand:
+    """The same part of each save of a run, oldest first."""
+
+    name: str
+    """The path below the run with ``*`` in place of the step."""
+    saves: tuple[Save, ...]
+
+    @cached_property
+    def digested(self) -> tuple[Save, ...]:
+        """The saves whose weights were digested, one for each step."""
+        by_step: dict[int, Save] = {}
+        for save in self.saves:
+            if save.is_digested:
+                by_step[save.number] = save
+        return tuple(by_step.values())
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Each digested save with the one before it."""
+        return tuple(Interval(before, after) for before, after in pairwise(self.digested))
+
+    @property
+    def last(self) -> Save:
+        """The save with the highest step."""
+        return self.saves[-1]
+
+    @property
+    def unit(self) -> str:
+        """What the folders count: ``step``, or ``epoch``."""
+        return "epoch" if self.saves[0].word == "epoch" else "step"
+
+
+def is_large_matrix(record: TensorRecord) -> bool:
+    """Whether a tensor is a matrix, or several, with so many elements that each step of an optimizer changes some."""
+    return len(record.shape) >= 2 and record.elements >= LEAST_MATRIX
