@@ -64,9 +64,7 @@ def decompress(source: Source, span: Span, most: int) -> Iterator[bytearray]:
         raise MissingPackage("to decompress it needs the package zstandard: pip install 'ckptcheck[delta]'") from error
     left = most + 1
     try:
-        reader: _Reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(
-            _SpanFile(source, span)  # type: ignore[arg-type]
-        )
+        reader: _Reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(_SpanFile(source, span))
         while left > 0:
             block = bytearray(min(BLOCK, left))
             filled = _fill(reader, block)
