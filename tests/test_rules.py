@@ -31,6 +31,7 @@ from ckptcheck.checkpoint.views import (
 )
 from ckptcheck.cli.rules import markdown_table
 from ckptcheck.compare import manifest
+from ckptcheck.compare.lineage import Lineage
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
 from ckptcheck.compare.verification import Verification, verify_manifest
@@ -74,6 +75,7 @@ from tests.factories.critic_cases import build_critic
 from tests.factories.delta_cases import build_delta_case
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
+from tests.factories.lineage_cases import build_lineage
 from tests.factories.localize_cases import build_localization
 from tests.factories.lora_cases import run_lora_case
 from tests.factories.parity_matrix_cases import build_matrix
@@ -103,6 +105,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "critic": lambda table, _: build_critic(table),
     "conformance": lambda table, _: build_conformance(table),
     "signature": build_signature_check,
+    "lineage": lambda table, _: build_lineage(table),
     "deltas": build_delta_case,
     "saves": lambda table, _: build_series(table),
 }
@@ -138,6 +141,7 @@ EVIDENCE = SCANNED | {
     "critic": CriticComparison,
     "conformance": ConformanceTrace,
     "signature": SignatureCheck,
+    "lineage": Lineage,
     "deltas": Sequence[DeltaChain],
     "saves": SaveSeries,
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.api.arguments import Bridge, StrPath, check_runner, require_choice, require_ranges, to_path, wrap_single
 from ckptcheck.api.report import add_notes, build_report
-from ckptcheck.api.signing import choose_signer, open_signature_check
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.api.signing import add_lineage, choose_signer, find_signature, open_signature_check, read_inputs
+from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
@@ -145,6 +146,10 @@ def manifest(
     output: StrPath | None = None,
     *,
     like: StrPath | None = None,
+    made_from: StrPath | Sequence[StrPath] = (),
+    tool: str | None = None,
+    tool_version: str | None = None,
+    command: str | None = None,
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
@@ -156,6 +161,10 @@ def manifest(
         target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
         output: file that the manifest is written to; None: none.
         like: see `identity`.
+        made_from: the checkpoints, or manifests of these, that the weights were made from; the manifest states their identities.
+        tool: the tool that made the weights of `made_from`, such as ``llm-compressor``.
+        tool_version: its version.
+        command: its command.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -163,8 +172,14 @@ def manifest(
 
     """
     require_ranges(jobs=jobs)
+    sources = wrap_single(made_from)
+    if not sources and (tool, tool_version, command) != (None, None, None):
+        raise UsageError("--tool, --tool-version and --command have no effect without --made-from")
+    if tool_version is not None and tool is None:
+        raise UsageError("--tool-version has no effect without --tool")
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.lineage import state_origin
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
 
@@ -179,6 +194,11 @@ def manifest(
             runner=check_runner(runner),
             progress=progress,
         )
+        if sources:
+            inputs = read_inputs(sources, options, jobs=jobs, runner=check_runner(runner))
+            built.made_from = state_origin(
+                built, inputs, tool=tool or "", version=tool_version or "", command=command or ""
+            )
     if output is not None:
         write_manifest(built, Path(output))
         observer.log(f"{count(len(built.tensors), 'tensor')} written to {output}")
@@ -275,6 +295,7 @@ def verify(
     trust_config: StrPath | None = None,
     allow_expired: bool = False,
     ignore_unsigned_files: bool = False,
+    made_from: StrPath | Sequence[StrPath] = (),
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
@@ -294,6 +315,8 @@ def verify(
         trust_config: the trust of a Sigstore instance of your own; None: that of the public one, over the network.
         allow_expired: accept a certificate that has expired.
         ignore_unsigned_files: accept files that the signature does not cover.
+        made_from: manifests (or checkpoints) of what the weights were made from, and of what those were made from, in any order:
+            each link of the chain has to hold.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -319,13 +342,16 @@ def verify(
             ckpt = open_target(name, jobs=jobs, options=options)
             reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
+        sources = read_inputs(wrap_single(made_from), options, jobs=jobs, runner=runner)
         if trusted is None:
-            return add_notes(build_report(verification), runner)
+            assert verification is not None
+            noted = replace(verification, unverified=find_signature(name))
+            return add_notes(build_report(add_lineage(noted, sources)), runner)
         check = open_signature_check(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
         )  # fmt: skip
-        return add_notes(build_report(check), runner)
+        return add_notes(build_report(add_lineage(check, sources)), runner)
 
 
 def critic(

@@ -32,6 +32,15 @@ def manifest(
     target: Target,
     output: OutputFile,
     like: Like = None,
+    made_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT", help="A checkpoint that the weights were made from, or its manifest; repeatable."
+        ),
+    ] = None,
+    tool: Annotated[str | None, typer.Option(metavar="NAME", help="The tool that made them.")] = None,
+    tool_version: Annotated[str | None, typer.Option(metavar="VERSION", help="The version of the tool.")] = None,
+    command: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that made them.")] = None,
     follow_links: FollowLinks = False,
     jobs: TensorJobs = None,
     part: Part = None,
@@ -41,9 +50,23 @@ def manifest(
     from ckptcheck.cli import output as out
 
     if part is not None:
-        write_part(WrittenOptions(ctx), "manifest", [target], part, output, jobs, like=like, follow_links=follow_links)
-    runner = find_runner(on)
-    api.manifest(target, output, like=like, follow_links=follow_links, jobs=jobs, runner=runner, observer=out.TERMINAL)
+        unused = ("made_from", "tool", "tool_version", "command")
+        write_part(
+            WrittenOptions(ctx), "manifest", [target], part, output, jobs, unused, like=like, follow_links=follow_links
+        )
+    api.manifest(
+        target,
+        output,
+        like=like,
+        made_from=made_from or (),
+        tool=tool,
+        tool_version=tool_version,
+        command=command,
+        follow_links=follow_links,
+        jobs=jobs,
+        runner=find_runner(on),
+        observer=out.TERMINAL,
+    )
 
 
 def verify(
@@ -80,6 +103,13 @@ def verify(
     ignore_unsigned_files: Annotated[
         bool, typer.Option("--ignore-unsigned-files", help="Accept files that the signature does not cover.")
     ] = False,
+    made_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="The manifest of what the weights were made from, and of what that was made from; repeatable, in any order.",
+        ),
+    ] = None,
     follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
@@ -99,7 +129,7 @@ def verify(
             raise UsageError("--part needs a manifest: a signature is verified on one machine")
         unused = (
             *("format", "fail_on", "signature", "public_key", "certificate_chain", "signer", "oidc_issuer"),
-            *("trust_config", "allow_expired", "ignore_unsigned_files"),
+            *("trust_config", "allow_expired", "ignore_unsigned_files", "made_from"),
         )
         write_part(
             WrittenOptions(ctx),
@@ -124,6 +154,7 @@ def verify(
         trust_config=trust_config,
         allow_expired=allow_expired,
         ignore_unsigned_files=ignore_unsigned_files,
+        made_from=made_from or (),
         follow_links=follow_links,
         jobs=jobs,
         runner=find_runner(on),

@@ -15,12 +15,14 @@ from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoin
 from ckptcheck.compare.stream_identity import plan_stream_identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
 
 if TYPE_CHECKING:
+    from ckptcheck.compare.lineage import Lineage
     from ckptcheck.linter.pictures import PictureMaker
 
 FEWEST_TELLING = 8
@@ -59,6 +61,10 @@ class Verification(EvidenceDefaults):
     unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The set of weights as it is now; None where it has no identity, or the manifest lists none.
     identity: Identity | None = None
+    # The manifests of what the weights were made from; None where none was given.
+    lineage: Lineage | None = None
+    # A signature that lies beside the weights and that nobody verified; "" for none.
+    unverified: str = ""
     kind: str = "manifest"
 
     @cached_property
@@ -143,6 +149,19 @@ class Verification(EvidenceDefaults):
         from ckptcheck.compare.verification_picture import draw_verification
 
         return [("Tensors by layer", partial(draw_verification, self))]
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The chain of manifests, and a signature that nobody verified."""
+        chain = self.lineage.list_sections() if self.lineage is not None else ()
+        advice = (
+            f"{self.unverified} was not verified; --public-key, --certificate-chain or --signer says whose it has to be"
+        )
+        return (*chain, Section("Signature", lines=(advice,))) if self.unverified else chain
+
+    def view_for(self, kind: str) -> object | None:
+        """Return this evidence, and for rules on a chain of manifests that chain."""
+        return self.lineage if kind == "lineage" else super().view_for(kind)
 
     @property
     def headline(self) -> str:

@@ -100,7 +100,7 @@ def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest
             f"ckptcheck manifest {path.parent} -o {path} writes it again",
         )
     if recorded.identity is None:
-        return current
+        return msgspec.structs.replace(current, made_from=recorded.made_from)
     # an identity under Hugging Face's names (--like) says more than one under Megatron's
     tensors = {
         name: msgspec.structs.replace(entry, file=current.tensors[name].file)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.compare.lineage import Lineage
 from ckptcheck.compare.manifest import Manifest, read_manifest
 from ckptcheck.compare.signatures.bundle import Bundle, MalformedSignature, read_bundle
 from ckptcheck.compare.signatures.check_bundle import BundleCheck, SignedFiles, check_bundle
@@ -17,9 +18,10 @@ from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.compare.verification import Verification, verify_files
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, natural_sort_key
 
 LOADED_SUFFIXES = (".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so")
 """How the names of other files end that loaders read."""
@@ -61,6 +63,8 @@ class SignatureCheck(EvidenceDefaults):
     left_out: tuple[str, ...] = ()
     """Files that loaders read and that the signer left out on purpose."""
     allow_expired: bool = False
+    lineage: Lineage | None = None
+    """The manifests of what the weights were made from; None where none was given."""
     kind: str = "signature"
 
     @property
@@ -84,6 +88,16 @@ class SignatureCheck(EvidenceDefaults):
             "that it covers, none is here as it was signed"
         )
 
+    @cached_property
+    def differing_tensors(self) -> list[str]:
+        """The tensors in which the manifest that the user named differs from the signed one."""
+        if self.named is None or self.manifest is None:
+            return []
+        named, signed = self.named.manifest.tensors, self.manifest.tensors
+        both = named.keys() & signed.keys()
+        differing = {name for name in both if named[name].content != signed[name].content}
+        return sorted(differing | (named.keys() ^ signed.keys()), key=natural_sort_key)
+
     def require_signer(self) -> None:
         """Skip a rule where nobody vouches for what the signature states. Raises Skip."""
         if self.check.refusal:
@@ -95,9 +109,15 @@ class SignatureCheck(EvidenceDefaults):
         if self.other_model:
             raise Skip("the signature is of another model or another state of it, see SIG006")
 
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The chain of manifests."""
+        return self.lineage.list_sections() if self.lineage is not None else ()
+
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence, or for rules on manifests the comparison with the manifest that was named."""
-        return self.named if kind == "manifest" else super().view_for(kind)
+        """Return this evidence; for rules on a manifest the comparison with the named one, for those on lineage the chain."""
+        views = {"manifest": self.named, "lineage": self.lineage}
+        return views[kind] if kind in views else super().view_for(kind)
 
     @property
     def headline(self) -> str:
