@@ -150,7 +150,7 @@ def open_checkpoint_streams(ckpt: Checkpoint | Megatron) -> dict[str, TensorStre
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write a manifest, one tensor a line. Raises CkptcheckError."""
-    head = {"schema": SCHEMA, "target": manifest.target}
+    head: dict[str, Any] = {"schema": SCHEMA, "target": manifest.target}
     if manifest.identity is not None:
         head |= {"identity": manifest.identity, "names": str(manifest.names)}
     if manifest.made_from is not None:
