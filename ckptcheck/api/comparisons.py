@@ -159,7 +159,7 @@ def manifest(
 
     Args:
         target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
-        output: file that the manifest is written to; None: none.
+        output: file or ``s3://…`` that the manifest is written to; None: none.
         like: see `identity`.
         made_from: the checkpoints, or manifests of these, that the weights were made from; the manifest states their identities.
         tool: the tool that made the weights of `made_from`, such as ``llm-compressor``.
@@ -177,13 +177,16 @@ def manifest(
         raise UsageError("--tool, --tool-version and --command have no effect without --made-from")
     if tool_version is not None and tool is None:
         raise UsageError("--tool-version has no effect without --tool")
+    from ckptcheck.checkpoint.objects.address import is_object_address
+    from ckptcheck.checkpoint.objects.folder import StoredOutput
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.lineage import state_origin
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
 
-    name = os.fspath(target)
+    name, written = os.fspath(target), os.fspath(output) if output is not None else ""
+    stored = StoredOutput(written) if is_object_address(written) else None
     options = ScanOptions(follow_links=follow_links)
     reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
@@ -200,7 +203,7 @@ def manifest(
                 built, inputs, tool=tool or "", version=tool_version or "", command=command or ""
             )
     if output is not None:
-        write_manifest(built, Path(output))
+        write_manifest(built, stored or Path(output))
         observer.log(f"{count(len(built.tensors), 'tensor')} written to {output}")
     return built
 

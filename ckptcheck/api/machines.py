@@ -95,7 +95,7 @@ def join(
 
     Args:
         folder: the folder of the parts.
-        output: file that a manifest is written to; None: none. Reports are written by whoever asks for them.
+        output: file or ``s3://…`` that a manifest is written to; None: none. Reports are written by whoever asks for them.
         jobs: files read at a time; None: as many as there are cores.
         observer: receives messages and progress.
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import Format, Output, Verbose, WrittenOptions
+from ckptcheck.cli.options import Format, Verbose, WrittenOptions
 from ckptcheck.errors import UsageError
 from ckptcheck.linter.report import FailOn
+from ckptcheck.text.addresses import is_remote_address
 
 
 def write_part(
@@ -40,7 +41,12 @@ def write_part(
 def join(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that --part wrote to with -o.")],
     format: Format = "text",
-    output: Output = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the report to a file; a manifest also to an s3:// address."
+        ),
+    ] = None,
     fail_on: Annotated[
         FailOn | None,
         typer.Option(help="Exit with 1 on findings of this severity or a worse one.", show_default="error"),
@@ -57,6 +63,8 @@ def join(
 
     joined = api.join(folder, output, jobs=jobs, observer=out.TERMINAL)
     if isinstance(joined, Reports):
-        out.finish(joined, format, output, fail_on, verbose=verbose)
+        if output is not None and is_remote_address(output):
+            raise UsageError("a report is written to a file", hint="name one with -o; a manifest may lie in a store")
+        out.finish(joined, format, Path(output) if output is not None else None, fail_on, verbose=verbose)
     if output is None:
         raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")

@@ -16,8 +16,8 @@ from ckptcheck.cli.options import (
     Like,
     On,
     Output,
-    OutputFile,
     Part,
+    StoredOutputFile,
     Target,
     TensorJobs,
     TrustConfig,
@@ -30,7 +30,7 @@ from ckptcheck.errors import UsageError
 def manifest(
     ctx: typer.Context,
     target: Target,
-    output: OutputFile,
+    output: StoredOutputFile,
     like: Like = None,
     made_from: Annotated[
         list[str] | None,
@@ -52,7 +52,15 @@ def manifest(
     if part is not None:
         unused = ("made_from", "tool", "tool_version", "command")
         write_part(
-            WrittenOptions(ctx), "manifest", [target], part, output, jobs, unused, like=like, follow_links=follow_links
+            WrittenOptions(ctx),
+            "manifest",
+            [target],
+            part,
+            Path(output),
+            jobs,
+            unused,
+            like=like,
+            follow_links=follow_links,
         )
     api.manifest(
         target,

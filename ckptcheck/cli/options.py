@@ -86,6 +86,9 @@ Like = Annotated[
 ]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_FORMS)]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A Hugging Face checkpoint on this disk.")]
+StoredOutputFile = Annotated[
+    str, typer.Option("-o", "--output", metavar="FILE", help="The file to write, or its s3:// address (gs://, az://).")
+]
 OutputFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")]
 TensorJobs = Annotated[int | None, typer.Option(min=1, help="Tensors read at a time.", show_default="cores")]
 TrustConfig = Annotated[

@@ -14,6 +14,7 @@ from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.pictures import ask_for_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import WITH_PICTURES
+from ckptcheck.text.addresses import is_remote_address
 
 
 class ReportCommand(typer.core.TyperCommand):
@@ -30,7 +31,8 @@ class ReportCommand(typer.core.TyperCommand):
         """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""
         if not {"format", "output"} <= ctx.params.keys() or ctx.params.get("part") is not None:  # a part is no report
             return super().invoke(ctx)
-        output = Path(ctx.params["output"]) if ctx.params["output"] else None
+        written = str(ctx.params["output"] or "")
+        output = Path(written) if written and not is_remote_address(written) else None
         try:
             _refuse_output(output, ctx)
             with ask_for_pictures() if ctx.params["format"] in WITH_PICTURES else contextlib.nullcontext():

@@ -17,7 +17,7 @@ import msgspec
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
-from ckptcheck.checkpoint.objects.folder import read_object
+from ckptcheck.checkpoint.objects.folder import StoredOutput, read_object
 from ckptcheck.compare.completeness import describe_absent
 from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root
 from ckptcheck.compare.stream_identity import StreamPlan, plan_stream_identity
@@ -148,8 +148,8 @@ def open_checkpoint_streams(ckpt: Checkpoint | Megatron) -> dict[str, TensorStre
     return open_run_streams(ckpt) if isinstance(ckpt, Megatron) else open_streams(ckpt)
 
 
-def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest, one tensor a line. Raises CkptcheckError."""
+def write_manifest(manifest: Manifest, output: Path | StoredOutput) -> None:
+    """Write a manifest, one tensor a line, to a file or an object store. Raises CkptcheckError."""
     head: dict[str, Any] = {"schema": SCHEMA, "target": manifest.target}
     if manifest.identity is not None:
         head |= {"identity": manifest.identity, "names": str(manifest.names)}
@@ -165,7 +165,11 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
         )
         members.append(f'"{key}": {{\n{lines}\n}}')
     text = "{\n" + ",\n".join(members) + "\n}\n"
-    replace_file(path, text.encode("utf-8", "backslashreplace"))
+    content = text.encode("utf-8", "backslashreplace")
+    if isinstance(output, Path):
+        replace_file(output, content)
+    else:
+        output.write(content)
 
 
 def read_manifest(path: Path | str) -> Manifest:

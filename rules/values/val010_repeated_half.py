@@ -38,8 +38,10 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.byte_compare import map_pieces
 from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.stats import TensorStats
 
 RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
 
@@ -51,22 +53,26 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     tokens = find_vocabulary_tensors(ckpt)
     repeated: dict[tuple[str, str], list[str]] = {}
     shares: dict[tuple[str, RepeatedShare], list[str]] = {}
-    for name, stats in ckpt.values.tensors.items():
-        if (
-            name not in ckpt.tensor_to_file
-            or not name.endswith(("weight", "proj", "weight_packed"))
-            or stats.constant
-            or stats.zero
-            or is_scale(name)
-            or not (is_matrix(stats) or is_packed(stats))
-        ):
-            continue
-        if (axis := find_repeated_half(ckpt, name)) is not None:
-            repeated.setdefault((stats.shard, axis), []).append(name)
-            continue
-        has_tokens_or_experts = name in tokens or is_router(ckpt, stats)
-        if (share := find_repeated_share(ckpt, name, rows=not has_tokens_or_experts)) is not None:
-            shares.setdefault((stats.shard, share), []).append(name)
+    matrices = [
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if name in ckpt.tensor_to_file
+        and name.endswith(("weight", "proj", "weight_packed"))
+        and not (stats.constant or stats.zero or is_scale(name))
+        and (is_matrix(stats) or is_packed(stats))
+    ]
+
+    def compare(stats: TensorStats) -> str | RepeatedShare | None:
+        if (axis := find_repeated_half(ckpt, stats.name)) is not None:
+            return axis
+        has_tokens_or_experts = stats.name in tokens or is_router(ckpt, stats)
+        return find_repeated_share(ckpt, stats.name, rows=not has_tokens_or_experts)
+
+    for stats, found in zip(matrices, map_pieces(ckpt, compare, matrices), strict=True):
+        if isinstance(found, str):
+            repeated.setdefault((stats.shard, found), []).append(stats.name)
+        elif found is not None:
+            shares.setdefault((stats.shard, found), []).append(stats.name)
     for (shard, axis), names in repeated.items():
         yield Problem(
             f"{count(len(names), 'matrix repeats the first half of its', 'matrices repeat the first half of their')} "

@@ -122,6 +122,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        """Write an object; a fault of ``put KEY`` refuses it."""
+        bucket, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        fault = self.store.take_fault(f"put {key}")
+        if fault is not None or bucket not in self.store.buckets:
+            return self._send(fault.status if fault is not None else 404, b"<Error><Code>NoSuchBucket</Code></Error>")
+        self.store.buckets[bucket][key] = content
+        return self._send(
+            201 if self.store.kind == "az" else 200, b"{}", {"ETag": make_etag(content), "Last-Modified": TIME}
+        )
+
     def _answer(self) -> None:
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}

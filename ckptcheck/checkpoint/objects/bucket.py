@@ -39,3 +39,7 @@ class Bucket(Protocol):
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
         """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
         ...
+
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
+        ...

@@ -77,6 +77,13 @@ class MscBucket:
             raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
         return content
 
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
+        try:
+            self._client.write(key, content)
+        except Exception as error:
+            raise self._failure(error) from error
+
     def _failure(self, error: Exception) -> RequestFailure:
         if isinstance(error, FileNotFoundError):
             return RequestFailure(errno.ENOENT, "it is no longer in the bucket")

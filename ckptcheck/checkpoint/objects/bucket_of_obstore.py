@@ -118,6 +118,15 @@ class ObstoreBucket:
                 sleep(wait)
         return self._read_once(stored, start, end)
 
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
+        import obstore
+
+        try:
+            obstore.put(self._store, key, content)
+        except Exception as error:
+            raise explain_failure(error, self._root, is_writing=True) from error
+
     def _read_once(self, stored: StoredObject, start: int, end: int) -> bytes:
         import obstore
 

@@ -30,13 +30,16 @@ class RequestFailure(OSError):
         self.text, self.hint, self.is_passing = text, hint, is_passing
 
 
-def explain_failure(error: BaseException, root: str, *, is_listing: bool = False) -> RequestFailure:
+def explain_failure(
+    error: BaseException, root: str, *, is_listing: bool = False, is_writing: bool = False
+) -> RequestFailure:
     """Return the failure that an exception of obstore stands for.
 
     Args:
         error: what obstore raised. Most of its errors have one type, so that the text has to tell them apart.
         root: the address of the bucket.
         is_listing: a folder was asked for: what is not found is the bucket.
+        is_writing: an object was to be written: the same.
     """
     # The first paragraph is for people; what follows shows Rust's structures.
     text = str(error).partition("\n\nDebug source")[0]
@@ -50,9 +53,11 @@ def explain_failure(error: BaseException, root: str, *, is_listing: bool = False
         return RequestFailure(errno.ESTALE, "it was replaced while it was being read")
     if status in (401, 403) or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return RequestFailure(
-            errno.EACCES, f"{root} does not let you read it ({status or 403})", f"check your rights, or {log_in}"
+            errno.EACCES,
+            f"{root} does not let you {'write' if is_writing else 'read'} it ({status or 403})",
+            f"check your rights, or {log_in}",
         )
-    if is_listing and (status == 404 or isinstance(error, FileNotFoundError)):
+    if (is_listing or is_writing) and (status == 404 or isinstance(error, FileNotFoundError)):
         return RequestFailure(errno.ENOENT, f"there is no bucket {root}", "check its name, its region and the endpoint")
     if status == 404 or isinstance(error, FileNotFoundError):
         failure = RequestFailure(errno.ENOENT, "it is no longer in the bucket")

@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_add
 from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
-from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
 
 PIECE = 1 << 23
 """Bytes of one request: enough that the answer takes longer than the way to the store, few enough to repeat."""
@@ -154,6 +154,26 @@ def read_object(target: str, most: int) -> bytes:
     if stored.size > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
     return ObjectFolder(target, tree.address, [("", stored)]).read("", 0, stored.size)
+
+
+class StoredOutput:
+    """One object that is to be written."""
+
+    def __init__(self, target: str) -> None:
+        """Open its bucket now, before the work that produces its content. Raises CkptcheckError."""
+        self.target, self._address = target, parse_object_address(target)
+        if not self._address.key or target.endswith("/"):
+            raise CkptcheckError(
+                f"{target} names no object", hint="name the object too: s3://bucket/folder/manifest.json"
+            )
+        self._bucket = open_bucket(self._address)
+
+    def write(self, content: bytes) -> None:
+        """Write the object, whole or not at all. Raises OutputError."""
+        try:
+            self._bucket.write(self._address.key, content)
+        except RequestFailure as failure:
+            raise OutputError(f"cannot write {self.target}: {failure.text}", failure.hint) from failure
 
 
 def explain_target(failure: RequestFailure) -> CkptcheckError:

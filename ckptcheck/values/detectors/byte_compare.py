@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.runner import run_in_threads
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 T = TypeVar("T")
+R = TypeVar("R")
 STEP_BYTES = 1 << 22
 """Bytes compared at a time, after the first."""
 PREFIX_BYTES = 64
 """Bytes compared first: nearly all tensors that differ do so within them."""
+REMOTE_PIECES = 32
+"""Pieces of tensors that are read at a time where each is a request: the values of a model have thousands of them."""
 
 
 def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
     """Read `length` bytes of a tensor's data, from byte `start` of the tensor."""
     shard = ckpt.shards[ckpt.tensor_to_file[name]]
     return ckpt.source.read(shard.name, shard.data_start + shard.tensors[name].data_offsets[0] + start, length)
+
+
+def map_pieces(ckpt: Checkpoint, read: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
+    """Yield what a function that reads pieces of tensors returns for each unit, in order.
+
+    In an object store each piece takes as long as the way there and back, so several units are read at a time. On disk one is read
+    when its result is asked for.
+    """
+    if ckpt.source.local is not None:
+        yield from map(read, units)
+    else:
+        yield from (result for _, result in run_in_threads(read, units, REMOTE_PIECES))
 
 
 def have_equal_bytes(ckpt: Checkpoint, first: tuple[str, int], second: tuple[str, int], length: int) -> bool:
@@ -49,15 +65,15 @@ def are_equal_tensors(ckpt: Checkpoint, first: str, second: str) -> bool:
 
 
 def iter_repeats(
-    units: Iterable[T], prefix: Callable[[T], Hashable], are_equal: Callable[[T, T], bool]
+    units: Iterable[T], prefixes: Iterable[Hashable], are_equal: Callable[[T, T], bool]
 ) -> Iterator[tuple[T, T]]:
     """Yield each unit that repeats an earlier one, with the first unit that it repeats.
 
-    prefix: returns something cheap that equal units have in common; only units with the same prefix are compared.
+    prefixes: for each unit something cheap that equal units have in common; only units with the same prefix are compared.
     """
     originals: dict[Hashable, list[T]] = {}
-    for unit in units:
-        candidates = originals.setdefault(prefix(unit), [])
+    for unit, prefix in zip(units, prefixes, strict=True):
+        candidates = originals.setdefault(prefix, [])
         original = next((candidate for candidate in candidates if are_equal(unit, candidate)), None)
         if original is None:
             candidates.append(unit)
@@ -70,9 +86,10 @@ def find_equal_slices(ckpt: Checkpoint, name: str) -> dict[int, list[int]]:
     tensor = ckpt.tensors[name]
     size = tensor.nbytes // tensor.shape[0]
     copies: dict[int, list[int]] = {}
+    slices = range(tensor.shape[0])
     for number, twin in iter_repeats(
-        range(tensor.shape[0]),
-        lambda number: read_tensor_bytes(ckpt, name, number * size, min(PREFIX_BYTES, size)),
+        slices,
+        map_pieces(ckpt, lambda number: read_tensor_bytes(ckpt, name, number * size, min(PREFIX_BYTES, size)), slices),
         lambda one, other: have_equal_bytes(ckpt, (name, one * size), (name, other * size), size),
     ):
         copies.setdefault(twin, []).append(number)

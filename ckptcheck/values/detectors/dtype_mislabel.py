@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.roles import is_matrix, is_scale, name_pattern
 from ckptcheck.values.dtypes import decode
 from ckptcheck.values.stats import TensorStats
@@ -53,9 +54,15 @@ def find_mislabelled(ckpt: Checkpoint) -> Iterator[TensorStats]:
         usual_dtype = Counter(stats.dtype for stats in members).most_common(1)[0][0]
         usual_members = [stats for stats in members if stats.dtype == usual_dtype]
         odd_members = [stats for stats in members if stats.dtype != usual_dtype]
-        for stats in odd_members + usual_members[:: -(-len(usual_members) // MAX_SIBLINGS)]:
-            if not is_scale(stats.name) and all(_reads_better(ckpt, stats, place) for place in (2, 1, 3)):
+        read = odd_members + usual_members[:: -(-len(usual_members) // MAX_SIBLINGS)]
+        read = [stats for stats in read if not is_scale(stats.name)]
+        for stats, is_mislabelled in zip(read, map_pieces(ckpt, partial(_is_mislabelled, ckpt), read), strict=True):
+            if is_mislabelled:
                 yield stats
+
+
+def _is_mislabelled(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    return all(_reads_better(ckpt, stats, quarter) for quarter in (2, 1, 3))
 
 
 def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:

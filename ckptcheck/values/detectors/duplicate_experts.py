@@ -13,6 +13,7 @@ from ckptcheck.values.detectors.byte_compare import (
     are_equal_tensors,
     find_equal_slices,
     iter_repeats,
+    map_pieces,
     read_tensor_bytes,
 )
 from ckptcheck.values.detectors.duplicate_tensors import group_copies
@@ -75,7 +76,7 @@ def iter_repeated_numbered_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts
             if len(experts) > 1 and (ckpt.can_sample or len(experts) <= MAX_REMOTE_EXPERTS):
                 for (expert, _), (twin, _) in iter_repeats(
                     experts,
-                    lambda unit: read_tensor_bytes(ckpt, unit[1][0], 0, PREFIX_BYTES),
+                    map_pieces(ckpt, lambda unit: read_tensor_bytes(ckpt, unit[1][0], 0, PREFIX_BYTES), experts),
                     lambda one, other: _are_equal_experts(ckpt, one[1], other[1]),
                 ):
                     copies.setdefault(twin, []).append(expert)

@@ -8,12 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import BOX
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.text.formatting import format_layers, join_truncated
-from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, are_equal_tensors, iter_repeats, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import (
+    PREFIX_BYTES,
+    are_equal_tensors,
+    iter_repeats,
+    map_pieces,
+    read_tensor_bytes,
+)
 from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
 
 if TYPE_CHECKING:
@@ -71,7 +78,7 @@ def find_equal_layers(ckpt: Checkpoint) -> dict[int, int]:
             layers.append((layer, names))
     repeats = iter_repeats(
         layers,
-        lambda unit: _fingerprint(ckpt, unit[1]),
+        [_fingerprint(ckpt, names) for _, names in layers],
         lambda one, other: all(are_equal_tensors(ckpt, name, other[1][role]) for role, name in one[1].items()),
     )
     return {layer: first for (layer, _), (first, _) in repeats}
@@ -94,12 +101,14 @@ def find_equal_matrices(ckpt: Checkpoint) -> list[TensorCopy]:
                 units_by_fingerprint.setdefault(_fingerprint(ckpt, unit.names), []).append(unit)
     copies = []
     for units in units_by_fingerprint.values():
-        learned_units = [unit for unit in units if _is_learned(ckpt, unit)] if len(units) > 1 else []
+        several = units if len(units) > 1 else []
+        are_learned = map_pieces(ckpt, partial(_is_learned, ckpt), several)
+        learned_units = [unit for unit, is_learned in zip(several, are_learned, strict=True) if is_learned]
         copies += [
             TensorCopy(unit, original)
             for unit, original in iter_repeats(
                 learned_units,
-                lambda unit: _read_prefix(ckpt, unit),
+                map_pieces(ckpt, partial(_read_prefix, ckpt), learned_units),
                 lambda unit, original: _is_reported_here(unit, original) and _are_equal_units(ckpt, unit, original),
             )
         ]

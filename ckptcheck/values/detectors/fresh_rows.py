@@ -9,12 +9,13 @@ The mean of a squared cosine of a normal vector is textbook statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.token_usage import has_token_ids
 from ckptcheck.values.dtypes import FORMATS, decode
 
@@ -73,7 +74,7 @@ def find_fresh_rows(ckpt: Checkpoint, name: str) -> FreshRows | None:
         return None
     starts = [run * (number - RUN_ROWS) // (RUNS - 1) for run in range(RUNS)]
     with np.errstate(all="ignore"):
-        rows = np.concatenate([_read_rows(ckpt, name, start) for start in starts])
+        rows = np.concatenate([*map_pieces(ckpt, partial(_read_rows, ckpt, name), starts)])
         training, sizes = _measure_training(rows)
         places = np.add.outer(starts, np.arange(RUN_ROWS)).ravel()
         return _judge(places, training, sizes, rows.shape[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.byte_compare import map_pieces
 from ckptcheck.values.detectors.norm_convention import has_plain_norms
 from ckptcheck.values.detectors.roles import (
     NORM,
@@ -103,11 +105,12 @@ def _find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
     for name, stats in ckpt.values.tensors.items():
         if name in ckpt.tensor_to_file and _can_judge(ckpt, stats):
             groups.setdefault(name_pattern(name), []).append(stats)
+    examined = [sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS] for members in groups.values()]
+    answers = map_pieces(ckpt, partial(_is_suspect, ckpt), [stats for some in examined for stats in some])
     suspects: list[tuple[list[TensorStats], int]] = []
-    for members in groups.values():
-        some = sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS]
-        suspected = sorted((stats for stats in some if _is_suspect(ckpt, stats)), key=lambda stats: stats.name)
-        suspects.append((suspected, len(some)))
+    for some in examined:
+        suspected = [stats for stats, is_suspect in zip(some, answers, strict=False) if is_suspect]
+        suspects.append((sorted(suspected, key=lambda stats: stats.name), len(some)))
     if 2 * sum(2 * len(some) > number for some, number in suspects) >= len(suspects):
         # The model was never trained, or hardly: no group stands out.
         return []
@@ -274,18 +277,21 @@ def _matrix_shape(stats: TensorStats) -> tuple[int, int]:
 
 def _is_suspect(ckpt: Checkpoint, stats: TensorStats) -> bool:
     """Whether a few values from the middle of a matrix have a bell curve that agrees with its largest magnitude."""
+    import numpy as np
+
     width = FORMATS[stats.dtype].bits // 8
     nbytes = prod(stats.shape) * width
     values = _read_values(
         ckpt, stats, max(0, nbytes - PREVIEW_BYTES) // 2 // width * width, min(PREVIEW_BYTES, nbytes)
     ).ravel()
-    deviation = float(values.std(dtype="f8"))
-    slack = 1 + CHANCE_DEVIATIONS / sqrt(values.size)
-    return (
-        deviation > 0
-        and stats.absmax <= slack * MAX_DEVIATIONS * deviation
-        and _kurtosis(values) <= 3 + 6 * (slack - 1)
-    )
+    with np.errstate(all="ignore"):  # each thread has a state of its own
+        deviation = float(values.std(dtype="f8"))
+        slack = 1 + CHANCE_DEVIATIONS / sqrt(values.size)
+        return (
+            deviation > 0
+            and stats.absmax <= slack * MAX_DEVIATIONS * deviation
+            and _kurtosis(values) <= 3 + 6 * (slack - 1)
+        )
 
 
 def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
@@ -332,7 +338,12 @@ def _read_sample_rows(ckpt: Checkpoint, stats: TensorStats) -> NDArray[Any]:
         return _read_values(ckpt, stats, 0, number * width).reshape(number, columns)
     starts = [run * (number - together) // (SAMPLE_RUNS - 1) for run in range(SAMPLE_RUNS)]
     return np.concatenate(
-        [_read_values(ckpt, stats, start * width, together * width).reshape(together, columns) for start in starts]
+        [
+            values.reshape(together, columns)
+            for values in map_pieces(
+                ckpt, lambda start: _read_values(ckpt, stats, start * width, together * width), starts
+            )
+        ]
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors, find_blank_weights
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.init_detection import has_constant_norms, looks_untrained
 from ckptcheck.values.detectors.norm_convention import has_plain_norms, has_zero_centred_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
@@ -199,15 +199,17 @@ def _read_norm_weights(ckpt: Checkpoint) -> list[tuple[TensorStats, NDArray[Any]
     tensors = ckpt.values.tensors
     import numpy as np
 
-    norms: list[tuple[TensorStats, NDArray[Any]]] = []
-    for name, stats in tensors.items():
-        if not ckpt.can_sample or name not in ckpt.tensor_to_file or not is_norm(stats) or stats.constant or stats.zero:
-            continue
+    def read(stats: TensorStats) -> NDArray[Any]:
         width = FORMATS[stats.dtype].bits // 8
-        raw = read_tensor_bytes(ckpt, name, 0, stats.shape[0] * width)
-        patterns = np.frombuffer(raw[: len(raw) // width * width], FORMATS[stats.dtype].unsigned)
-        norms.append((stats, decode(stats.dtype, patterns)))
-    return norms
+        raw = read_tensor_bytes(ckpt, stats.name, 0, stats.shape[0] * width)
+        return decode(stats.dtype, np.frombuffer(raw[: len(raw) // width * width], FORMATS[stats.dtype].unsigned))
+
+    norms = [
+        stats
+        for name, stats in tensors.items()
+        if ckpt.can_sample and name in ckpt.tensor_to_file and is_norm(stats) and not (stats.constant or stats.zero)
+    ]
+    return list(zip(norms, map_pieces(ckpt, read, norms), strict=True))
 
 
 def _longest_zero_stretch(numbers: NDArray[Any]) -> tuple[int, int]:

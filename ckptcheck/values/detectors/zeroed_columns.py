@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
 from ckptcheck.values.detectors.structured_tensors import is_learned_weight
 from ckptcheck.values.dtypes import FORMATS
@@ -31,16 +31,22 @@ def find_zero_columns(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
     The last eighth alone counts as padding. It reads one row of each matrix, and all rows if that one is suspicious. Returns
     nothing on the Hub, where each row would be a request. Raises OSError if reading fails.
     """
+    tensors = ckpt.values.tensors
+    judged = [
+        stats
+        for name, stats in tensors.items()
+        if ckpt.can_sample and name in ckpt.tensor_to_file and _can_judge(stats)
+    ]
+    in_the_middle = map_pieces(
+        ckpt, lambda stats: _find_zero_parts(ckpt, stats, prod(stats.shape[:-1]) // 2, 1), judged
+    )
     zero_columns: dict[str, tuple[int, int]] = {}
-    for name, stats in ckpt.values.tensors.items():
-        if not ckpt.can_sample or name not in ckpt.tensor_to_file or not _can_judge(stats):
-            continue
+    for stats, parts in zip(judged, in_the_middle, strict=True):
         lines, columns = prod(stats.shape[:-1]), stats.shape[-1]
-        parts = _find_zero_parts(ckpt, stats, lines // 2, 1)
         if parts and len(parts) < COLUMN_PARTS and parts == _find_zero_parts(ckpt, stats, 0, lines):
             begin, end = min(parts) * columns // COLUMN_PARTS, (max(parts) + 1) * columns // COLUMN_PARTS
             if max(parts) - min(parts) + 1 == len(parts) and parts != {COLUMN_PARTS - 1}:
-                zero_columns[name] = begin, end
+                zero_columns[stats.name] = begin, end
     return zero_columns
 
 

@@ -86,6 +86,51 @@ def test_a_manifest_beside_the_objects(store: ObjectServer, tmp_path: Path) -> N
         ckptcheck.verify(TARGET, "s3://models/runs/none.json")
 
 
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_manifest_that_is_written_to_a_store(store: ObjectServer, tmp_path: Path, kind: Kind) -> None:
+    address = f"{kind}://models/runs/step 1.json"
+    assert ckptcheck.manifest(LLAMA, address) == ckptcheck.manifest(LLAMA, tmp_path / "manifest.json")
+    assert store.buckets["models"]["runs/step 1.json"] == (tmp_path / "manifest.json").read_bytes()
+    assert ckptcheck.verify(f"{kind}://models/runs/step_1", address).verdict == "clean"
+    ckptcheck.write_part("manifest", LLAMA, part="0/1", folder=tmp_path / "parts")
+    ckptcheck.join(tmp_path / "parts", f"{kind}://models/joined.json")
+    assert store.buckets["models"]["joined.json"] == (tmp_path / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "message"),
+    [
+        ("s3://models/m.json", 403, "cannot write s3://models/m.json: s3://models does not let you write it (403)"),
+        ("s3://models/m.json", 500, "cannot write s3://models/m.json: s3://models is out of order (500)"),
+        ("s3://none/m.json", 0, "cannot write s3://none/m.json: there is no bucket s3://none"),
+        ("s3://models", 0, "s3://models names no object"),
+        ("s3://models/folder/", 0, "s3://models/folder/ names no object"),
+    ],
+)
+def test_a_manifest_that_cannot_be_written(store: ObjectServer, address: str, status: int, message: str) -> None:
+    before = dict(store.buckets["models"])
+    if status:
+        store.fail("put m.json", status)
+    with pytest.raises(CkptcheckError) as caught:
+        ckptcheck.manifest(LLAMA, address)
+    assert caught.value.message == message
+    assert store.buckets["models"] == before
+
+
+def test_the_command_writes_a_manifest_to_a_store(store: ObjectServer, tmp_path: Path) -> None:
+    from ckptcheck.cli.app import build_app
+
+    app, address = build_app(), "s3://models/runs/m.json"
+    app(["manifest", TARGET, "-o", address], standalone_mode=False)
+    assert not app(["verify", TARGET, address], standalone_mode=False)
+    ckptcheck.write_part("manifest", LLAMA, part="0/1", folder=tmp_path / "parts")
+    app(["join", str(tmp_path / "parts"), "-o", "s3://models/joined.json"], standalone_mode=False)
+    assert "joined.json" in store.buckets["models"]
+    ckptcheck.write_part("scan", LLAMA, part="0/1", folder=tmp_path)
+    with pytest.raises(CkptcheckError, match="a report is written to a file"):
+        app(["join", str(tmp_path), "-o", "s3://models/r.json"], standalone_mode=False)
+
+
 @pytest.mark.parametrize("run", ["critic", "tp2-pp2", "legacy-tp2"])
 def test_a_megatron_run(store: ObjectServer, run: str) -> None:
     folder = FIXTURES / "megatron" / run
